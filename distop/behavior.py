@@ -1,0 +1,238 @@
+"""What an author of an operation type meets: :class:`Behavior`, :class:`JobContext`, and the registry.
+
+A behavior is one operation type. It is declared by class attributes (published, so that a start is checked
+without its code) and its methods run in an executor's child process, never in the daemon or in a client.
+Behaviors are found by entry points of the group ``distop.behaviors`` (I44, C19).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from distop.core.keys import check_type_name
+from distop.core.model import Declaration, PartitionPlan, Retry, TableRecord
+from distop.errors import InvalidArgument, JobCancelled, JobFailed, OperationFailed, UnknownBehavior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pydantic import BaseModel
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Behavior",
+    "JobCancelled",
+    "JobContext",
+    "JobFailed",
+    "OperationFailed",
+    "OutcomeRow",
+    "PartitionPlan",
+    "Planned",
+    "Progress",
+    "Retry",
+    "Summary",
+    "TableRecord",
+    "load",
+    "registered",
+]
+
+ENTRY_POINTS = "distop.behaviors"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
+    a text that changes when what was planned changes.
+    """
+
+    partitions: Sequence[PartitionPlan]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """One job's outcome, as ``complete_operation`` sees it."""
+
+    partition: int
+    name: str
+    success: bool
+    result: Any
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What ``complete_operation`` decides from: the fixed decision, and the outcomes read lazily in pages."""
+
+    verdict: Literal["success", "failed", "cancelled"]
+    total: int
+    success: int
+    failed: int
+    rows: Callable[[], Iterator[OutcomeRow]] = field(repr=False, default=lambda: iter(()))
+
+    def outcomes(self) -> Iterator[OutcomeRow]:
+        """The outcomes in order of their ordinals; jobs that were cancelled have none."""
+        return self.rows()
+
+
+class Progress(ABC):
+    """The checkpoint of a resumable job: fenced and rate-limited. Write it after the output it speaks of."""
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The last checkpoint saved by any attempt of this job, or None."""
+
+    @abstractmethod
+    def save(self, value: Any, *, force: bool = False) -> bool:
+        """Save a JSON value (at most 64 KiB). False: skipped by the rate limit (``force`` overrides it)."""
+
+
+class JobContext(ABC):
+    """What running code is given. One object per call; not to be kept after it."""
+
+    partition: PartitionPlan | None
+    """The partition, or None in a batch, in planning and in completion."""
+    attempt: int
+    """From 1, grows with every claim of the job."""
+    operation: str
+    """``table/type[/object]/instance``."""
+    table: TableRecord | None
+    work_dir: Path
+    """A private directory on this node for this operation; emptied when the operation is gone."""
+    shared_dir: str
+    """Where what is too large for etcd goes: a path or URL that every node can reach."""
+    log: logging.LoggerAdapter[logging.Logger]
+    progress: Progress
+
+    @property
+    @abstractmethod
+    def spark(self) -> SparkSession:
+        """The child's Spark session, made on first use."""
+
+    @property
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """The job must stop: cancelled, paused at once, or its executor is being drained."""
+
+    def check_cancelled(self) -> None:
+        """Raise JobCancelled if the job must stop."""
+        if self.cancelled:
+            raise JobCancelled("the job was told to stop")
+
+    def is_cancelled(self, partition: PartitionPlan) -> bool:
+        """In a batch: this partition must stop, while others go on."""
+        return self.cancelled
+
+    @abstractmethod
+    def status(self, text: str) -> None:
+        """One line for people: what the job is doing now."""
+
+    def start_operation(
+        self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
+    ) -> None:
+        """In completion: an operation to start when this one has finished. Not available elsewhere."""
+        raise NotImplementedError("start_operation is available in complete_operation only")
+
+
+class Behavior(ABC):
+    """One operation type. See docs/behaviors.md for a whole example."""
+
+    type_name: ClassVar[str]
+    Arg: ClassVar[type[BaseModel]]
+    Result: ClassVar[type[BaseModel] | None] = None
+    Report: ClassVar[type[BaseModel] | None] = None
+    object_field: ClassVar[str | None] = None
+    instances: ClassVar[Literal["many", "one"]] = "many"
+    conflicts_with: ClassVar[Sequence[str]] = ()
+    can_fail: ClassVar[bool] = True
+    retry: ClassVar[Retry] = Retry()
+    lost: ClassVar[Literal["retry", "fail"]] = "retry"
+    failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
+    resumable: ClassVar[bool] = False
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
+
+        Never called for ``@cluster``, whose operations have one job. Raise InvalidArgument for what no retry
+        can mend (the operation then fails at once with that sentence).
+        """
+        from distop.tables import plan_table
+
+        return plan_table(table)
+
+    @abstractmethod
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """Do one partition's part and return its Result (or anything JSON). Raise JobFailed for a verdict;
+        any other exception is an unexpected error and is retried. Running it twice must equal running it once.
+        """
+
+    def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
+        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36)."""
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """Run once all jobs ended; may run again after a crash, so it must be idempotent (I37). Returns the
+        history record's report. Raise OperationFailed(message, report) for a verdict.
+        """
+        return None
+
+    # A behavior may define run_batch(self, arg, partitions, ctx) -> Iterable[(PartitionPlan, result | Exception)]:
+    # one Spark job then serves many jobs, and each pair is reported as soon as it is yielded. An exception object in
+    # the pair means for its partition what raising it means in start_or_resume_job; an exception raised by the
+    # generator breaks the batch, which is then split until the broken partition stands alone.
+    run_batch: ClassVar[Callable[..., Iterable[tuple[PartitionPlan, Any]]] | None] = None
+
+    @classmethod
+    def declaration(cls) -> Declaration:
+        """What is published of this behavior. Raises InvalidArgument where it contradicts itself."""
+        name = getattr(cls, "type_name", "")
+        check_type_name(name)
+        for value, allowed, what in (
+            (cls.instances, ("many", "one"), "instances"),
+            (cls.lost, ("retry", "fail"), "lost"),
+            (cls.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
+        ):
+            if value not in allowed:
+                raise InvalidArgument(f"behavior {name}: {what} is {value!r}, it must be one of {', '.join(allowed)}")
+        if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
+            raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
+        if not cls.can_fail and cls.lost == "fail":
+            raise InvalidArgument(f"behavior {name}: can_fail is false, so lost must be 'retry'")
+        return Declaration(
+            type_name=name,
+            arg_schema=cls.Arg.model_json_schema(),
+            result_schema=cls.Result.model_json_schema() if cls.Result is not None else {},
+            report_schema=cls.Report.model_json_schema() if cls.Report is not None else {},
+            object_field=cls.object_field,
+            instances=cls.instances,
+            conflicts_with=tuple(cls.conflicts_with),
+            can_fail=cls.can_fail,
+            retry=cls.retry,
+            lost=cls.lost,
+            failure_policy=cls.failure_policy,
+            resumable=cls.resumable,
+            batch=cls.run_batch is not None,
+            completes=cls.complete_operation is not Behavior.complete_operation,
+            description=(cls.__doc__ or "").strip().partition("\n")[0],
+        )
+
+
+def registered() -> Mapping[str, metadata.EntryPoint]:
+    """The behaviors installed here, by type name; nothing is imported."""
+    return {ep.name: ep for ep in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def load(type_name: str) -> Behavior:
+    """Import and make the behavior of this type. Raises UnknownBehavior where none is installed."""
+    found = registered().get(type_name)
+    if found is None:
+        known = ", ".join(sorted(registered())) or "none"
+        raise UnknownBehavior(f"no behavior {type_name!r} is installed here (installed: {known})")
+    behavior: Behavior = found.load()()
+    if behavior.type_name != type_name:
+        raise UnknownBehavior(f"the entry point {type_name!r} names a behavior of type {behavior.type_name!r}")
+    return behavior

@@ -1,0 +1,315 @@
+"""The key schema: the only place that knows how a key is spelled (docs/architecture.md, "Keys").
+
+A component is percent-encoded so that it holds no ``.`` and no ``/``; the first all-digits component after the
+type is the instance, so a key parses without knowing its type. Ranges always end at a delimiter: a prefix never
+matches a longer name (``a`` against ``ab``; the Ignite bug of partition 1 against 10).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+from distop.core.model import MAX_PARTITIONS, OperationRef
+from distop.errors import InvalidArgument
+
+OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"
+NODE, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
+    "distOpNode",
+    "distOpCoordinator",
+    "distOpBehavior",
+    "distOpTable",
+    "distOpHistory",
+)
+
+RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
+MAX_COMPONENT_BYTES = 255
+
+_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-=:@+")
+_ENCODED = [chr(b) if b in _SAFE else f"%{b:02X}" for b in range(256)]
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@lru_cache(maxsize=65_536)
+def encode(name: str) -> str:
+    """A name as a key component. Raises InvalidArgument for empty names, lone surrogates, and over 255 bytes."""
+    if not name:
+        raise InvalidArgument("a name must not be empty")
+    try:
+        text = "".join([_ENCODED[b] for b in name.encode()])
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"the name {name!r} holds a lone surrogate, which is no character") from None
+    if len(text) > MAX_COMPONENT_BYTES:
+        raise InvalidArgument(
+            f"the name {name[:40]!r}… takes {len(text)} bytes in a key (percent-encoded); at most "
+            f"{MAX_COMPONENT_BYTES} are allowed"
+        )
+    return text
+
+
+@lru_cache(maxsize=65_536)
+def decode(component: str) -> str:
+    """The reverse of :func:`encode`; refuses what encode would not have written (escapes that are not canonical)."""
+    try:
+        name = unquote_to_bytes(component).decode()
+        canonical = encode(name)
+    except (UnicodeDecodeError, InvalidArgument):
+        canonical = ""
+    if canonical != component:
+        raise InvalidArgument(f"{component!r} is not a key component in its canonical form")
+    return name
+
+
+def _escape_first(text: str) -> str:
+    return f"%{ord(text[0]):02X}{text[1:]}"
+
+
+@lru_cache(maxsize=65_536)
+def encode_object(name: str) -> str:
+    """An object id as a component: one that is all digits or a reserved word has its first character encoded, so
+    that it is never taken for an instance or for a key's name.
+    """
+    text = encode(name)
+    text = _escape_first(text) if text.isdigit() or text in RESERVED else text
+    if len(text) > MAX_COMPONENT_BYTES:
+        raise InvalidArgument(f"the object id {name[:40]!r}… takes over {MAX_COMPONENT_BYTES} bytes in a key")
+    return text
+
+
+@lru_cache(maxsize=65_536)
+def decode_object(component: str) -> str:
+    """The reverse of :func:`encode_object`."""
+    try:
+        name = unquote_to_bytes(component).decode()
+        canonical = encode_object(name)
+    except (UnicodeDecodeError, InvalidArgument):
+        canonical = ""
+    if canonical != component:
+        raise InvalidArgument(f"{component!r} is not an object id in its canonical form")
+    return name
+
+
+def check_type_name(name: str) -> str:
+    """The type id itself. Raises InvalidArgument where it is none."""
+    if not isinstance(name, str) or not _TYPE.fullmatch(name) or name in RESERVED:
+        raise InvalidArgument(
+            f"{name!r} is not an operation type: a letter, then letters, digits, _ and -; and none of "
+            f"{', '.join(sorted(RESERVED))}"
+        )
+    if len(name) > MAX_COMPONENT_BYTES:
+        raise InvalidArgument(f"the operation type {name[:40]!r}… is longer than {MAX_COMPONENT_BYTES} characters")
+    return name
+
+
+def check_namespace(name: str) -> str:
+    """The namespace itself ("" is none). Raises InvalidArgument where it is none."""
+    if name and not _NAMESPACE.fullmatch(name):
+        raise InvalidArgument(f"{name!r} is not a namespace: letters, digits, _ and - only")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedKey:
+    """A key taken apart. ``family`` is the first component; the other fields are set as far as the key has them.
+
+    ``name`` is the last word: ``runOps``, ``nextInstanceId``, ``current``, or what follows an operation's root
+    (``arg``, ``spec``, ``state``, ``cancel``, ``plan``, ``planning``, ``decision``); for a job's key ``partition``
+    is its ordinal and ``name`` is ``state``, ``outcome`` or ``progress``; for a chunk ``name`` is ``plan`` and
+    ``chunk`` its number.
+    """
+
+    family: str
+    table: str = ""
+    type: str = ""
+    ref: OperationRef | None = None
+    name: str = ""
+    partition: int = -1
+    chunk: int = -1
+    object: str = ""
+    id: str = ""
+
+
+@lru_cache(maxsize=65_536)
+def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
+    if instance != str(int(instance)):
+        raise InvalidArgument(f"{instance!r} is not an instance number in its canonical form")
+    return OperationRef(decode(table), check_type_name(type_name), decode_object(obj) if obj else "", int(instance))
+
+
+class Keys:
+    """Builds and parses the keys of one namespace."""
+
+    __slots__ = ("_prefix", "namespace")
+
+    def __init__(self, namespace: str = "") -> None:
+        self.namespace = check_namespace(namespace)
+        self._prefix = f"{namespace}/" if namespace else ""
+
+    # ------------------------------------------------------------------ build
+
+    def _op(self, ref: OperationRef, family: str) -> str:
+        obj = f".{encode_object(ref.object)}" if ref.object else ""
+        return f"{self._prefix}{family}.{encode(ref.table)}.{check_type_name(ref.type)}{obj}.{ref.instance}"
+
+    def family(self, family: str) -> tuple[str, str]:
+        """The range of a whole family, or of ``distOp`` (every operation's own keys)."""
+        return prefix_range(f"{self._prefix}{family}.")
+
+    def run_ops(self, table: str) -> str:
+        return f"{self._prefix}{OP}.{encode(table)}.runOps"
+
+    def next_instance(self, table: str, type_name: str) -> str:
+        return f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}.nextInstanceId"
+
+    def current(self, table: str, type_name: str, obj: str = "") -> str:
+        part = f".{encode_object(obj)}" if obj else ""
+        return f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}{part}.current"
+
+    def type_range(self, table: str, type_name: str) -> tuple[str, str]:
+        """All of ``distOp.<table>.<type>.``: what the type's coordinator watches."""
+        return prefix_range(f"{self._prefix}{OP}.{encode(table)}.{check_type_name(type_name)}.")
+
+    def type_claims(self, table: str, type_name: str) -> tuple[str, str]:
+        """All of ``distOpClaim.<table>.<type>.``."""
+        return prefix_range(f"{self._prefix}{CLAIM}.{encode(table)}.{check_type_name(type_name)}.")
+
+    def table_range(self, table: str) -> tuple[str, str]:
+        """All of ``distOp.<table>.``."""
+        return prefix_range(f"{self._prefix}{OP}.{encode(table)}.")
+
+    def root(self, ref: OperationRef) -> str:
+        return self._op(ref, OP)
+
+    def of(self, ref: OperationRef, name: str) -> str:
+        """``<root>.<name>``: arg, spec, state, cancel, plan, planning, decision."""
+        return f"{self._op(ref, OP)}.{name}"
+
+    def root_range(self, ref: OperationRef) -> tuple[str, str]:
+        """Every key under the operation's root."""
+        return prefix_range(f"{self._op(ref, OP)}.")
+
+    def chunk(self, ref: OperationRef, number: int) -> str:
+        return f"{self._op(ref, OP)}.plan.{number:06d}"
+
+    def chunks_range(self, ref: OperationRef) -> tuple[str, str]:
+        return prefix_range(f"{self._op(ref, OP)}.plan.")
+
+    def job(self, ref: OperationRef, partition: int, name: str) -> str:
+        """``<root>.<partition>.<name>``: state, outcome, progress."""
+        return f"{self._op(ref, OP)}.{ordinal(partition)}.{name}"
+
+    def jobs_range(self, ref: OperationRef) -> tuple[str, str]:
+        """Every job's keys: they start with a digit, the operation's own with a letter."""
+        root = self._op(ref, OP)
+        return f"{root}.0", f"{root}.:"
+
+    def gate(self, ref: OperationRef) -> str:
+        return self._op(ref, OPEN)
+
+    def pending(self, ref: OperationRef) -> str:
+        return self._op(ref, PENDING)
+
+    def claim(self, ref: OperationRef, partition: int) -> str:
+        return f"{self._op(ref, CLAIM)}.{ordinal(partition)}"
+
+    def claims_range(self, ref: OperationRef) -> tuple[str, str]:
+        return prefix_range(f"{self._op(ref, CLAIM)}.")
+
+    def node(self, incarnation: str) -> str:
+        return f"{self._prefix}{NODE}.{encode(incarnation)}"
+
+    def coordinator(self, table: str, type_name: str) -> str:
+        return f"{self._prefix}{COORDINATOR}.{encode(table)}.{check_type_name(type_name)}"
+
+    def behavior(self, type_name: str) -> str:
+        return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
+
+    def table(self, table: str) -> str:
+        return f"{self._prefix}{TABLE}.{encode(table)}"
+
+    def history(self, ref: OperationRef) -> str:
+        return self._op(ref, HISTORY)
+
+    def history_chunk(self, ref: OperationRef, number: int) -> str:
+        return f"{self._op(ref, HISTORY)}.plan.{number:06d}"
+
+    def history_range(self, table: str) -> tuple[str, str]:
+        return prefix_range(f"{self._prefix}{HISTORY}.{encode(table)}.")
+
+    # ------------------------------------------------------------------ parse
+
+    def parse(self, key: str) -> ParsedKey:
+        """Take a key apart. Raises InvalidArgument for one that this schema would not have written."""
+        if not key.startswith(self._prefix):
+            raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
+        family, *parts = key[len(self._prefix) :].split(".")
+        if family in (NODE, BEHAVIOR, TABLE) and len(parts) == 1:
+            if family == NODE:
+                return ParsedKey(family, id=decode(parts[0]))
+            if family == BEHAVIOR:
+                return ParsedKey(family, type=check_type_name(parts[0]))
+            return ParsedKey(family, table=decode(parts[0]))
+        if family == COORDINATOR and len(parts) == 2:
+            return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
+        if family == OP and len(parts) == 2 and parts[1] == "runOps":
+            return ParsedKey(family, decode(parts[0]), name="runOps")
+        if family == OP and 3 <= len(parts) <= 4 and parts[-1] in ("nextInstanceId", "current"):
+            if len(parts) == 3:
+                return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), name=parts[2])
+            if parts[3] == "current":
+                table, type_name, obj = decode(parts[0]), check_type_name(parts[1]), decode_object(parts[2])
+                return ParsedKey(family, table, type_name, name="current", object=obj)
+        if family in (OP, OPEN, PENDING, CLAIM, HISTORY) and len(parts) >= 3:
+            return self._parse_operation(key, family, parts)
+        raise InvalidArgument(f"{key!r} is not a key of distop")
+
+    @staticmethod
+    def _parse_operation(key: str, family: str, parts: list[str]) -> ParsedKey:
+        if parts[2].isdigit():
+            ref, rest = _ref(parts[0], parts[1], "", parts[2]), parts[3:]
+        elif len(parts) > 3 and parts[3].isdigit():
+            ref, rest = _ref(parts[0], parts[1], parts[2], parts[3]), parts[4:]
+        else:
+            raise InvalidArgument(f"{key!r} has no instance number")
+        parsed: ParsedKey | None = None
+        if family in (OPEN, PENDING) and not rest:
+            parsed = ParsedKey(family, ref.table, ref.type, ref)
+        elif family == CLAIM and len(rest) == 1:
+            parsed = ParsedKey(family, ref.table, ref.type, ref, partition=parse_ordinal(rest[0]))
+        elif family == HISTORY and not rest:
+            parsed = ParsedKey(family, ref.table, ref.type, ref)
+        elif family in (OP, HISTORY) and len(rest) == 2 and rest[0] == "plan":
+            parsed = ParsedKey(family, ref.table, ref.type, ref, "plan", chunk=parse_ordinal(rest[1]))
+        elif family == OP and len(rest) == 1 and rest[0] in OPERATION_NAMES:
+            parsed = ParsedKey(family, ref.table, ref.type, ref, rest[0])
+        elif family == OP and len(rest) == 2 and rest[1] in JOB_NAMES:
+            parsed = ParsedKey(family, ref.table, ref.type, ref, rest[1], partition=parse_ordinal(rest[0]))
+        if parsed is None:
+            raise InvalidArgument(f"{key!r} is not a key of distop")
+        return parsed
+
+
+OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision"})
+JOB_NAMES = frozenset({"state", "outcome", "progress"})
+
+
+def ordinal(partition: int) -> str:
+    """A partition's ordinal in six digits. Raises InvalidArgument at a million."""
+    if not 0 <= partition < MAX_PARTITIONS:
+        raise InvalidArgument(f"partition {partition} is out of range: an operation has at most a million partitions")
+    return f"{partition:06d}"
+
+
+def parse_ordinal(text: str) -> int:
+    """The reverse of :func:`ordinal`."""
+    if len(text) != 6 or not (text.isascii() and text.isdigit()):
+        raise InvalidArgument(f"{text!r} is not an ordinal of six digits")
+    return int(text)
+
+
+def prefix_range(prefix: str) -> tuple[str, str]:
+    """The range of all keys that start with ``prefix``, which ends in a delimiter (``.``, so the end is ``/``)."""
+    return prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,0 +1,160 @@
+"""Every exception of distop, each named for what the caller does about it.
+
+The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do.
+The store's own distinctions follow the three classes of docs/etcd-rules.md ("Error classes"): a request
+certainly did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have
+happened (:class:`OutcomeUnknown`). "Failed" and "unknown" are different types on purpose: only the first
+may be answered by doing something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class DistopError(Exception):
+    """Base of all exceptions that distop raises on purpose. ``exit_code`` is the command line's (contract)."""
+
+    exit_code = 1
+
+
+class UsageError(DistopError):
+    """The call itself is wrong: correct it and call again. Nothing was changed."""
+
+    exit_code = 2
+
+
+class UnknownBehavior(UsageError):
+    """No executor has ever published a behavior of this type."""
+
+
+class InvalidArgument(UsageError):
+    """The argument, name, option or location does not fit what it is for."""
+
+
+class EtcdUnavailable(DistopError):
+    """etcd could not be reached in the time allowed, and the request was certainly not sent or not applied."""
+
+    exit_code = 3
+
+
+class NotFound(DistopError):
+    """There is no such table, operation, or executor."""
+
+    exit_code = 4
+
+
+class OperationStartError(DistopError):
+    """The operation was refused at submission; nothing was changed."""
+
+    exit_code = 5
+
+
+class Incompatible(OperationStartError):
+    """An operation that runs on the table excludes this one (both are named)."""
+
+
+class NotAllowed(DistopError):
+    """The command does not fit the state that the operation or the table is in; nothing was changed."""
+
+    exit_code = 5
+
+
+class OperationFailed(DistopError):
+    """The operation ended as ``failed``; or, raised by ``complete_operation``, is to end so.
+
+    ``report`` is stored in the history record.
+    """
+
+    def __init__(self, message: str = "", report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class OperationCancelled(OperationFailed):
+    """The operation ended as ``cancelled``."""
+
+
+class WaitTimeout(DistopError):
+    """The time given for waiting is over; the operation goes on."""
+
+    exit_code = 6
+
+
+class OutcomeUnknown(DistopError):
+    """A write may or may not have been applied, now or later (etcd.md T9).
+
+    The only correct way to find out is to send the identical guarded transaction again.
+    """
+
+    exit_code = 3
+
+
+class JobFailed(DistopError):
+    """Raised by a job for a *verdict*: the job did its work and the answer is no (IGNITE-19692: failing is
+    not an unexpected error). ``result`` is stored in the outcome. It is not retried.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class JobCancelled(DistopError):
+    """Raised inside a job by ``ctx.check_cancelled()`` once the job has to stop."""
+
+
+class EtcdRejected(DistopError):
+    """etcd answered that the request was certainly not applied, and repeating it would not help.
+
+    ``code`` is the gRPC status name, ``detail`` etcd's own words.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, code: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail
+
+
+class PermissionDenied(EtcdRejected):
+    """The etcd user may not do this, or the user name, password or certificate is not accepted."""
+
+
+class LeaseNotFound(EtcdRejected):
+    """The lease does not exist (any more): the session that it stood for is over (L2)."""
+
+
+class Compacted(EtcdRejected):
+    """The revision asked for has been compacted away: list again (W6). ``revision`` is the oldest one kept."""
+
+    def __init__(self, message: str, *, revision: int = 0, detail: str = "") -> None:
+        super().__init__(message, code="OUT_OF_RANGE", detail=detail)
+        self.revision = revision
+
+
+class ClusterChanged(DistopError):
+    """The etcd behind the endpoints is not the one seen before (another cluster id, or a revision that went
+    back: a restored snapshot). Everything known of it is void: fail closed.
+    """
+
+    exit_code = 3
+
+
+class SessionLost(DistopError):
+    """The lease of this incarnation is gone or its deadline has passed: nothing may be written under it."""
+
+
+def describe(error: BaseException) -> str:
+    """One line for people: the message, or the type's name where there is none."""
+    text = str(error).strip()
+    return text if text else type(error).__name__
+
+
+def details(error: BaseException) -> Mapping[str, str]:
+    """The error as the fields of a record: ``type`` and ``message``."""
+    return {"type": type(error).__name__, "message": describe(error)}
