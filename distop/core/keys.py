@@ -268,9 +268,9 @@ class Keys:
 
     @staticmethod
     def _parse_operation(key: str, family: str, parts: list[str]) -> ParsedKey:
-        if parts[2].isdigit():
+        if parts[2].isascii() and parts[2].isdigit():
             ref, rest = _ref(parts[0], parts[1], "", parts[2]), parts[3:]
-        elif len(parts) > 3 and parts[3].isdigit():
+        elif len(parts) > 3 and parts[3].isascii() and parts[3].isdigit():
             ref, rest = _ref(parts[0], parts[1], parts[2], parts[3]), parts[4:]
         else:
             raise InvalidArgument(f"{key!r} has no instance number")
