@@ -1,0 +1,259 @@
+"""What a coordinator or an executor should do next: pure functions of one view and the time.
+
+They return actions as values; the shells (``distop.coordinator``, ``distop.executor``) perform them. An operation
+whose records are of a newer version is left alone (rolling upgrades).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+from zlib import crc32
+
+from distop.core import transitions as t
+from distop.core.model import SCHEMA_VERSION, Cancel, Claim, Decision, State, from_rfc3339, to_ranges
+from distop.core.transitions import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from distop.core.keys import Keys
+    from distop.core.model import Rules
+    from distop.core.txn import Compare, Txn
+    from distop.core.view import OperationView, Seen
+
+# ----------------------------------------------------------------- coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Run the behavior's ``partitions()`` in the child, then write chunks and plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Run the behavior's ``complete_operation`` in the child with this decision, then finish."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Write the terminal state and the history. ``decision_mod`` 0: decide in the same transaction."""
+
+    decision: Decision
+    decision_mod: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reap:
+    """Clean up after these jobs, then delete their claims: (partition, claim's mod revision, dead holder or "")."""
+
+    claims: tuple[tuple[int, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Send one transaction and decide again."""
+
+    txn: Txn
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Delete the operation's keys in pages, then ``.state`` and pending together."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Nothing to do before this time (seconds since the epoch)."""
+
+    time: float
+
+
+Step: TypeAlias = MakePlan | Complete | Finish | Reap | Commit | Clean | WakeAt | None
+
+
+def next_step(
+    keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, poll: float
+) -> Step:
+    """The one thing that the coordinator should do next for an operation; None: wait for an event.
+
+    ``live``: incarnations with a node key. ``poll``: seconds that a ``retry_at`` may lie ahead at most, so that a
+    clock an hour ahead delays nothing for long (fault 40).
+    """
+    if op.spec is None or op.spec.version > SCHEMA_VERSION:
+        return None
+    stage = op.stage
+    if stage is Stage.PLANNING:
+        if op.planning is not None and (due := _due(op.planning.value.retry_at, now, poll)) > now:
+            return WakeAt(due)
+        return MakePlan()
+    if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
+        if op.ended >= op.plan.count:
+            verdict = State.FAILED if op.failed else State.SUCCESS
+            return _decided(keys, op, election, verdict)
+        if stage is Stage.OPEN and op.failed and op.spec.rules.failure_policy == "fail_fast":
+            why = Cancel("failed", f"{len(op.failed)} of {op.plan.count} jobs failed")
+            return Commit(t.cancel(keys, op.ref, op.state_mod, why, election))
+        return None
+    if stage is Stage.CANCELLING:
+        gone = tuple(
+            (p, seen.mod, seen.value.incarnation)
+            for p, seen in sorted(op.claims.items())
+            if seen.value.waiting or seen.value.incarnation not in live
+        )
+        if gone:
+            return Reap(gone)
+        failed = op.cancel is not None and op.cancel.reason == "failed"
+        return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
+    if stage is Stage.COMPLETING and op.decision is not None:
+        decision = op.decision.value
+        if op.plan is None or not op.spec.rules.completes or op.spec.rules.at_limit(decision.attempts):
+            return Finish(decision, op.decision.mod)
+        if (due := _due(decision.retry_at, now, poll)) > now:
+            return WakeAt(due)
+        return Complete(decision)
+    if stage is Stage.CLEANING:
+        return Clean(op.plan.count if op.plan is not None else 0)
+    return None
+
+
+def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -> Step:
+    if op.claims:
+        return None  # the view of the claims lags behind the jobs, or a holder has yet to stop
+    total = op.plan.count if op.plan is not None else 0
+    decision = Decision(verdict, total, op.success, len(op.failed), to_ranges(op.failed))
+    if op.spec is not None and not op.spec.rules.completes:
+        return Finish(decision, 0)
+    return Commit(t.decide(keys, op.ref, election, op.state_mod, decision))
+
+
+def _due(retry_at: str, now: float, poll: float) -> float:
+    """When something may be tried again; never further off than ``poll``, whatever another clock wrote."""
+    return min(parse_time(retry_at), now + poll) if retry_at else 0.0
+
+
+def parse_time(text: str) -> float:
+    """RFC 3339 as seconds, or 0 where it is none: an unreadable time must not stop an operation."""
+    try:
+        return from_rfc3339(text) if text else 0.0
+    except ValueError:
+        return 0.0
+
+
+# -------------------------------------------------------------------- executor
+
+
+@dataclass(frozen=True, slots=True)
+class Claimable:
+    """The jobs of an open operation that may be claimed now, and when more become due."""
+
+    free: tuple[int, ...]
+    waiting: tuple[int, ...]
+    lost: tuple[int, ...]
+    """Held by incarnations that have no node key any more."""
+    next_due: float | None
+
+
+def claimable(
+    count: int,
+    ended: Collection[int],
+    claims: Mapping[int, Seen[Claim]],
+    live: Collection[str],
+    executor: str,
+    others: bool,
+    now: float,
+    unchanged_for: Mapping[int, float],
+    patience: float,
+) -> Claimable:
+    """Sort the jobs of an operation by what may be done with them.
+
+    ``executor``: my id; ``others``: another capable node lives, so that a job that failed here is left to it at
+    first. ``unchanged_for``: seconds for which I have seen a waiting claim unchanged, by my own clock; one that
+    stayed so for ``patience`` is due whatever its ``retry_at`` says (no clock is trusted for liveness).
+    """
+    free, waiting, lost = [], [], []
+    next_due: float | None = None
+    for p in range(count):
+        if p in ended:
+            continue
+        seen = claims.get(p)
+        if seen is None:
+            free.append(p)
+            continue
+        claim = seen.value
+        if not claim.waiting:
+            if claim.incarnation not in live:
+                lost.append(p)
+            continue
+        due = parse_time(claim.retry_at)
+        if claim.failures and others and claim.executor == executor:
+            due += patience
+        remaining = min(due - now, patience - unchanged_for.get(p, 0.0))
+        if remaining <= 0:
+            waiting.append(p)
+        else:
+            next_due = min(next_due, now + remaining) if next_due is not None else now + remaining
+    return Claimable(tuple(free), tuple(waiting), tuple(lost), next_due)
+
+
+def block_size(open_jobs: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
+    """How many jobs to claim at once: an equal share of what is open where one batch serves many jobs, else as many
+    as there are free slots; never over ``limit``.
+    """
+    if free_slots <= 0:
+        return 0
+    share = -(-open_jobs // max(executors, 1)) if batch else free_slots
+    return max(0, min(share, open_jobs, limit))
+
+
+def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], salt: str) -> list[int]:
+    """The partitions in the order in which this executor should claim them: those first for which it scores highest
+    among all (highest random weight), then where it comes second, and so on. Blocks of different executors so rarely
+    collide, and no executor needs to know what another claims.
+    """
+    if not others:
+        return list(partitions)
+    rivals = [crc32(f"{salt}/{name}".encode()) for name in others]
+    mine = crc32(f"{salt}/{executor}".encode())
+
+    def rank(p: int) -> int:
+        score = _mix(mine, p)
+        return sum(1 for rival in rivals if _mix(rival, p) > score)
+
+    return sorted(partitions, key=lambda p: (rank(p), p))
+
+
+def _mix(seed: int, n: int) -> int:
+    # A multiplicative hash of 32 bits (odd constants), enough to spread ordinals evenly over executors.
+    x = (seed ^ (n * 0x9E3779B1)) & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def claim_for(
+    seen: Seen[Claim] | None, executor: str, incarnation: str, lost: bool, rules: Rules
+) -> tuple[Claim, int, bool]:
+    """The claim to write for a job, the mod revision of the claim as seen, and whether instead the job must be
+    reported as failed because its executor was lost once too often.
+    """
+    if seen is None:
+        return Claim(executor, incarnation, 1, 0), 0, False
+    old = seen.value
+    failures = old.failures + (1 if lost else 0)
+    over = lost and rules.can_fail and (rules.at_limit(failures) or rules.lost == "fail")
+    return Claim(executor, incarnation, old.attempt + 1, failures, error=old.error), seen.mod, over
+
+
+def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
+    """The waiting claim after an unexpected error: counted, due later, with the error for people."""
+    return Claim(executor, "", claim.attempt, claim.failures + 1, retry_at, error)
+
+
+def released(claim: Claim, executor: str) -> Claim:
+    """The waiting claim after a release: not held against the job, and due at once."""
+    return Claim(executor, "", claim.attempt, claim.failures, "", claim.error)

@@ -1,0 +1,256 @@
+"""What is known of the store: folds of a listing and of watch events, to decide from.
+
+A view changes only inside ``apply``, which takes one whole response (W4); between two applies it is a value, and
+deciders only read it. Two views exist: :class:`ClusterView` (every daemon: nodes, gates, pending, elections) and
+:class:`TypeView` (a type's coordinator: its operations, their jobs and claims).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, Node, OperationRef, Phase, Plan, Spec, State
+from distop.core.transitions import Stage
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from distop.core.keys import Keys
+    from distop.core.txn import KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event: what was put, or (``deleted``) the key that is gone."""
+
+    kv: KeyValue
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen[T]:
+    """A value with the mod revision at which it was written."""
+
+    value: T
+    mod: int
+
+
+class ClusterView:
+    """Nodes, gates, pending operations and elections: what every daemon watches (few events per operation)."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.nodes: dict[str, Node] = {}
+        self.gates: dict[OperationRef, int] = {}
+        """Open operations, with the gate's mod revision."""
+        self.pending: dict[OperationRef, Phase] = {}
+        self.elections: dict[tuple[str, str], Seen[str]] = {}
+        """(table, type) → the incarnation that coordinates."""
+        self.foreign: dict[str, str] = {}
+        """Keys that this release cannot read, with why: left alone, and told by ``doctor``."""
+
+    def replace(self, family_keys: Iterable[str], changes: Iterable[Change]) -> list[K.ParsedKey]:
+        """A listing: it holds everything of the families named; what is not in it is gone."""
+        families = frozenset(family_keys)
+        if K.NODE in families:
+            self.nodes.clear()
+        if K.OPEN in families:
+            self.gates.clear()
+        if K.PENDING in families:
+            self.pending.clear()
+        if K.COORDINATOR in families:
+            self.elections.clear()
+        return self.apply(changes)
+
+    def apply(self, changes: Iterable[Change]) -> list[K.ParsedKey]:
+        """Fold one response; returns the keys that changed, taken apart."""
+        changed: list[K.ParsedKey] = []
+        for change in changes:
+            kv = change.kv
+            try:
+                key = self.keys.parse(kv.key)
+                self._fold(key, kv, change.deleted)
+            except (InvalidArgument, ValueError, KeyError) as error:
+                self.foreign[kv.key] = str(error)
+                continue
+            changed.append(key)
+        return changed
+
+    def _fold(self, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
+        if key.family == K.NODE:
+            if deleted:
+                self.nodes.pop(key.id, None)
+            else:
+                self.nodes[key.id] = Node.decode(kv.value)
+        elif key.family == K.COORDINATOR:
+            if deleted:
+                self.elections.pop((key.table, key.type), None)
+            else:
+                self.elections[key.table, key.type] = Seen(kv.value.decode(), kv.mod_revision)
+        elif key.ref is not None and key.family == K.OPEN:
+            if deleted:
+                self.gates.pop(key.ref, None)
+            else:
+                self.gates[key.ref] = kv.mod_revision
+        elif key.ref is not None and key.family == K.PENDING:
+            if deleted:
+                self.pending.pop(key.ref, None)
+            else:
+                self.pending[key.ref] = Phase(kv.value.decode())
+
+    def live(self, incarnation: str) -> bool:
+        """The incarnation has its node key."""
+        return incarnation in self.nodes
+
+    def capable(self, type_name: str) -> list[str]:
+        """The live incarnations that offer a type, sorted."""
+        return sorted(inc for inc, node in self.nodes.items() if type_name in node.behaviors)
+
+    def wanted_types(self) -> set[tuple[str, str]]:
+        """(table, type) of everything that is open or pending: those need a coordinator."""
+        return {(ref.table, ref.type) for source in (self.gates, self.pending) for ref in source}
+
+
+@dataclass(slots=True)
+class OperationView:
+    """One operation as its coordinator sees it."""
+
+    ref: OperationRef
+    state: State | None = None
+    state_mod: int = 0
+    spec: Spec | None = None
+    plan: Plan | None = None
+    chunks: dict[int, int] = field(default_factory=dict)
+    planning: Seen[Attempts] | None = None
+    cancel: Cancel | None = None
+    decision: Seen[Decision] | None = None
+    success: int = 0
+    failed: set[int] = field(default_factory=set)
+    claims: dict[int, Seen[Claim]] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int:
+        """Jobs with a state."""
+        return self.success + len(self.failed)
+
+    @property
+    def stage(self) -> Stage:
+        """What the operation is in, from its own keys (gate and pending follow from them, invariant 12)."""
+        if self.state is None:
+            return Stage.ABSENT
+        if self.state.terminal:
+            return Stage.CLEANING
+        if self.decision is not None:
+            return Stage.COMPLETING
+        if self.state is State.RUNNING:
+            return Stage.OPEN if self.plan is not None else Stage.PLANNING
+        return {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}[self.state]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left of it."""
+        return self.state is None and self.spec is None and self.plan is None and not self.claims
+
+
+class TypeView:
+    """All operations of one type on one table: what its coordinator decides from."""
+
+    def __init__(self, keys: Keys, table: str, type_name: str) -> None:
+        self.keys = keys
+        self.table = table
+        self.type = type_name
+        self.operations: dict[OperationRef, OperationView] = {}
+        self.foreign: dict[str, str] = {}
+        self._job_prefixes: dict[str, OperationView] = {}
+
+    def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
+        """A listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
+        touched = set(self.operations)
+        if claims:
+            for op in self.operations.values():
+                op.claims.clear()
+        else:
+            held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
+            self.operations.clear()
+            self._job_prefixes.clear()
+            for ref, kept in held.items():
+                self._operation(ref).claims = kept
+        return touched | self.apply(changes)
+
+    def apply(self, changes: Iterable[Change]) -> set[OperationRef]:
+        """Fold one response; returns the operations that changed."""
+        touched: set[OperationRef] = set()
+        for change in changes:
+            kv = change.kv
+            # The hot path: a job's outcome needs no decoding, and its state changes two counters.
+            if kv.key.endswith(".outcome") or kv.key.endswith(".progress"):
+                continue
+            try:
+                key = self.keys.parse(kv.key)
+                if key.ref is None:
+                    continue
+                op = self._operation(key.ref)
+                if key.family == K.CLAIM:
+                    self._fold_claim(op, key.partition, kv, change.deleted)
+                elif key.partition >= 0:
+                    self._fold_job(op, key.partition, kv, change.deleted)
+                else:
+                    self._fold_operation(op, key, kv, change.deleted)
+            except (InvalidArgument, ValueError, KeyError) as error:
+                self.foreign[kv.key] = str(error)
+                continue
+            touched.add(key.ref)
+        for ref in touched:
+            view = self.operations.get(ref)
+            if view is not None and view.empty and not view.ended:
+                del self.operations[ref]
+        return touched
+
+    def _operation(self, ref: OperationRef) -> OperationView:
+        op = self.operations.get(ref)
+        if op is None:
+            op = self.operations[ref] = OperationView(ref)
+        return op
+
+    @staticmethod
+    def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+        if deleted:
+            op.claims.pop(partition, None)
+        else:
+            op.claims[partition] = Seen(Claim.decode(kv.value), kv.mod_revision)
+
+    @staticmethod
+    def _fold_job(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
+        if deleted:
+            if partition in op.failed:
+                op.failed.discard(partition)
+            elif op.success:
+                op.success -= 1
+        elif kv.value == JobState.SUCCESS.encode():
+            op.success += 1
+        else:
+            op.failed.add(partition)
+
+    @staticmethod
+    def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
+        name = key.name
+        if name == "state":
+            op.state, op.state_mod = (None, 0) if deleted else (State(kv.value.decode()), kv.mod_revision)
+        elif name == "spec":
+            op.spec = None if deleted else Spec.decode(kv.value)
+        elif name == "plan" and key.chunk >= 0:
+            if deleted:
+                op.chunks.pop(key.chunk, None)
+            else:
+                op.chunks[key.chunk] = kv.mod_revision
+        elif name == "plan":
+            op.plan = None if deleted else Plan.decode(kv.value)
+        elif name == "planning":
+            op.planning = None if deleted else Seen(Attempts.decode(kv.value), kv.mod_revision)
+        elif name == "cancel":
+            op.cancel = None if deleted else Cancel.decode(kv.value)
+        elif name == "decision":
+            op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)

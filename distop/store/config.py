@@ -1,0 +1,108 @@
+"""How to reach etcd: endpoints, credentials, certificates, time limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEFAULT_ENDPOINT = "127.0.0.1:2379"
+
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One etcd member's client address. ``secure`` is None where the text named no scheme."""
+
+    host: str
+    port: int
+    secure: bool | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as gRPC takes it."""
+        return f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """``host:port``, ``http://host:port`` or ``https://host:port``; an IPv6 host stands in brackets.
+
+    Raises InvalidArgument for anything else.
+    """
+    rest, secure = text.strip(), None
+    for scheme, value in (("http://", False), ("https://", True)):
+        if rest.lower().startswith(scheme):
+            rest, secure = rest[len(scheme) :], value
+    rest = rest.removesuffix("/")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not _HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(
+            f"{text.strip()!r} is not an etcd endpoint: write host:port, http://host:port or https://host:port."
+        )
+    return Endpoint(host, int(port), secure)
+
+
+def split_endpoints(text: str | Iterable[str]) -> tuple[str, ...]:
+    """The endpoints of a comma list, or of several of them; blanks and empty parts are dropped."""
+    parts = [text] if isinstance(text, str) else list(text)
+    return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    """Where etcd is and who we are there.
+
+    ``endpoints``: texts as :func:`parse_endpoint` takes them, comma lists too. ``ca_cert``, ``cert``, ``key``: paths
+    of PEM files; any of them, or an ``https`` endpoint, means TLS. Times are seconds: ``connect_timeout`` bounds
+    ``connect()``, ``request_timeout`` one attempt of a request, ``read_timeout`` the repetitions of a read
+    (None: for ever, as daemons want it). ``namespace`` is only carried here: ``core.keys`` spells it into keys.
+
+    Raises InvalidArgument where the fields do not fit together.
+    """
+
+    endpoints: tuple[str, ...] = (DEFAULT_ENDPOINT,)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_cert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    connect_timeout: float = 10.0
+    request_timeout: float = 5.0
+    namespace: str = ""
+    read_timeout: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "endpoints", split_endpoints(self.endpoints))
+        if not self.endpoints:
+            raise InvalidArgument("No etcd endpoint is given: write host:port, or several with commas between them.")
+        schemes = {endpoint.secure for endpoint in self.members}
+        if schemes >= {True, False}:
+            raise InvalidArgument("The etcd endpoints mix http and https: write all of them with the same scheme.")
+        if False in schemes and (self.ca_cert or self.cert or self.key):
+            raise InvalidArgument("Certificates are given for http endpoints: write https://, or leave them out.")
+        if bool(self.cert) != bool(self.key):
+            raise InvalidArgument("A client certificate needs its key, and the key its certificate: give both.")
+        if bool(self.username) != bool(self.password):
+            raise InvalidArgument("An etcd user name needs a password, and a password a user name: give both.")
+        if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
+            raise InvalidArgument(f"The namespace {self.namespace!r} may hold letters, digits, '_' and '-' only.")
+        for name in ("connect_timeout", "request_timeout"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {getattr(self, name)!r}.")
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """The endpoints, parsed."""
+        return tuple(parse_endpoint(text) for text in self.endpoints)
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is spoken."""
+        return bool(self.ca_cert or self.cert) or any(endpoint.secure for endpoint in self.members)
