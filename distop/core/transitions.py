@@ -41,7 +41,6 @@ REPORTS_PER_TXN = 42
 REPORT_BYTES_PER_TXN = 1024 * 1024
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
-CLEANS_PER_TXN = 1
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 125
 

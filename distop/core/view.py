@@ -8,7 +8,7 @@ deciders only read it. Two views exist: :class:`ClusterView` (every daemon: node
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
 from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, Node, OperationRef, Phase, Plan, Spec, State
@@ -30,8 +30,11 @@ class Change:
     deleted: bool = False
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class Seen[T]:
+class Seen(Generic[T]):
     """A value with the mod revision at which it was written."""
 
     value: T

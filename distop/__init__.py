@@ -1,0 +1,86 @@
+"""distop: resilient distributed operations on tables.
+
+The public names, each loaded on first use, so that ``import distop`` costs nothing but this page::
+
+    import distop
+    client = distop.connect("127.0.0.1:2379")
+    op = client.start_operation("validate", "nyc.flights", {"checks": [{"not_null": "dep_time"}]})
+    result = op.wait(timeout=60)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from distop import aio, compat, errors
+    from distop.blocking import Client, Operation, connect, start_operation
+    from distop.core.model import OperationRef, TableRecord
+    from distop.errors import (
+        DistopError,
+        EtcdUnavailable,
+        Incompatible,
+        InvalidArgument,
+        JobFailed,
+        NotAllowed,
+        NotFound,
+        OperationCancelled,
+        OperationFailed,
+        OperationStartError,
+        OutcomeUnknown,
+        UnknownBehavior,
+        UsageError,
+        WaitTimeout,
+    )
+    from distop.results import OperationResult, OperationStatus
+    from distop.store.embedded import EmbeddedEtcd
+
+_ERRORS = (
+    "DistopError",
+    "EtcdUnavailable",
+    "Incompatible",
+    "InvalidArgument",
+    "JobFailed",
+    "NotAllowed",
+    "NotFound",
+    "OperationCancelled",
+    "OperationFailed",
+    "OperationStartError",
+    "OutcomeUnknown",
+    "UnknownBehavior",
+    "UsageError",
+    "WaitTimeout",
+)
+
+_HOME = {
+    **dict.fromkeys(_ERRORS, "distop.errors"),
+    "Client": "distop.blocking",
+    "Operation": "distop.blocking",
+    "connect": "distop.blocking",
+    "start_operation": "distop.blocking",
+    "OperationRef": "distop.core.model",
+    "TableRecord": "distop.core.model",
+    "OperationResult": "distop.results",
+    "OperationStatus": "distop.results",
+    "EmbeddedEtcd": "distop.store.embedded",
+}
+_MODULES = ("aio", "compat", "errors")
+
+__all__ = ["__version__", *sorted(_HOME), *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"distop.{name}")
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'distop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
