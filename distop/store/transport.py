@@ -1,0 +1,312 @@
+"""gRPC channels to etcd's members: one per endpoint, sticky to the one that works; tokens; cluster identity.
+
+One attempt of one request, or one stream, is what this module makes; repeating is the client's part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, PermissionDenied
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.failures import Failure, Fate, classify, rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.store.config import EtcdConfig
+
+log = logging.getLogger("distop.store")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
+    ("grpc.max_send_message_length", -1),  # the server says what is too large
+    # The server permits a ping every 5 s, and only while there is a stream or request; see "Reads, auth, transport".
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),  # a write is never repeated behind our back (T7)
+    ("grpc.enable_http_proxy", 0),
+)
+
+# A member that has no leader refuses at once, and ends its streams, instead of keeping us waiting (W8).
+_HAS_LEADER = ("hasleader", "true")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Request, Response]):
+    """One of etcd's methods. ``leader``: refuse where there is none. ``auth``: send the token."""
+
+    path: str
+    serialize: Callable[[Request], bytes]
+    parse: Callable[[bytes], Response]
+    leader: bool = True
+    auth: bool = True
+
+
+RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest.SerializeToString, rpc.RangeResponse.FromString)
+TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest.SerializeToString, rpc.TxnResponse.FromString)
+COMPACT = Method(
+    "/etcdserverpb.KV/Compact", rpc.CompactionRequest.SerializeToString, rpc.CompactionResponse.FromString
+)
+GRANT = Method(
+    "/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest.SerializeToString, rpc.LeaseGrantResponse.FromString
+)
+REVOKE = Method(
+    "/etcdserverpb.Lease/LeaseRevoke", rpc.LeaseRevokeRequest.SerializeToString, rpc.LeaseRevokeResponse.FromString
+)
+TIME_TO_LIVE = Method(
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    rpc.LeaseTimeToLiveRequest.SerializeToString,
+    rpc.LeaseTimeToLiveResponse.FromString,
+)
+KEEP_ALIVE = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive",
+    rpc.LeaseKeepAliveRequest.SerializeToString,
+    rpc.LeaseKeepAliveResponse.FromString,
+)
+WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString)
+STATUS = Method(
+    "/etcdserverpb.Maintenance/Status",
+    rpc.StatusRequest.SerializeToString,
+    rpc.StatusResponse.FromString,
+    leader=False,
+)
+ALARM = Method(
+    "/etcdserverpb.Maintenance/Alarm", rpc.AlarmRequest.SerializeToString, rpc.AlarmResponse.FromString, leader=False
+)
+MEMBERS = Method(
+    "/etcdserverpb.Cluster/MemberList",
+    rpc.MemberListRequest.SerializeToString,
+    rpc.MemberListResponse.FromString,
+    leader=False,
+)
+AUTHENTICATE = Method(
+    "/etcdserverpb.Auth/Authenticate",
+    rpc.AuthenticateRequest.SerializeToString,
+    rpc.AuthenticateResponse.FromString,
+    leader=False,
+    auth=False,
+)
+
+
+class RequestFailed(Exception):
+    """One attempt failed; inside distop.store only. ``failure`` tells what it means."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(slots=True)
+class _Member:
+    """One endpoint with its channel and the callables made on it."""
+
+    address: str
+    channel: grpc.aio.Channel
+    calls: dict[str, Any] = field(default_factory=dict)
+
+
+class Transport:
+    """The channels. Made inside a running event loop, and used in that loop only."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self._config = config
+        self._members: list[_Member] = []
+        self._current = 0
+        self._token: str | None = None
+        self._token_lock = asyncio.Lock()
+        self._cluster_id = 0
+        self._seen_revision = 0
+        self._changed: ClusterChanged | None = None
+        self._closed = False
+
+    # ---- channels
+
+    def open(self) -> None:
+        """Make the channels (they connect when first used). Raises InvalidArgument for unreadable certificates."""
+        if self._members:
+            return
+        credentials = self._credentials() if self._config.secure else None
+        for endpoint in self._config.members:
+            if credentials is None:
+                channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(endpoint.address, credentials, options=_OPTIONS)
+            self._members.append(_Member(endpoint.address, channel))
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        def read(path: str | None) -> bytes | None:
+            if not path:
+                return None
+            try:
+                return Path(path).read_bytes()
+            except OSError as error:
+                raise InvalidArgument(f"The certificate file {path} cannot be read: {error.strerror}.") from error
+
+        config = self._config
+        return grpc.ssl_channel_credentials(read(config.ca_cert), read(config.key), read(config.cert))
+
+    @property
+    def size(self) -> int:
+        """How many endpoints there are."""
+        return len(self._config.endpoints)
+
+    @property
+    def address(self) -> str:
+        """The endpoint in use."""
+        return self._members[self._current].address if self._members else self._config.members[0].address
+
+    def move_on(self, address: str) -> None:
+        """The endpoint failed: use the next one, unless someone else has moved on already."""
+        if len(self._members) > 1 and self._members[self._current].address == address:
+            self._current = (self._current + 1) % len(self._members)
+            log.info("etcd endpoint %s failed, going on with %s", address, self._members[self._current].address)
+
+    async def close(self) -> None:
+        """Close the channels; what is under way fails as cancelled."""
+        self._closed = True
+        members, self._members = self._members, []
+        for member in members:
+            await member.channel.close()
+
+    def check(self) -> None:
+        """Raise what bars every use: closed, or another cluster seen."""
+        if self._changed is not None:
+            raise self._changed
+        if self._closed:
+            raise EtcdUnavailable("The etcd client is closed.")
+
+    def _member(self) -> _Member:
+        self.check()
+        if not self._members:
+            self.open()
+        return self._members[self._current]
+
+    # ---- one attempt
+
+    async def unary(self, method: Method[Request, Response], request: Request, timeout: float) -> Response:
+        """One attempt of one request. Raises RequestFailed; ClusterChanged."""
+        member = self._member()
+        call = member.calls.get(method.path)
+        if call is None:
+            call = member.channel.unary_unary(
+                method.path, request_serializer=method.serialize, response_deserializer=method.parse
+            )
+            member.calls[method.path] = call
+        seen = self._seen_revision
+        try:
+            response: Response = await call(request, timeout=timeout, metadata=await self._metadata(method))
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(error, member.address) from None
+        except grpc.aio.UsageError as error:
+            raise EtcdUnavailable("The etcd client is closed.") from error
+        self.see(response.header, linearizable_after=seen if method.path.startswith("/etcdserverpb.KV/") else 0)  # type: ignore[attr-defined]
+        return response
+
+    async def stream(self, method: Method[Request, Response]) -> tuple[Any, str]:
+        """Open a stream, with a fresh token where there are users; returns the call and the endpoint's address."""
+        if self._config.username:
+            await self.refresh_token(self._token)
+        member = self._member()
+        factory = member.channel.stream_stream(
+            method.path, request_serializer=method.serialize, response_deserializer=method.parse
+        )
+        return factory(metadata=await self._metadata(method)), member.address
+
+    def failed(self, error: grpc.aio.AioRpcError, address: str) -> RequestFailed:
+        """The failure that a gRPC error stands for; moves to another endpoint where that may help."""
+        failure = classify(error.code().name, error.details() or "")
+        if failure.elsewhere:
+            self.move_on(address)
+        return RequestFailed(failure)
+
+    # ---- identity
+
+    def see(self, header: rpc.ResponseHeader, *, linearizable_after: int = 0) -> None:
+        """Check a response's header. Raises ClusterChanged, then and from then on: fail closed.
+
+        ``linearizable_after``: the highest revision seen before the request was sent; a linearizable answer of the
+        same store is not older.
+        """
+        if header.cluster_id and header.cluster_id != self._cluster_id:
+            if self._cluster_id:
+                self._fail_closed(
+                    f"The etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
+                    f"(id {header.cluster_id:x}, it was {self._cluster_id:x})"
+                )
+            self._cluster_id = header.cluster_id
+        if header.revision < linearizable_after:
+            self._fail_closed(
+                f"The etcd behind {', '.join(self._config.endpoints)} went back from revision "
+                f"{linearizable_after} to {header.revision}"
+            )
+        if header.revision > self._seen_revision:
+            self._seen_revision = header.revision
+
+    def _fail_closed(self, what: str) -> None:
+        self._changed = ClusterChanged(
+            f"{what}: it was replaced or restored from a snapshot. Nothing known of it holds any more; "
+            "restart this process once the restored state has been audited."
+        )
+        log.error("%s", self._changed)
+        raise self._changed
+
+    # ---- tokens
+
+    async def _metadata(self, method: Method[Any, Any]) -> tuple[tuple[str, str], ...]:
+        if not method.auth or not self._config.username:
+            return (_HAS_LEADER,) if method.leader else ()
+        if self._token is None:
+            await self.refresh_token(None)
+        token = (("token", self._token),) if self._token else ()
+        return (*token, _HAS_LEADER) if method.leader else token
+
+    async def refresh_token(self, stale: str | None) -> None:
+        """Fetch a token unless somebody has replaced ``stale`` meanwhile. Raises RequestFailed; PermissionDenied."""
+        async with self._token_lock:
+            if self._token != stale:
+                return
+            config = self._config
+            request = rpc.AuthenticateRequest(name=config.username or "", password=config.password or "")
+            try:
+                response = await self.unary(AUTHENTICATE, request, config.request_timeout)
+            except RequestFailed as error:
+                failure = error.failure
+                if "authentication is not enabled" in failure.detail:
+                    self._token = ""  # a user name for a cluster without users; they may be enabled later
+                    return
+                if failure.fate in (Fate.FINAL, Fate.TOKEN):
+                    raise self._refused(failure) from None
+                # A token request changes nothing, and the request it is for was not sent.
+                raise RequestFailed(Failure(Fate.NOT_DONE, failure.code, failure.detail)) from None
+            self._token = response.token
+
+    def _refused(self, failure: Failure) -> Exception:
+        if failure.code in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return PermissionDenied(
+                f"etcd does not accept the user {self._config.username!r} with this password: correct them.",
+                code=failure.code,
+                detail=failure.detail,
+            )
+        return rejection(failure, "The authentication")
+
+    @property
+    def token(self) -> str | None:
+        """The token in use, as ``refresh_token`` wants it for ``stale``."""
+        return self._token

@@ -1,0 +1,374 @@
+"""List + watch of one range: an ordered feed of batches that survives whatever happens to streams (W1–W11).
+
+The decisions are in ``position``; this is the shell around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
+from distop.store import transport as wire
+from distop.store._proto import kv_pb2, rpc_pb2 as rpc
+from distop.store.codec import key_value, to_bytes
+from distop.store.failures import Failure, Fate
+from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
+from distop.store.transport import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.store.client import EtcdClient
+
+__all__ = ["Batch", "Event", "Feed", "WatchStream", "decode_response"]
+
+log = logging.getLogger("distop.store")
+
+_DELETE = kv_pb2.Event.DELETE
+_PATIENCE = 10.0  # seconds without a response before the server is asked for its progress, and again until it is dead
+_OLD_PATIENCE = 60.0  # the same where asking is not safe (W3): the stream is then replaced
+_GRACE = 3.0  # seconds that reached() waits for an event before it asks for progress, then for a listing
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+def decode_response(message: rpc.WatchResponse) -> Response:
+    """What matters of a watch response."""
+    return Response(
+        message.header.revision,
+        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in message.events]),
+        message.created,
+        message.canceled,
+        message.compact_revision,
+        message.fragment,
+        message.cancel_reason,
+    )
+
+
+def progress_may_be_asked(version: tuple[int, ...]) -> bool:
+    """Whether a requested progress is ordered with the events on this server (W3)."""
+    return version >= (3, 5, 8) or (3, 4, 25) <= version < (3, 5)
+
+
+class WatchStream:
+    """One stream with one watch (W10), without prev_kv, in fragments (W5)."""
+
+    def __init__(self, client: EtcdClient, start: str, end: str, revision: int) -> None:
+        self._client = client
+        self._request = rpc.WatchRequest(
+            create_request=rpc.WatchCreateRequest(
+                key=to_bytes(start),
+                range_end=to_bytes(end),
+                start_revision=revision,
+                progress_notify=True,
+                fragment=True,
+            )
+        )
+        self._call: Any = None
+        self._address = ""
+        self._cut = False
+
+    async def open(self, timeout: float) -> None:
+        """Open it. Raises RequestFailed, also when nothing is heard for ``timeout`` seconds."""
+        transport = self._client.transport
+        self._call, self._address = await transport.stream(wire.WATCH)
+        try:
+            await asyncio.wait_for(self._call.write(self._request), timeout)
+        except (asyncio.TimeoutError, asyncio.InvalidStateError):
+            transport.move_on(self._address)
+            self._call.cancel()
+            raise RequestFailed(Failure(Fate.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")) from None
+        except grpc.aio.AioRpcError as error:
+            raise transport.failed(error, self._address) from None
+
+    async def read(self) -> rpc.WatchResponse | None:
+        """The next response; None when the stream has ended, cleanly or because it was cut. Raises RequestFailed."""
+        transport = self._client.transport
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise transport.failed(error, self._address) from None
+        except asyncio.CancelledError:
+            if self._cut:
+                return None
+            raise
+        if message is grpc.aio.EOF:
+            return None
+        transport.see(message.header)
+        return message  # type: ignore[no-any-return]
+
+    async def ask_progress(self) -> None:
+        """Ask for the revision up to which everything was sent."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            await self._call.write(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+
+    def cut(self, *, elsewhere: bool = False) -> None:
+        """End it; a pending read returns None. ``elsewhere``: the endpoint is to blame."""
+        self._cut = True
+        if elsewhere:
+            self._client.transport.move_on(self._address)
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Feed:
+    """The content of ``[start, end)`` and all its changes, in order.
+
+    ``apply`` is called on the loop with each :class:`Batch`, whole (W4): first a listing, then changes; a listing
+    again after a compaction (W6), every ``relist_every`` seconds (with some jitter), and on :meth:`relist`. After a
+    listing, deletions are implied: what it does not hold is gone. A batch without events only moves the revision.
+    ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise that.
+
+    Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        start: str,
+        end: str,
+        apply: Callable[[Batch], None],
+        *,
+        relist_every: float = 300.0,
+        name: str = "",
+    ) -> None:
+        self.name = name or start
+        self.problem = ""
+        self._client = client
+        self._start, self._end = start, end
+        self._apply = apply
+        self._relist_every = relist_every
+        self._position = WatchPosition()
+        self._stream: WatchStream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._list_due = True
+        self._listed: list[asyncio.Future[None]] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._failure: BaseException | None = None
+        self._relist_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._progress: asyncio.Task[None] | None = None
+        self._heard = 0.0
+        self._asked = False
+        self._may_ask = False
+
+    @property
+    def revision(self) -> int:
+        """The revision up to which everything was applied."""
+        return self._position.revision
+
+    # ---- for the owner
+
+    async def start(self) -> None:
+        """Apply the first listing and start watching. Raises what that listing raises; then nothing is running."""
+        await self._list_now()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"distop-feed-{self.name}")
+
+    async def reached(self, revision: int) -> None:
+        """Return once everything up to ``revision`` was applied (W11).
+
+        A revision that touched nothing in the range is confirmed by the server's progress, or by a listing.
+        Raises ClusterChanged, or EtcdUnavailable when the feed is closed.
+        """
+        if self._may_be_done(revision):
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((revision, waiter))
+        if (await asyncio.wait([waiter], timeout=_GRACE))[0]:
+            return waiter.result()
+        if self._may_ask and self._stream is not None:
+            await self._stream.ask_progress()
+            if (await asyncio.wait([waiter], timeout=_GRACE))[0]:
+                return waiter.result()
+        while not self._may_be_done(revision):
+            await self.relist()
+        waiter.cancel()
+
+    async def relist(self) -> None:
+        """List again and return when that has been applied."""
+        self._raise_failure()
+        waiter = asyncio.get_running_loop().create_future()
+        self._listed.append(waiter)
+        self._want_listing()
+        await waiter
+
+    async def wait(self) -> None:
+        """Return when the feed is closed. Raises what made it fail."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._failure is not None and not isinstance(self._failure, EtcdUnavailable):
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop; ``apply`` is not called any more when this returns."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._end_with(EtcdUnavailable(f"The watch of {self.name} is closed."))
+
+    # ---- the loop
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        try:
+            while True:
+                try:
+                    if self._list_due:
+                        await self._list_now()
+                    if await self._follow():
+                        pause = _FIRST_PAUSE
+                        continue
+                except RequestFailed as error:
+                    self._trouble(str(error))
+                except (EtcdUnavailable, EtcdRejected) as error:
+                    self._client.transport.check()
+                    self._trouble(describe(error))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        except asyncio.CancelledError:
+            raise
+        except ClusterChanged as error:
+            self._end_with(error)
+        except EtcdUnavailable as error:  # the client is closed
+            self._end_with(error)
+        except Exception as error:
+            log.exception("the watch of %s failed", self.name)
+            self._end_with(error)
+        finally:
+            self._stop_timers()
+            if self._stream is not None:
+                self._stream.cut()
+                self._stream = None
+
+    async def _list_now(self) -> None:
+        waiting, self._listed = self._listed, []
+        self._list_due = False
+        try:
+            listing = await self._client.list(self._start, self._end)
+        except BaseException:
+            self._list_due = True
+            self._listed = waiting + self._listed
+            raise
+        self._position.listed(listing.revision)
+        self._hand_over(Batch(listing.revision, tuple([Event(pair) for pair in listing.kvs]), listing=True))
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._relist_timer is not None:
+            self._relist_timer.cancel()
+        delay = self._relist_every * random.uniform(0.9, 1.1)
+        self._relist_timer = asyncio.get_running_loop().call_later(delay, self._want_listing)
+
+    async def _follow(self) -> bool:
+        """One stream, until it ends; true when it got as far as being useful."""
+        stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
+        self._position.opened()
+        await stream.open(self._client.config.request_timeout)
+        self._stream = stream
+        self._asked, self._may_ask = False, False
+        useful = False
+        if self._list_due:
+            stream.cut()
+        self._watch_silence(self._client.config.request_timeout)
+        try:
+            while True:
+                message = await stream.read()
+                if message is None:
+                    return useful
+                self._heard = asyncio.get_running_loop().time()
+                self._asked = False
+                step = self._position.feed(decode_response(message))
+                if not useful and message.created and not message.canceled:
+                    useful = True
+                    self.problem = ""
+                    self._may_ask = progress_may_be_asked(await self._client.version())
+                    self._watch_silence(_PATIENCE if self._may_ask else _OLD_PATIENCE)
+                if isinstance(step, Batch):
+                    self._hand_over(step)
+                elif isinstance(step, Relist):
+                    log.info("watch of %s: %s; listing again", self.name, step.reason)
+                    self._list_due = True
+                    return True
+                elif isinstance(step, Reopen):
+                    self._trouble(step.reason)
+                    return useful and not step.refused
+        finally:
+            self._stream = None
+            stream.cut()
+
+    def _hand_over(self, batch: Batch) -> None:
+        self._apply(batch)
+        if self._waiters:
+            revision = self.revision
+            for wanted, waiter in self._waiters:
+                if wanted <= revision and not waiter.done():
+                    waiter.set_result(None)
+            self._waiters = [pair for pair in self._waiters if not pair[1].done()]
+
+    # ---- timers
+
+    def _want_listing(self) -> None:
+        self._list_due = True
+        if self._stream is not None:
+            self._stream.cut()
+
+    def _watch_silence(self, patience: float) -> None:
+        """Check the stream every ``patience`` seconds: ask for progress where that is safe, else replace it."""
+        loop = asyncio.get_running_loop()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._heard = loop.time()
+
+        def check() -> None:
+            stream = self._stream
+            if stream is None:
+                return
+            quiet = loop.time() - self._heard
+            if quiet >= patience * 0.9:
+                if self._may_ask and not self._asked:
+                    self._asked = True
+                    self._progress = loop.create_task(stream.ask_progress())
+                    self._silence_timer = loop.call_later(patience, check)
+                    return
+                log.debug("watch of %s: silent for %.0f s, opening another stream", self.name, quiet)
+                stream.cut(elsewhere=self._may_ask or patience < _OLD_PATIENCE)
+                return
+            self._silence_timer = loop.call_later(patience - quiet, check)
+
+        self._silence_timer = loop.call_later(patience, check)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._relist_timer, self._silence_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # ---- failure
+
+    def _trouble(self, what: str) -> None:
+        if what != self.problem:
+            log.warning("watch of %s: %s; trying again", self.name, what)
+        self.problem = what
+
+    def _may_be_done(self, revision: int) -> bool:
+        self._raise_failure()
+        return self.revision >= revision
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _end_with(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._stop_timers()
+        for waiter in [*self._listed, *(waiter for _, waiter in self._waiters)]:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._listed, self._waiters = [], []
