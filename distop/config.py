@@ -1,0 +1,316 @@
+"""Settings: a flag, else ``DISTOP_<NAME>``, else ``./distop.toml``, else the default.
+
+One table, :data:`SETTINGS`, says of each setting how its text is read and what it defaults to. In ``distop.toml`` the
+settings stand at the top level under the same names (``spark-master`` or ``spark_master``)::
+
+    etcd = ["etcd1:2379", "etcd2:2379"]
+    namespace = "prod"
+    [spark-conf]
+    "spark.driver.memory" = "4g"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.core.keys import check_namespace, encode
+from distop.errors import InvalidArgument
+from distop.store.config import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FILE = "distop.toml"
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS = ("text", "json")
+SHORTEST_TTL = 2.0
+"""Seconds; etcd grants no shorter lease with its default timings (L7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Where etcd is, who we are there, and the namespace of distop's keys in it."""
+
+    etcd: EtcdConfig = field(default_factory=EtcdConfig)
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """What an executor daemon is told.
+
+    ``executor_id`` None: the host's name. ``shared_dir`` "": ``_distop/`` under each table's location. ``slots``: jobs,
+    or batches of one operation's jobs, at a time. ``ttl``: seconds until a silent daemon counts as gone. ``poll``:
+    seconds between the listings that back every watch. ``history_limit``: history records kept per table.
+    """
+
+    etcd: EtcdConfig
+    work_dir: Path
+    namespace: str = ""
+    executor_id: str | None = None
+    shared_dir: str = ""
+    slots: int = 1
+    spark_master: str = "local[*]"
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    ttl: float = 10.0
+    poll: float = 30.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    log_level: str = "info"
+    log_format: str = "text"
+    history_limit: int = 1000
+
+
+# ------------------------------------------------------------- reading values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("a number") from None
+    if not 0 < number < float("inf"):
+        raise ValueError("a number greater than 0")
+    return number
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not str(value).strip().isascii() or not str(value).strip().isdigit():
+        raise ValueError("a whole number greater than 0")
+    if int(value) < 1:
+        raise ValueError("a whole number greater than 0")
+    return int(value)
+
+
+def _ttl(value: Any) -> float:
+    number = _number(value)
+    if number < SHORTEST_TTL:
+        raise ValueError(f"at least {SHORTEST_TTL:g} seconds (etcd grants no shorter lease)")
+    return number
+
+
+def _endpoints(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+        return split_endpoints(value)
+    raise ValueError("one endpoint or a list of them")
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        text = str(value).lower()
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return read
+
+
+def _name(value: Any) -> str:
+    text = _text(value)
+    encode(text)
+    return text
+
+
+def pairs(value: Any) -> dict[str, str]:
+    """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping."""
+    if isinstance(value, str):
+        if value.lstrip().startswith("{"):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise ValueError("K=V pairs with commas between, or a JSON object") from None
+        else:
+            value = [part for part in value.split(",") if part.strip()]
+    if isinstance(value, dict):
+        # Spark wants "true", not Python's "True".
+        return {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in value.items()}
+    found: dict[str, str] = {}
+    for item in value:
+        key, equals, text = str(item).partition("=")
+        if not equals or not key.strip():
+            raise ValueError("written as K=V")
+        found[key.strip()] = text
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one setting is read. ``read`` raises ValueError with what the value must be."""
+
+    read: Callable[[Any], Any]
+    default: Any = None
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "etcd": Setting(_endpoints, (DEFAULT_ENDPOINT,)),
+    "namespace": Setting(_text, ""),
+    "user": Setting(_text),
+    "password": Setting(_text),
+    "password_file": Setting(_text),
+    "cacert": Setting(_text),
+    "cert": Setting(_text),
+    "key": Setting(_text),
+    "connect_timeout": Setting(_number, 10.0),
+    "request_timeout": Setting(_number, 5.0),
+    "log_level": Setting(_one_of(LOG_LEVELS), "info"),
+    "log_format": Setting(_one_of(LOG_FORMATS), "text"),
+    "id": Setting(_name),
+    "work_dir": Setting(_text),
+    "shared_dir": Setting(_text, ""),
+    "slots": Setting(_count),
+    "spark_master": Setting(_text, "local[*]"),
+    "spark_conf": Setting(pairs, {}),
+    "ttl": Setting(_ttl, 10.0),
+    "poll": Setting(_number, 30.0),
+    "label": Setting(pairs, {}),
+    "history_limit": Setting(_count, 1000),
+    "data_dir": Setting(_text, ".distop"),
+    "port": Setting(_count),
+}
+"""Every setting, by its name in Python; a flag's name has ``-`` for ``_``."""
+
+
+class Settings:
+    """The settings of one run. ``flags``: those given, by Python name (None: not given)."""
+
+    def __init__(
+        self, flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> None:
+        self._flags = {k: v for k, v in (flags or {}).items() if v is not None}
+        self._env = os.environ if env is None else env
+        self._path = (folder or Path()) / FILE
+        self._file: dict[str, Any] | None = None
+
+    def get(self, name: str) -> Any:
+        """The value of a setting. Raises InvalidArgument, which says where the wrong value stands."""
+        setting = SETTINGS[name]
+        variable = f"DISTOP_{name.upper()}"
+        for source, where in (
+            (self._flags.get(name), f"--{name.replace('_', '-')}"),
+            (self._env.get(variable) or None, variable),
+        ):
+            if source is not None:
+                return self._read(setting, source, where)
+        source = self._from_file().get(name)
+        if source is not None:
+            return self._read(setting, source, f"{name} in {self._path}")
+        return setting.default
+
+    @staticmethod
+    def _read(setting: Setting, value: Any, where: str) -> Any:
+        try:
+            return setting.read(value)
+        except ValueError as error:
+            raise InvalidArgument(f"{where} must be {error}, not {value!r}") from None
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {error}") from None
+
+    def _from_file(self) -> Mapping[str, Any]:
+        if self._file is None:
+            self._file = _read_file(self._path)
+        return self._file
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is not valid TOML: {error}") from None
+    named = {key.replace("-", "_"): value for key, value in data.items()}
+    unknown = sorted(key for key in data if key.replace("-", "_") not in SETTINGS)
+    if unknown:
+        raise InvalidArgument(
+            f"{path} has unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(SETTINGS))})"
+        )
+    return named
+
+
+# ---------------------------------------------------------------- the records
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+def _password(settings: Settings) -> str | None:
+    path = settings.get("password_file")
+    if path is None:
+        password: str | None = settings.get("password")
+        return password
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the password file {path} cannot be read: {error}") from None
+
+
+def etcd_config(settings: Settings, *, read_timeout: float | None = 10.0) -> EtcdConfig:
+    """The etcd part. ``read_timeout`` None: reads are repeated for ever, as daemons want it."""
+    return EtcdConfig(
+        endpoints=settings.get("etcd"),
+        username=settings.get("user"),
+        password=_password(settings),
+        ca_cert=settings.get("cacert"),
+        cert=settings.get("cert"),
+        key=settings.get("key"),
+        connect_timeout=settings.get("connect_timeout"),
+        request_timeout=settings.get("request_timeout"),
+        read_timeout=read_timeout,
+    )
+
+
+def client_config(settings: Settings) -> ClientConfig:
+    """What a client is told. Raises InvalidArgument."""
+    return ClientConfig(etcd_config(settings), check_namespace(settings.get("namespace")))
+
+
+def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:
+    """``$XDG_STATE_HOME/distop/<executor>``: it outlives a restart and is this user's own."""
+    state = env.get("XDG_STATE_HOME")
+    home = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return home / "distop" / encode(executor_id or socket.gethostname() or "executor")
+
+
+def executor_config(settings: Settings, env: Mapping[str, str] | None = None) -> ExecutorConfig:
+    """What an executor daemon is told. Raises InvalidArgument."""
+    executor_id = settings.get("id")
+    work_dir = settings.get("work_dir")
+    path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
+    return ExecutorConfig(
+        etcd=etcd_config(settings, read_timeout=None),
+        work_dir=path.absolute(),
+        namespace=check_namespace(settings.get("namespace")),
+        executor_id=executor_id,
+        shared_dir=settings.get("shared_dir"),
+        slots=settings.get("slots") or cores(),
+        spark_master=settings.get("spark_master"),
+        spark_conf=settings.get("spark_conf"),
+        ttl=settings.get("ttl"),
+        poll=settings.get("poll"),
+        labels=settings.get("label"),
+        log_level=settings.get("log_level"),
+        log_format=settings.get("log_format"),
+        history_limit=settings.get("history_limit"),
+    )
