@@ -1,0 +1,65 @@
+"""Logging for the daemon and the command line: text for people or one JSON object per line, always on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from distop.core.model import rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+CONTEXT = ("operation", "partition", "attempt", "executor", "incarnation")
+"""What a log record may carry beside its message; shown where it is set."""
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        where = " ".join(f"{n}={getattr(record, n)}" for n in CONTEXT if getattr(record, n, None) is not None)
+        line = f"{rfc3339(record.created)} {record.levelname:<7} {record.getMessage()}"
+        line = f"{line}  [{where}]" if where else line
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        data: dict[str, Any] = {
+            "time": rfc3339(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        data.update({n: getattr(record, n) for n in CONTEXT if getattr(record, n, None) is not None})
+        if record.exc_info:
+            data["exception"] = self.formatException(record.exc_info)
+        return json.dumps(data, ensure_ascii=False, default=str)
+
+
+class ContextLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose records carry the fields of :data:`CONTEXT` that it was made with, and the call's own."""
+
+    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+    def bind(self, **fields: Any) -> ContextLogger:
+        """The same logger with more fields."""
+        return ContextLogger(self.logger, {**(self.extra or {}), **fields})
+
+
+def get(name: str = "distop", **fields: Any) -> ContextLogger:
+    """A logger with context fields."""
+    return ContextLogger(logging.getLogger(name), fields)
+
+
+def configure(level: str = "info", style: str = "text") -> None:
+    """Send distop's logs to stderr. ``style``: text or json."""
+    sink = logging.StreamHandler(sys.stderr)
+    sink.setFormatter(_Json() if style == "json" else _Text())
+    root = logging.getLogger("distop")
+    root.handlers[:] = [sink]
+    root.setLevel(level.upper())
+    root.propagate = False

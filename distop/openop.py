@@ -1,0 +1,156 @@
+"""What an executor knows of one open operation: its records, its plan, and which of its jobs may be claimed.
+
+Executors do not watch job keys (100,000 jobs × 1,000 watchers of one prefix would be 3·10⁸ deliveries): a fresh
+operation is taken to be all free, claims that are refused say so, and only an empty queue is filled by a listing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distop.core import decide
+from distop.core.digest import plan_digest
+from distop.core.model import Claim, OperationRef, Plan, Spec, loads
+from distop.core.txn import Get
+from distop.core.view import Seen
+from distop.errors import DistopError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from distop.core.keys import Keys
+    from distop.store.client import EtcdClient
+
+CHUNK_PAGE = 4
+"""Chunks of a plan read at once: they have up to 512 KiB each, and an answer has its limit (T2)."""
+DECODED_CHUNKS = 4
+"""Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim of mine: what it says, and its fence (mod revision)."""
+
+    claim: Claim
+    fence: int
+    name: str
+
+
+class OpenOperation:
+    """One open operation. ``gate_mod`` is its gate's mod revision; a new gate makes a new object."""
+
+    def __init__(self, ref: OperationRef, gate_mod: int, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]) -> None:
+        self.ref = ref
+        self.gate_mod = gate_mod
+        self.spec = spec
+        self.arg = arg
+        self.plan = plan
+        self.held: dict[int, Held] = {}
+        self.fresh = True
+        self.exhausted = False
+        """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
+        self.next_due: float | None = None
+        self.free: deque[int] = deque()
+        self.again: dict[int, tuple[Seen[Claim], bool]] = {}
+        """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
+        self._chunks = list(chunks)
+        self._starts: list[int] = []
+        self._decoded: dict[int, list[Mapping[str, Any]]] = {}
+        self._first_seen: dict[int, tuple[int, float]] = {}
+
+    @classmethod
+    async def load(cls, client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int) -> OpenOperation:
+        """Read an operation's records and plan. Raises NotFound where it is gone meanwhile."""
+        first, after = keys.chunks_range(ref)
+        spec, arg, plan, chunk = await client.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "arg")), Get(keys.of(ref, "plan")), Get(first, after, limit=1)
+        )
+        if spec.kv is None or arg.kv is None or plan.kv is None:
+            raise NotFound(f"operation {ref} has ended meanwhile")
+        decoded = Plan.decode(plan.kv.value)
+        chunks = [kv.value for kv in chunk.kvs]
+        if decoded.chunks > 1:
+            listing = await client.list(first, after, page=CHUNK_PAGE)
+            chunks = [kv.value for kv in listing.kvs]
+        chunks = chunks[: decoded.chunks]
+        if plan_digest(chunks) != decoded.digest:
+            raise DistopError(f"the plan of {ref} does not fit its digest: its chunks are not the ones planned")
+        return cls(ref, gate_mod, Spec.decode(spec.kv.value), loads(arg.kv.value), decoded, chunks)
+
+    # ------------------------------------------------------------- partitions
+
+    def partition(self, number: int) -> Mapping[str, Any]:
+        """A partition's plan in its JSON form. Raises KeyError where the plan has none of this ordinal."""
+        if not self._starts:
+            first = json.JSONDecoder().raw_decode
+            self._starts = [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in self._chunks]
+        index = bisect_right(self._starts, number) - 1
+        if index < 0:
+            raise KeyError(number)
+        rows = self._decode(index)
+        offset = number - self._starts[index]
+        if offset >= len(rows) or rows[offset]["partition"] != number:
+            raise KeyError(number)
+        return rows[offset]
+
+    def _decode(self, index: int) -> list[Mapping[str, Any]]:
+        rows = self._decoded.get(index)
+        if rows is None:
+            while len(self._decoded) >= DECODED_CHUNKS:
+                self._decoded.pop(next(iter(self._decoded)))
+            rows = self._decoded[index] = loads(self._chunks[index])
+        return rows
+
+    # ------------------------------------------------------------- candidates
+
+    @property
+    def open_jobs(self) -> int:
+        """Jobs that may be claimed, as far as known."""
+        return len(self.free) + len(self.again)
+
+    def assume_free(self, executor: str, others: Sequence[str]) -> None:
+        """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
+        self.free = deque(decide.rendezvous(range(self.plan.count), executor, others, str(self.ref)))
+        self.fresh = False
+
+    async def look(
+        self, client: EtcdClient, keys: Keys, live: Collection[str], executor: str, others: Sequence[str], patience: float
+    ) -> None:
+        """List the operation's job states and claims, and sort what may be claimed now."""
+        ended = await self._ended(client, keys)
+        listing = await client.list(*keys.claims_range(self.ref))
+        now, clock = time.time(), time.monotonic()
+        claims: dict[int, Seen[Claim]] = {}
+        unchanged: dict[int, float] = {}
+        seen_before, self._first_seen = self._first_seen, {}
+        for kv in listing.kvs:
+            p = keys.parse(kv.key).partition
+            claims[p] = Seen(Claim.decode(kv.value), kv.mod_revision)
+            if claims[p].value.waiting:
+                mod, since = seen_before.get(p, (0, clock))
+                self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
+                unchanged[p] = clock - self._first_seen[p][1]
+        found = decide.claimable(
+            self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience
+        )
+        self.free = deque(decide.rendezvous([p for p in found.free if p not in self.held], executor, others, str(self.ref)))
+        self.again = {p: (claims[p], False) for p in found.waiting}
+        self.again |= {p: (claims[p], True) for p in found.lost}
+        self.next_due = found.next_due
+        self.fresh = False
+        self.exhausted = not self.open_jobs
+
+    async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
+        listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
+        return {keys.parse(kv.key).partition for kv in listing.kvs if kv.key.endswith(".state")}
+
+    def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
+        """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""
+        again = [(p, *self.again.pop(p)) for p in list(self.again)[:size]]
+        free = [self.free.popleft() for _ in range(min(size - len(again), len(self.free)))]
+        return free, again

@@ -1,0 +1,116 @@
+"""Group commit of what jobs report: outcomes, retries, releases and checkpoints, each under its own fence.
+
+Writes that arrive together, or while a commit is in flight, go in one transaction. A refused group is sent once
+more as nested transactions, each decided alone; one that loses there is no longer ours, and losing is ignored (I36).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distop.core import transitions as t
+from distop.core.txn import MAX_OPERATIONS, TxnResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distop.core.transitions import Guarded
+    from distop.logs import ContextLogger
+    from distop.store.client import EtcdClient
+
+IN_FLIGHT = 8
+"""Transactions under way at once: etcd reaches its throughput with several in flight."""
+
+Answer: TypeAlias = "Callable[[bool], None]"
+
+
+class Reporter:
+    """Commits guarded writes in groups. ``lost`` ends it: nothing is written under a session that is over."""
+
+    def __init__(self, client: EtcdClient, lost: asyncio.Future[Any], log: ContextLogger) -> None:
+        self._client = client
+        self._lost = lost
+        self._log = log
+        self._queue: deque[tuple[Guarded, Answer]] = deque()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, writes: Iterable[tuple[Guarded, Answer]]) -> None:
+        """Queue writes; each one's answer is called once: True if it was applied, False if its fence was gone."""
+        self._queue.extend(writes)
+        self._pump()
+
+    async def write(self, write: Guarded) -> bool:
+        """Submit one write and wait for its answer. Raises SessionLost if the session ends first."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.submit([(write, lambda applied: done.done() or done.set_result(applied))])
+        await asyncio.wait({done, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            self._lost.result()
+        return done.result()
+
+    async def drain(self) -> None:
+        """Wait until everything submitted has been answered, or the session is lost."""
+        idle = asyncio.ensure_future(self._idle.wait())
+        try:
+            await asyncio.wait({idle, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+
+    def close(self) -> None:
+        """Drop what is queued: the session is over."""
+        self._queue.clear()
+        for commit in self._in_flight:
+            commit.cancel()
+
+    def _pump(self) -> None:
+        while self._queue and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
+            group, full = self._take()
+            if self._in_flight and not full:
+                # Part of a group waits for the commit under way, and grows meanwhile.
+                self._queue.extendleft(reversed(group))
+                break
+            commit = asyncio.ensure_future(self._commit(group))
+            self._in_flight.add(commit)
+            commit.add_done_callback(self._done)
+        if self._queue or self._in_flight:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _take(self) -> tuple[list[tuple[Guarded, Answer]], bool]:
+        group: list[tuple[Guarded, Answer]] = []
+        operations = size = 0
+        keys: set[str] = set()
+        while self._queue:
+            write = self._queue[0][0]
+            operations += len(write.ops)
+            size += write.size
+            # T3: a key is put once per branch, so two writes under one fence go in two transactions.
+            full = operations > MAX_OPERATIONS - 2 or size > t.REPORT_BYTES_PER_TXN or write.guard.key in keys
+            if group and full:
+                return group, True
+            keys.add(write.guard.key)
+            group.append(self._queue.popleft())
+        return group, operations > MAX_OPERATIONS - 4
+
+    def _done(self, commit: asyncio.Task[None]) -> None:
+        self._in_flight.discard(commit)
+        if not commit.cancelled() and (error := commit.exception()) is not None:
+            self._log.error("a group of reports could not be written: %s", error)
+        self._pump()
+
+    async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
+        writes = [write for write, _ in group]
+        result = await self._client.commit(t.group(writes), until=self._lost)
+        applied = [True] * len(group)
+        if not result.succeeded:
+            alone = await self._client.commit(t.one_by_one(writes), until=self._lost)
+            applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
+            if not all(applied):
+                self._log.info("%d of %d reports lost their fence: another holder has the jobs", applied.count(False), len(group))
+        for (_, answer), ok in zip(group, applied, strict=True):
+            answer(ok)
