@@ -6,13 +6,12 @@ The rules it keeps are in docs/etcd-rules.md; they are cited by number.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import random
 import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
 from distop.store import diagnose
 from distop.store import transport as wire
@@ -20,12 +19,14 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
 from distop.store.config import EtcdConfig
 from distop.store.failures import Failure, Fate, rejection
+from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Self
+    from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
+
 
 log = logging.getLogger("distop.store")
 
@@ -34,9 +35,6 @@ Response = TypeVar("Response")
 
 PAGE = 1_000
 """Keys in one page of a list."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between repetitions
-_TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,38 +78,6 @@ class ServerStatus:
     denied: bool = False
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """The repetitions of one request: how long still, how long to pause, what was last heard."""
-
-    deadline: float | None
-    request_timeout: float
-    started: float = field(default_factory=time.monotonic)
-    pause: float = _FIRST_PAUSE
-    tokens: int = 0
-    unknown: bool = False
-    last: Failure | None = None
-
-    def left(self) -> float | None:
-        if self.deadline is None:
-            return None
-        return self.deadline - (time.monotonic() - self.started)
-
-    def timeout(self) -> float:
-        """For one attempt; never nothing, so that each request is tried at least once."""
-        left = self.left()
-        return self.request_timeout if left is None else max(min(self.request_timeout, left), 0.05)
-
-    def next_pause(self) -> float | None:
-        """How long to wait before the next attempt; None when the time is up."""
-        pause = self.pause * random.uniform(0.5, 1.0)
-        self.pause = min(self.pause * 2, _LONGEST_PAUSE)
-        left = self.left()
-        if left is None:
-            return pause
-        return None if left <= 0 else min(pause, left)
-
-
 class EtcdClient:
     """A client of one etcd cluster, for one event loop. All methods may be called concurrently.
 
@@ -122,6 +88,7 @@ class EtcdClient:
     def __init__(self, config: EtcdConfig | None = None) -> None:
         self.config = config if config is not None else EtcdConfig()
         self.transport = Transport(self.config)
+        self._repeater = Repeater(self.transport, self.config)
         self._version: tuple[int, ...] | None = None
 
     async def __aenter__(self) -> Self:
@@ -145,7 +112,7 @@ class EtcdClient:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
-        pause, last = _FIRST_PAUSE, None
+        pause, last = FIRST_PAUSE, None
         while True:
             left = config.connect_timeout - (time.monotonic() - started)
             if left <= 0:
@@ -164,7 +131,7 @@ class EtcdClient:
                         raise PermissionDenied(
                             "This etcd wants a user name and password: give them.", code=last.code, detail=last.detail
                         ) from None
-                    await self._fresh_token(self.transport.token, quiet=True)
+                    await self._repeater.fresh_token(error.token)
             await asyncio.sleep(min(pause, max(left, 0)))
             pause = min(pause * 2, 0.5)
 
@@ -200,8 +167,8 @@ class EtcdClient:
         EtcdUnavailable when time is up and no copy was; EtcdRejected and its family when etcd refused at once.
         """
         request = encode_txn(txn)
-        attempts = _Attempts(deadline, self.config.request_timeout)
-        response = await self._repeat(wire.TXN, request, attempts, what=txn.label or "transaction", until=until)
+        attempts = Attempts(txn.label or "transaction", deadline, until=until)
+        response = await self._repeater.send(wire.TXN, request, attempts)
         return decode_txn(response, repeated=attempts.unknown)
 
     async def try_commit(self, txn: Txn) -> TxnResult:
@@ -215,7 +182,7 @@ class EtcdClient:
             if failure.fate is Fate.UNKNOWN:
                 raise OutcomeUnknown(f"Whether etcd applied the transaction is not known: {failure}.") from None
             if failure.fate is Fate.TOKEN:
-                await self._fresh_token(self.transport.token, quiet=True)
+                await self._repeater.fresh_token(error.token)
             raise EtcdUnavailable(f"etcd did not take the transaction: {failure}.") from None
         return decode_txn(response)
 
@@ -283,9 +250,9 @@ class EtcdClient:
         taken by somebody else.
         """
         request = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
-        attempts = _Attempts(deadline, self.config.request_timeout)
+        attempts = Attempts("grant", deadline)
         try:
-            return (await self._repeat(wire.GRANT, request, attempts, what="grant")).TTL
+            return (await self._repeater.send(wire.GRANT, request, attempts)).TTL
         except (EtcdRejected, OutcomeUnknown) as error:
             cause = error if isinstance(error, EtcdRejected) else error.__cause__
             if not (attempts.unknown and isinstance(cause, EtcdRejected) and "already exists" in cause.detail):
@@ -297,9 +264,8 @@ class EtcdClient:
 
     async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:
         """Revoke a lease, with the keys on it; one that is gone already is fine."""
-        attempts = _Attempts(deadline, self.config.request_timeout)
         try:
-            await self._repeat(wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), attempts, what="revoke")
+            await self._repeater.send(wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), Attempts("revoke", deadline))
         except LeaseNotFound:
             pass
         except OutcomeUnknown as error:
@@ -360,101 +326,9 @@ class EtcdClient:
 
     async def compact(self, revision: int) -> None:
         """Drop the history before ``revision``; one that is compacted already is fine."""
-        try:
+        with contextlib.suppress(Compacted):
             await self._read(wire.COMPACT, rpc.CompactionRequest(revision=revision))
-        except Compacted:
-            pass
-
-    # ---- repetition
 
     async def _read(self, method: Method[Request, Response], request: Request) -> Response:
         """A request that may be repeated freely."""
-        attempts = _Attempts(self.config.read_timeout, self.config.request_timeout)
-        return await self._repeat(method, request, attempts, what="read", harmless=True)
-
-    async def _repeat(
-        self,
-        method: Method[Request, Response],
-        request: Request,
-        attempts: _Attempts,
-        *,
-        what: str,
-        until: asyncio.Future[Any] | None = None,
-        harmless: bool = False,
-    ) -> Response:
-        """Send the identical request until it is answered. ``harmless``: no outcome of it can be unknown."""
-        while True:
-            token = self.transport.token
-            try:
-                attempt = self.transport.unary(method, request, attempts.timeout())
-                if until is None:
-                    return await attempt
-                return await self._attempt_until(attempt, until, attempts, what)
-            except RequestFailed as error:
-                failure = error.failure
-            attempts.last = failure
-            if failure.fate is Fate.TOKEN:
-                attempts.tokens += 1
-                if attempts.tokens > _TOKEN_TRIES or not self.config.username:
-                    failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
-                else:
-                    await self._fresh_token(token, quiet=True)
-                    if attempts.tokens == 1:
-                        continue
-            if failure.fate is Fate.FINAL:
-                refused = rejection(failure, f"The {what}")
-                if attempts.unknown:
-                    raise OutcomeUnknown(
-                        f"Whether etcd applied the {what} is not known: an earlier copy was not answered, "
-                        f"and its repetition was refused: {failure.detail}."
-                    ) from refused
-                raise refused
-            if failure.fate is Fate.UNKNOWN and not harmless:
-                attempts.unknown = True
-            pause = attempts.next_pause()
-            if pause is None or (until is not None and until.done()):
-                raise self._given_up(attempts, what)
-            log.log(
-                logging.WARNING if attempts.pause >= _LONGEST_PAUSE else logging.DEBUG,
-                "etcd at %s did not answer the %s: %s; trying again",
-                self.transport.address,
-                what,
-                failure,
-            )
-            if until is None:
-                await asyncio.sleep(pause)
-            else:
-                await asyncio.wait([until], timeout=pause)
-
-    async def _attempt_until(
-        self, attempt: Any, until: asyncio.Future[Any], attempts: _Attempts, what: str
-    ) -> Any:
-        if until.done():
-            attempt.close()
-            raise self._given_up(attempts, what)
-        call = asyncio.ensure_future(attempt)
-        try:
-            await asyncio.wait([call, until], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not call.done():
-                call.cancel()
-        if call.cancelled() or not call.done():
-            attempts.unknown = True
-            raise self._given_up(attempts, what)
-        return call.result()
-
-    def _given_up(self, attempts: _Attempts, what: str) -> OutcomeUnknown | EtcdUnavailable:
-        heard = f" (last heard: {attempts.last})" if attempts.last else ""
-        if attempts.unknown:
-            return OutcomeUnknown(
-                f"Whether etcd applied the {what} is not known{heard}; only the identical transaction can tell."
-            )
-        endpoints = ", ".join(self.config.endpoints)
-        return EtcdUnavailable(f"etcd at {endpoints} did not take the {what} in the time allowed{heard}.")
-
-    async def _fresh_token(self, stale: str | None, *, quiet: bool) -> None:
-        try:
-            await self.transport.refresh_token(stale)
-        except RequestFailed:
-            if not quiet:
-                raise
+        return await self._repeater.send(method, request, Attempts("read", self.config.read_timeout, harmless=True))

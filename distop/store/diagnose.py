@@ -38,9 +38,9 @@ async def _opens(endpoint: Endpoint, context: ssl.SSLContext | None) -> bool:
     except ssl.SSLError as error:
         # A server that wants a client certificate has spoken TLS.
         return "CERTIFICATE" in str(error).upper()
-    except (OSError, asyncio.TimeoutError):
+    except (OSError, TimeoutError):
         return False
     writer.close()
-    with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
+    with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), _WAIT)
     return True

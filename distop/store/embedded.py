@@ -19,15 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from distop.errors import DistopError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
-
-    from typing_extensions import Self
 
 _START_LIMIT = 20.0  # seconds until it must answer
 _STOP_LIMIT = 5.0  # seconds until it is killed
@@ -73,7 +71,7 @@ def find_etcd() -> str:
 
 
 def _is_script(path: str) -> bool:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return file.read(2) == b"#!"
     return False
 
@@ -288,8 +286,8 @@ class EmbeddedEtcd:
         command += self._arguments
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        with open(self.log_file, "wb") as output:
-            self._process = _launching_thread().submit(
+        with self.log_file.open("wb") as output:
+            starting = _launching_thread().submit(
                 subprocess.Popen,
                 [*launcher, *command],
                 stdin=subprocess.DEVNULL,
@@ -297,7 +295,8 @@ class EmbeddedEtcd:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us, who then stop it in order
-            ).result()
+            )
+            self._process = starting.result()
 
     def _wait(self) -> str:
         """Empty when it answers; else what went wrong."""

@@ -41,8 +41,16 @@ _NEVER_SENT = ("failed to connect to all addresses", "empty address list", "name
 _TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty", "auth: revision in header")
 _NOT_DONE = ("too many requests", "etcdserver: no leader", "not supported for learner", "not capable")
 _FINAL_CODES = frozenset(
-    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE "
-    "UNIMPLEMENTED UNAUTHENTICATED".split()
+    {
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "FAILED_PRECONDITION",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "UNAUTHENTICATED",
+    }
 )
 
 

@@ -61,9 +61,7 @@ class Method(Generic[Request, Response]):
 
 RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest.SerializeToString, rpc.RangeResponse.FromString)
 TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest.SerializeToString, rpc.TxnResponse.FromString)
-COMPACT = Method(
-    "/etcdserverpb.KV/Compact", rpc.CompactionRequest.SerializeToString, rpc.CompactionResponse.FromString
-)
+COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest.SerializeToString, rpc.CompactionResponse.FromString)
 GRANT = Method(
     "/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest.SerializeToString, rpc.LeaseGrantResponse.FromString
 )
@@ -106,11 +104,12 @@ AUTHENTICATE = Method(
 
 
 class RequestFailed(Exception):
-    """One attempt failed; inside distop.store only. ``failure`` tells what it means."""
+    """One attempt failed; inside distop.store only. ``failure`` says what it means, ``token`` what it was sent with."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, token: str | None = None) -> None:
         super().__init__(str(failure))
         self.failure = failure
+        self.token = token
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ class Transport:
         self._closed = True
         members, self._members = self._members, []
         for member in members:
-            await member.channel.close()
+            await member.channel.close(None)
 
     def check(self) -> None:
         """Raise what bars every use: closed, or another cluster seen."""
@@ -209,11 +208,12 @@ class Transport:
                 method.path, request_serializer=method.serialize, response_deserializer=method.parse
             )
             member.calls[method.path] = call
-        seen = self._seen_revision
+        metadata = await self._metadata(method)
+        seen, token = self._seen_revision, self._token
         try:
-            response: Response = await call(request, timeout=timeout, metadata=await self._metadata(method))
+            response: Response = await call(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            raise self.failed(error, member.address) from None
+            raise self.failed(error, member.address, token) from None
         except grpc.aio.UsageError as error:
             raise EtcdUnavailable("The etcd client is closed.") from error
         self.see(response.header, linearizable_after=seen if method.path.startswith("/etcdserverpb.KV/") else 0)  # type: ignore[attr-defined]
@@ -227,14 +227,14 @@ class Transport:
         factory = member.channel.stream_stream(
             method.path, request_serializer=method.serialize, response_deserializer=method.parse
         )
-        return factory(metadata=await self._metadata(method)), member.address
+        return factory(None, metadata=await self._metadata(method)), member.address
 
-    def failed(self, error: grpc.aio.AioRpcError, address: str) -> RequestFailed:
+    def failed(self, error: grpc.aio.AioRpcError, address: str, token: str | None = None) -> RequestFailed:
         """The failure that a gRPC error stands for; moves to another endpoint where that may help."""
         failure = classify(error.code().name, error.details() or "")
         if failure.elsewhere:
             self.move_on(address)
-        return RequestFailed(failure)
+        return RequestFailed(failure, token)
 
     # ---- identity
 
@@ -305,8 +305,3 @@ class Transport:
                 detail=failure.detail,
             )
         return rejection(failure, "The authentication")
-
-    @property
-    def token(self) -> str | None:
-        """The token in use, as ``refresh_token`` wants it for ``stale``."""
-        return self._token

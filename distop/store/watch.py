@@ -16,7 +16,8 @@ import grpc.aio
 
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
 from distop.store import transport as wire
-from distop.store._proto import kv_pb2, rpc_pb2 as rpc
+from distop.store._proto import kv_pb2
+from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import key_value, to_bytes
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
@@ -80,7 +81,7 @@ class WatchStream:
         self._call, self._address = await transport.stream(wire.WATCH)
         try:
             await asyncio.wait_for(self._call.write(self._request), timeout)
-        except (asyncio.TimeoutError, asyncio.InvalidStateError):
+        except (TimeoutError, asyncio.InvalidStateError):
             transport.move_on(self._address)
             self._call.cancel()
             raise RequestFailed(Failure(Fate.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")) from None
@@ -98,10 +99,10 @@ class WatchStream:
             if self._cut:
                 return None
             raise
-        if message is grpc.aio.EOF:
+        if not isinstance(message, rpc.WatchResponse):  # the end of the stream
             return None
         transport.see(message.header)
-        return message  # type: ignore[no-any-return]
+        return message
 
     async def ask_progress(self) -> None:
         """Ask for the revision up to which everything was sent."""
@@ -123,7 +124,7 @@ class Feed:
     ``apply`` is called on the loop with each :class:`Batch`, whole (W4): first a listing, then changes; a listing
     again after a compaction (W6), every ``relist_every`` seconds (with some jitter), and on :meth:`relist`. After a
     listing, deletions are implied: what it does not hold is gone. A batch without events only moves the revision.
-    ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise that.
+    ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise it.
 
     Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
     """
@@ -178,22 +179,22 @@ class Feed:
         """
         if self._may_be_done(revision):
             return
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((revision, waiter))
-        if (await asyncio.wait([waiter], timeout=_GRACE))[0]:
-            return waiter.result()
-        if self._may_ask and self._stream is not None:
-            await self._stream.ask_progress()
-            if (await asyncio.wait([waiter], timeout=_GRACE))[0]:
-                return waiter.result()
-        while not self._may_be_done(revision):
-            await self.relist()
-        waiter.cancel()
+        try:
+            await asyncio.wait([waiter], timeout=_GRACE)
+            if not waiter.done() and self._may_ask and self._stream is not None:
+                await self._stream.ask_progress()
+                await asyncio.wait([waiter], timeout=_GRACE)
+            while not self._may_be_done(revision):
+                await self.relist()
+        finally:
+            waiter.cancel()
 
     async def relist(self) -> None:
         """List again and return when that has been applied."""
         self._raise_failure()
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listed.append(waiter)
         self._want_listing()
         await waiter

@@ -1,0 +1,164 @@
+"""Sending a request until its outcome is known: back-off, fresh tokens, and T9's identical repetition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown
+from distop.store.failures import Failure, Fate, rejection
+from distop.store.transport import Method, RequestFailed, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from distop.store.config import EtcdConfig
+
+log = logging.getLogger("distop.store")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between repetitions, doubled each time, with jitter."""
+
+_TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The repetitions of one request. ``deadline``: seconds in all, None for ever. ``harmless``: it changes nothing,
+    so no outcome of it can be unknown. ``unknown``: a copy was sent whose outcome is not known.
+    """
+
+    what: str
+    deadline: float | None = None
+    harmless: bool = False
+    until: asyncio.Future[Any] | None = None
+    unknown: bool = False
+    started: float = field(default_factory=time.monotonic)
+    pause: float = FIRST_PAUSE
+    tokens: int = 0
+    last: Failure | None = None
+
+    def left(self) -> float | None:
+        """Seconds that are left, None for ever."""
+        return None if self.deadline is None else self.deadline - (time.monotonic() - self.started)
+
+    def timeout(self, longest: float) -> float:
+        """For one attempt; never nothing, so that each request is tried at least once."""
+        left = self.left()
+        return longest if left is None else max(min(longest, left), 0.05)
+
+    def next_pause(self) -> float | None:
+        """How long to wait before the next attempt; None when time is up, or ``until`` is done."""
+        if self.until is not None and self.until.done():
+            return None
+        pause = self.pause * random.uniform(0.5, 1.0)
+        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        left = self.left()
+        if left is None:
+            return pause
+        return None if left <= 0 else min(pause, left)
+
+
+class Repeater:
+    """Sends requests until they are answered."""
+
+    def __init__(self, transport: Transport, config: EtcdConfig) -> None:
+        self._transport = transport
+        self._config = config
+
+    async def send(self, method: Method[Request, Response], request: Request, attempts: Attempts) -> Response:
+        """Send the identical request until it is answered.
+
+        Raises what ``EtcdClient.commit`` documents.
+        """
+        while True:
+            refusal: EtcdRejected | None = None
+            try:
+                attempt = self._transport.unary(method, request, attempts.timeout(self._config.request_timeout))
+                return await (attempt if attempts.until is None else self._until(attempt, attempts.until, attempts))
+            except RequestFailed as error:
+                failure, token = error.failure, error.token
+            except EtcdRejected as error:  # the authentication was refused; the request itself was not sent
+                raise self._refused(attempts, error) from error
+            attempts.last = failure
+            if failure.fate is Fate.TOKEN:
+                attempts.tokens += 1
+                if attempts.tokens > _TOKEN_TRIES or not self._config.username:
+                    failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
+                else:
+                    try:
+                        await self.fresh_token(token)
+                    except EtcdRejected as error:
+                        refusal = error
+                    if attempts.tokens == 1 and refusal is None:
+                        continue
+            if failure.fate is Fate.FINAL:
+                refusal = rejection(failure, f"The {attempts.what}")
+            if refusal is not None:
+                raise self._refused(attempts, refusal) from refusal
+            if failure.fate is Fate.UNKNOWN and not attempts.harmless:
+                attempts.unknown = True
+            pause = attempts.next_pause()
+            if pause is None:
+                raise self._given_up(attempts)
+            log.log(
+                logging.WARNING if attempts.pause >= LONGEST_PAUSE else logging.DEBUG,
+                "etcd at %s did not answer the %s: %s; trying again",
+                self._transport.address,
+                attempts.what,
+                failure,
+            )
+            if attempts.until is None:
+                await asyncio.sleep(pause)
+            else:
+                await asyncio.wait([attempts.until], timeout=pause)
+
+    async def _until(
+        self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: Attempts
+    ) -> Response:
+        if until.done():
+            attempt.close()
+            raise self._given_up(attempts)
+        call = asyncio.ensure_future(attempt)
+        try:
+            await asyncio.wait([call, until], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not call.done():
+                call.cancel()
+        if not call.done() or call.cancelled():
+            attempts.unknown = not attempts.harmless
+            raise self._given_up(attempts)
+        return call.result()
+
+    async def fresh_token(self, stale: str | None) -> None:
+        """Replace a token that was refused; where etcd cannot be reached the next attempt tries again."""
+        try:
+            await self._transport.refresh_token(stale)
+        except RequestFailed as error:
+            log.debug("no fresh token yet: %s", error)
+
+    @staticmethod
+    def _refused(attempts: Attempts, refused: EtcdRejected) -> EtcdRejected | OutcomeUnknown:
+        """A refusal answers only for the copy that was refused, not for one before it."""
+        if not attempts.unknown:
+            return refused
+        return OutcomeUnknown(
+            f"Whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
+            f"repetition was refused: {refused.detail or refused}."
+        )
+
+    def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
+        heard = f" (last heard: {attempts.last})" if attempts.last else ""
+        if attempts.unknown:
+            return OutcomeUnknown(
+                f"Whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells."
+            )
+        endpoints = ", ".join(self._config.endpoints)
+        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}.")
