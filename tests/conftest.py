@@ -1,0 +1,34 @@
+"""Rules that hold for every test: nothing is left out unseen in CI, and property tests are repeatable there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from tests.support.needs import in_ci
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+MAY_SKIP = Path(__file__).parent / "docker"
+
+# Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
+hypothesis.settings.register_profile("distop", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if in_ci() else "distop")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI a skipped test outside tests/docker has failed: what is never run is not known to work."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and in_ci() and MAY_SKIP not in item.path.parents:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: no test may be left out in CI ({reason})"
+    return report

@@ -1,0 +1,24 @@
+"""What a test needs from the machine, said in one place and in one form."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def in_ci() -> bool:
+    """Whether this run must not leave anything out (``CI=true``)."""
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def need(condition: object, what: str) -> None:
+    """Skip the test unless ``condition`` holds; in CI fail it, since CI has all that the tests need.
+
+    ``what`` is what is missing and how to get it: ``"Java 17 or newer: install openjdk-17-jre-headless"``.
+    """
+    if condition:
+        return
+    if in_ci():
+        pytest.fail(f"needs {what}", pytrace=False)
+    pytest.skip(f"needs {what}")

@@ -1,0 +1,98 @@
+"""What the import contracts of pyproject.toml cannot say: an allow-list for the core, and what loading distop costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "distop"
+
+# Modules without I/O, clock, chance or loop. `datetime` is here for its arithmetic; its clock is refused below.
+PURE = {
+    "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "enum", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string", "types", "typing",
+    "unicodedata", "urllib.parse", "zlib",
+}  # fmt: skip
+DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+HEAVY = DATA | {"asyncio", "google", "grpc", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
+CLOCK = {"now", "utcnow", "today"}
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if not {"_proto", "_etcd3pb"} & set(path.parts))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every imported module; of `from distop import core` the full name, since `distop` alone says nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "distop":
+            yield from (f"distop.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+
+
+def is_pure(module: str) -> bool:
+    own = ".".join(module.split(".")[:2]) in {"distop.core", "distop.errors"}
+    return own or module in PURE or module.split(".")[0] in PURE
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE / "core"), ids=name_of)
+def test_the_core_imports_pure_modules_only(path: Path) -> None:
+    assert [module for module in imported(ast.parse(path.read_text())) if not is_pure(module)] == []
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE / "core"), ids=name_of)
+def test_the_core_reads_no_clock(path: Path) -> None:
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CLOCK
+        and isinstance(node.func.value, ast.Name) and node.func.value.id in {"datetime", "date"}
+    ]  # fmt: skip
+    assert calls == []
+
+
+def test_one_module_knows_how_keys_are_spelled() -> None:
+    spelled = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in sources(PACKAGE)
+        if path != PACKAGE / "core" / "keys.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+        if re.match(rb"distOp[A-Za-z]*\.", node.value if isinstance(node.value, bytes) else node.value.encode())
+    ]
+    assert spelled == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after ``statement``."""
+    program = f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_importing_distop_loads_no_library() -> None:
+    assert loaded_by("import distop") & HEAVY == set()
+
+
+@pytest.mark.parametrize("module", ["distop.executor", "distop.coordinator", "distop.client"])
+def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> None:
+    assert loaded_by(f"import {module}") & DATA == set()
