@@ -1,0 +1,123 @@
+"""Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MAGIC = b"PAR1"
+_SUFFIXES = (".parquet", ".parq", ".pq")
+
+
+class Entry(NamedTuple):
+    """A file: its folder relative to the location ("" at the root), its path, size in bytes and mtime in ns."""
+
+    folder: str
+    path: str
+    size: int
+    mtime_ns: int
+
+
+def hidden(name: str) -> bool:
+    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``. A folder ``_column=…`` is data, as in Spark."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """An opened location. ``filesystem`` is None for local paths, else pyarrow's; ``root`` is the path in it."""
+
+    text: str
+    root: str
+    filesystem: Any = None
+    scheme: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Location:
+        """Raises InvalidArgument where nothing here can open it, or where it does not exist."""
+        if not text or "\0" in text:
+            raise InvalidArgument("the location of a table must not be empty")
+        if _URI.match(text) and not text.lower().startswith("file://"):
+            return cls._remote(text)
+        local = unquote(urlsplit(text).path) if _URI.match(text) else os.path.expanduser(text)
+        root = os.path.abspath(local)
+        if not os.path.exists(root):
+            raise InvalidArgument(f"the location {text!r} does not exist")
+        return cls(root, root)
+
+    @classmethod
+    def _remote(cls, text: str) -> Location:
+        from pyarrow import fs
+
+        try:
+            filesystem, root = fs.FileSystem.from_uri(text)
+            kind = filesystem.get_file_info(root).type
+        except Exception as e:  # pyarrow raises its own, OSError and ImportError here, by file system
+            reason = str(e).strip().split("\n")[0]
+            raise InvalidArgument(f"the location {text!r} cannot be opened: {reason}") from e
+        if kind == fs.FileType.NotFound:
+            raise InvalidArgument(f"the location {text!r} does not exist")
+        return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
+
+    def walk(self) -> Iterator[Entry]:
+        """Every visible file under the location, in no order. Raises InvalidArgument where a folder is unreadable."""
+        try:
+            yield from self._walk_remote() if self.filesystem is not None else self._walk_local()
+        except OSError as e:
+            raise InvalidArgument(f"the location {self.text!r} cannot be listed: {e}") from e
+
+    def _walk_local(self) -> Iterator[Entry]:
+        if not os.path.isdir(self.root):
+            info = os.stat(self.root)
+            yield Entry("", self.root, info.st_size, info.st_mtime_ns)
+            return
+        folders = [(self.root, "")]
+        while folders:
+            path, relative = folders.pop()
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if hidden(entry.name):
+                        continue
+                    if entry.is_dir():
+                        folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
+                    else:
+                        info = entry.stat()
+                        yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
+
+    def _walk_remote(self) -> Iterator[Entry]:
+        from pyarrow import fs
+
+        info = self.filesystem.get_file_info(self.root)
+        if info.type == fs.FileType.File:
+            yield Entry("", self.text, info.size, info.mtime_ns or 0)
+            return
+        for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True)):
+            if found.type != fs.FileType.File:
+                continue
+            relative = found.path[len(self.root) :].lstrip("/")
+            if any(hidden(part) for part in relative.split("/")):
+                continue
+            yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
+
+    def looks_like_parquet(self, entry: Entry) -> bool:
+        """By its name, else by its first four bytes."""
+        if entry.path.lower().endswith(_SUFFIXES):
+            return True
+        try:
+            if self.filesystem is None:
+                with open(entry.path, "rb") as f:
+                    return f.read(4) == _MAGIC
+            path = self.root + entry.path[len(self.text) :]
+            with self.filesystem.open_input_stream(path) as stream:
+                return bytes(stream.read(4)) == _MAGIC
+        except OSError:
+            return False

