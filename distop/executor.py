@@ -68,7 +68,6 @@ class Executor:
     _trouble: dict[OperationRef, _Trouble] = field(default_factory=dict)
     _failures_in_a_row: int = 0
     _suspended_until: float = 0.0
-    _released: bool = False
     _hint: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -81,8 +80,12 @@ class Executor:
         jobs, or it is time for the poll.
         """
         cluster = self.ctx.cluster
-        for ref in [ref for ref in self.operations if cluster.gates.get(ref) != self.operations[ref].gate_mod]:
-            self._closed(ref)
+        for ref, op in list(self.operations.items()):
+            gate_mod = cluster.gates.get(ref)
+            if gate_mod is None:
+                self._closed(ref)
+            elif gate_mod != op.gate_mod:
+                op.reopened(gate_mod)
         if hint:
             for op in self.operations.values():
                 op.exhausted = False
@@ -92,7 +95,7 @@ class Executor:
         """The gate is gone (or another): no more claims. What runs goes on if the operation is only paused."""
         op = self.operations[ref]
         phase = self.ctx.cluster.pending.get(ref)
-        if phase is not Phase.PAUSED and ref not in self.ctx.cluster.gates and op.held:
+        if phase is not Phase.PAUSED and op.held:
             self.ctx.log.info("the operation is %s: stopping its jobs", phase or "gone", extra={"operation": str(ref)})
             self.ctx.worker.cancel(str(ref))
         if not op.held and ref not in self._serving:
@@ -120,11 +123,11 @@ class Executor:
         if clock < self._suspended_until:
             return self._suspended_until - clock
         pause: float | None = None
-        for ref in sorted(
-            (ref for ref in ctx.cluster.gates if ref.type in ctx.types and ref not in self._serving),
-            key=lambda ref: (len(self.operations[ref].held) if ref in self.operations else 0, ref),
-        ):
+        open_here = [ref for ref in ctx.cluster.gates if ref.type in ctx.types and ref not in self._serving]
+        for ref in sorted(open_here, key=lambda ref: len(self.operations[ref].held) if ref in self.operations else 0):
             op = self.operations.get(ref)
+            if op is not None and op.held and op.spec.rules.batch:
+                continue  # one batch of an operation at a time: it has all cores already, and others share the rest
             wait = 0.0
             if ref in self._trouble:
                 wait = self._trouble[ref].until - clock
@@ -163,7 +166,9 @@ class Executor:
                 for block in blocks:
                     slots -= 1
                     self._start(op, block)
-            elif not op.open_jobs:
+            elif op.open_jobs:
+                op.forget_candidates()
+            else:
                 op.exhausted = True
         except NotFound:
             self.operations.pop(ref, None)
@@ -176,7 +181,7 @@ class Executor:
         finally:
             self._free_slots += slots
             self._serving.pop(ref, None)
-            if ref in self.operations and ctx.cluster.gates.get(ref) != self.operations[ref].gate_mod:
+            if ref in self.operations and ref not in ctx.cluster.gates:
                 self._closed(ref)
             self._wake.set()
 
@@ -207,7 +212,7 @@ class Executor:
             return None
         self.operations[ref] = op
         if gate_mod > ctx.caught_up_at:
-            op.assume_free(ctx.config_id, self._others(ref.type))
+            op.assume_free(ctx.executor_id, self._others(ref.type))
         return op
 
     def _others(self, type_name: str) -> list[str]:
@@ -220,7 +225,7 @@ class Executor:
             ctx.client,
             ctx.keys,
             ctx.cluster.nodes,
-            ctx.config_id,
+            ctx.executor_id,
             self._others(op.ref.type),
             op.spec.rules.retry.maximum,
         )
@@ -238,10 +243,10 @@ class Executor:
         dead: list[str] = []
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p in free:
-            claim, mod, _ = decide.claim_for(None, self.ctx.config_id, self.ctx.incarnation, False, rules)
+            claim, mod, _ = decide.claim_for(None, self.ctx.executor_id, self.ctx.incarnation, False, rules)
             wants.append(t.Want(p, claim, mod))
         for p, seen, lost in again:
-            claim, mod, at_limit = decide.claim_for(seen, self.ctx.config_id, self.ctx.incarnation, lost, rules)
+            claim, mod, at_limit = decide.claim_for(seen, self.ctx.executor_id, self.ctx.incarnation, lost, rules)
             if at_limit:
                 over.append((p, seen, claim))
                 continue
@@ -386,7 +391,7 @@ class Executor:
         keys, p, claim = self.ctx.keys, event.partition, held.claim
         if event.kind in ("cancelled", "refused"):
             self._hint_released()
-            return t.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self.ctx.config_id))
+            return t.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self.ctx.executor_id))
         if event.kind in ("error", "crash"):
             self._count_failure()
             rules = op.spec.rules
@@ -398,7 +403,7 @@ class Executor:
                     event.error.strip().splitlines()[-1] if event.error.strip() else event.kind,
                     extra={"operation": str(op.ref), "partition": p, "attempt": claim.attempt},
                 )
-                waiting = decide.retried(claim, self.ctx.config_id, event.error, rfc3339(time.time() + pause))
+                waiting = decide.retried(claim, self.ctx.executor_id, event.error, rfc3339(time.time() + pause))
                 self._hint_released()
                 return t.wait_again(keys, op.ref, p, held.fence, waiting)
         else:
@@ -406,7 +411,7 @@ class Executor:
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
         outcome = Outcome(
             held.name,
-            self.ctx.config_id,
+            self.ctx.executor_id,
             self.ctx.incarnation,
             claim.attempt,
             rfc3339(event.started),
@@ -419,7 +424,7 @@ class Executor:
         except InvalidArgument as error:
             plain = Outcome(
                 held.name,
-                self.ctx.config_id,
+                self.ctx.executor_id,
                 self.ctx.incarnation,
                 claim.attempt,
                 outcome.started,
@@ -439,7 +444,9 @@ class Executor:
             if not op.held:
                 # The block is done: what failed here, or was left by others, may be claimable.
                 op.exhausted = False
-                if self.ctx.cluster.gates.get(op.ref) != op.gate_mod:
+                if op.spec.rules.batch:
+                    op.forget_candidates()
+                if op.ref not in self.ctx.cluster.gates:
                     self._closed(op.ref)
                 self._wake.set()
 
@@ -449,7 +456,7 @@ class Executor:
         writes = []
         for p in partitions:
             held = op.held[p]
-            waiting = decide.released(held.claim, self.ctx.config_id)
+            waiting = decide.released(held.claim, self.ctx.executor_id)
             writes.append((t.wait_again(self.ctx.keys, op.ref, p, held.fence, waiting), self._forget(op, p)))
         self.ctx.reporter.submit(writes)
         self._hint_released()
@@ -481,7 +488,7 @@ class Executor:
             return
         if ref in self._serving:
             return
-        write = t.wait_again(self.ctx.keys, ref, partition, mod, decide.released(claim, self.ctx.config_id))
+        write = t.wait_again(self.ctx.keys, ref, partition, mod, decide.released(claim, self.ctx.executor_id))
         self.ctx.reporter.submit([(write, lambda applied: None)])
         self._hint_released()
 

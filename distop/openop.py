@@ -118,6 +118,17 @@ class OpenOperation:
         self.free = deque(decide.rendezvous(range(self.plan.count), executor, others, str(self.ref)))
         self.fresh = False
 
+    def forget_candidates(self) -> None:
+        """What was known of free jobs is too old: list before the next claim."""
+        self.free.clear()
+        self.again.clear()
+
+    def reopened(self, gate_mod: int) -> None:
+        """The operation was paused and resumed: the same plan behind a new gate."""
+        self.gate_mod = gate_mod
+        self.exhausted = False
+        self.forget_candidates()
+
     async def look(
         self, client: EtcdClient, keys: Keys, live: Collection[str], executor: str, others: Sequence[str], patience: float
     ) -> None:

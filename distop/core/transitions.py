@@ -644,3 +644,27 @@ def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:
     """"My election": the guard of every coordinator write (I8)."""
     return unchanged(keys.coordinator(table, type_name), fence)
+
+
+# --------------------------------------------------------------------- history
+
+
+def forget(keys: Keys, old: Sequence[tuple[OperationRef, int]]) -> Txn:
+    """Delete old history records, each as it was read: (operation, its record's mod revision). Each alone."""
+    return Txn(
+        (),
+        tuple(
+            Txn(
+                (unchanged(keys.history(ref), mod),),
+                (Delete(keys.history(ref)), Delete(*_chunks_of_history(keys, ref))),
+            )
+            for ref, mod in old
+        ),
+        (),
+        "forget",
+    )
+
+
+def _chunks_of_history(keys: Keys, ref: OperationRef) -> tuple[str, str]:
+    key = keys.history(ref)
+    return f"{key}.", f"{key}/"

@@ -1,0 +1,133 @@
+"""The executor daemon: waits for etcd, lives one incarnation after another, stops on SIGTERM or SIGINT.
+
+It never gives up: an etcd that cannot be reached, a lost session and an unexpected error are told in the log and
+tried again with back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import random
+import re
+import signal
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from distop import logs
+from distop.errors import (
+    ClusterChanged,
+    DistopError,
+    EtcdUnavailable,
+    InvalidArgument,
+    NotAllowed,
+    PermissionDenied,
+    SessionLost,
+    describe,
+)
+from distop.incarnation import Incarnation
+from distop.store.client import EtcdClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from distop.config import ExecutorConfig
+
+PAUSE = (0.5, 15.0)
+"""Seconds of back-off between incarnations, first and longest."""
+LONG_LIFE = 60.0
+"""An incarnation that lived so long (seconds) starts the back-off anew."""
+
+
+@contextlib.contextmanager
+def locked(work_dir: Path) -> Iterator[None]:
+    """Own a work directory alone. Raises NotAllowed while another daemon has it, InvalidArgument where it cannot be
+    written.
+    """
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        file = open(work_dir / "lock", "a+")  # noqa: SIM115 (held as long as the daemon lives)
+    except OSError as error:
+        raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise NotAllowed(
+                f"the work directory {work_dir} belongs to a running executor: give this one another (--work-dir)"
+            ) from None
+        yield
+
+
+def stable_id(work_dir: Path, wanted: str | None) -> str:
+    """The executor's id: as told, else the one kept in the work directory, else a new one that is kept there."""
+    if wanted:
+        return wanted
+    file = work_dir / "executor-id"
+    with contextlib.suppress(FileNotFoundError):
+        kept = file.read_text().strip()
+        if kept:
+            return kept
+    host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname())[:40] or "executor"
+    new = f"{host}-{uuid.uuid4().hex[:4]}"
+    scratch = file.with_suffix(".new")
+    scratch.write_text(new + "\n")
+    os.replace(scratch, file)
+    return new
+
+
+async def run_executor(config: ExecutorConfig) -> int:
+    """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
+
+    Raises NotAllowed or InvalidArgument where it cannot begin at all.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    with locked(config.work_dir):
+        executor_id = stable_id(config.work_dir, config.executor_id)
+        log = logs.get("distop.executor")
+        log.info("executor %s, work directory %s", executor_id, config.work_dir)
+        pause = PAUSE[0]
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                await _live(config, executor_id, stop, log)
+            except SessionLost as error:
+                log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
+            except (EtcdUnavailable, PermissionDenied, ClusterChanged) as error:
+                log.warning("waiting for etcd: %s", error)
+            except DistopError as error:
+                log.error("%s", error)
+            except Exception as error:
+                log.error("unexpected error: %s", describe(error), exc_info=True)
+            if stop.is_set():
+                break
+            if time.monotonic() - began > LONG_LIFE:
+                pause = PAUSE[0]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, PAUSE[1])
+    return 0
+
+
+async def _live(config: ExecutorConfig, executor_id: str, stop: asyncio.Event, log: logs.ContextLogger) -> None:
+    client = EtcdClient(config.etcd)
+    try:
+        connecting = asyncio.ensure_future(client.connect())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            return
+        connecting.result()
+        await Incarnation(config, client, executor_id, log).run(stop)
+    finally:
+        await client.close()

@@ -1,0 +1,270 @@
+"""One life of a daemon: a session, what it watches, its worker, and its two roles.
+
+An incarnation ends when the daemon stops or when its session is lost; in the second case everything of it is dropped
+at once (its child is killed by the guardian before the lease can expire) and a new incarnation begins with a new id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop import __version__
+from distop.core import keys as K
+from distop.core.keys import Keys
+from distop.core.model import MAX_OUTCOME_BYTES, Claim, Node, dumps, loads
+from distop.core.txn import Put, Txn, TxnResult, unchanged
+from distop.core.view import Change, ClusterView
+from distop.elections import Elections
+from distop.errors import InvalidArgument, SessionLost
+from distop.executor import Executor
+from distop.pruning import HistoryPruner
+from distop.reporter import Reporter
+from distop.store.session import Session
+from distop.store.watch import Feed
+from distop.worker.host import Worker
+from distop.worker.model import WorkerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.config import ExecutorConfig
+    from distop.core.keys import ParsedKey
+    from distop.core.model import Declaration
+    from distop.logs import ContextLogger
+    from distop.store.client import EtcdClient
+    from distop.store.watch import Batch
+
+STOP_GRACE = 15.0
+"""Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
+
+
+class Context:
+    """What the roles of one incarnation share. Built by :class:`Incarnation`."""
+
+    config: ExecutorConfig
+    client: EtcdClient
+    keys: Keys
+    log: ContextLogger
+    incarnation: str
+    executor_id: str
+    cluster: ClusterView
+    session: Session
+    worker: Worker
+    reporter: Reporter
+    types: frozenset[str]
+    """The operation types that this node offers."""
+    caught_up_at: int
+    """The revision of the first listing: what was written later was seen from its first event on."""
+    lost: asyncio.Future[Any]
+    """Fails with SessionLost when the session ends."""
+
+    async def commit(self, txn: Txn) -> TxnResult:
+        """Commit until the outcome is known. Raises SessionLost when the session ends first."""
+        if self.lost.done():
+            self.lost.result()
+        return await self.client.commit(txn, until=self.lost)
+
+    async def announce_released(self) -> None:
+        """Tell other nodes that claims wait. Raises SessionLost."""
+        raise NotImplementedError
+
+    async def prune_history(self, table: str) -> None:
+        """Bound a table's history."""
+        raise NotImplementedError
+
+    @staticmethod
+    def encode(value: Any) -> bytes:
+        """A checkpoint as stored. Raises InvalidArgument where it is too large."""
+        data = dumps(value)
+        if len(data) > MAX_OUTCOME_BYTES:
+            raise InvalidArgument(f"a checkpoint has {len(data)} bytes; at most {MAX_OUTCOME_BYTES} are kept")
+        return data
+
+    @staticmethod
+    def decode(value: bytes) -> Any:
+        """A checkpoint as it was saved."""
+        return loads(value)
+
+
+class Incarnation(Context):
+    """Runs both roles until it is stopped or its session is lost."""
+
+    def __init__(self, config: ExecutorConfig, client: EtcdClient, executor_id: str, log: ContextLogger) -> None:
+        self.config = config
+        self.client = client
+        self.keys = Keys(config.namespace)
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.executor_id = executor_id
+        self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
+        self.cluster = ClusterView(self.keys)
+        self.types = frozenset()
+        self.caught_up_at = 0
+        self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
+        self._announcing = asyncio.Lock()
+        self._pruner = HistoryPruner(self)
+        self._caught_up = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Live until ``stop`` is set (then end gracefully) or the session is lost (SessionLost).
+
+        Raises EtcdUnavailable and its like from the first requests; the caller tries again.
+        """
+        self.lost = asyncio.get_running_loop().create_future()
+        self.lost.add_done_callback(lambda future: future.exception())
+        self.worker = Worker(self._worker_config(), log=self.log)
+        feeds: list[Feed] = []
+        jobs: list[asyncio.Task[Any]] = []
+        graceful = False
+        try:
+            declarations = await self.worker.start()
+            self.types = frozenset(d.type_name for d in declarations)
+            await self._publish(declarations)
+            self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
+            self.session = Session(
+                self.client,
+                self.keys.node(self.incarnation),
+                self._node.encode(),
+                ttl=self.config.ttl,
+                on_deadline_moved=self.worker.set_deadline,
+            )
+            await self.session.start()
+            self.reporter = Reporter(self.client, self.lost, self.log)
+            self.executor = Executor(self)
+            self.elections = Elections(self)
+            jobs.append(asyncio.ensure_future(self._fail_when_lost()))
+            for first, after, families in self._watched():
+                feed = Feed(
+                    self.client, first, after, self._folder(families), relist_every=self.config.poll, name=families[0]
+                )
+                feeds.append(feed)
+                await feed.start()
+            self.caught_up_at = max(feed.revision for feed in feeds)
+            self._caught_up = True
+            self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
+            self.executor.cluster_changed(hint=True)
+            self.elections.cluster_changed()
+            jobs += [asyncio.ensure_future(work) for work in (self.executor.run(), self._poll())]
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({stopping, self.lost, *jobs}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            for job in jobs:
+                if job.done() and not job.cancelled():
+                    job.result()
+            if self.lost.done():
+                self.lost.result()
+            graceful = True
+            await self._stop_gracefully()
+        finally:
+            await self._tear_down(feeds, jobs, graceful)
+
+    def _worker_config(self) -> WorkerConfig:
+        c = self.config
+        return WorkerConfig(
+            work_dir=c.work_dir,
+            executor=self.executor_id,
+            incarnation=self.incarnation,
+            slots=c.slots,
+            shared_dir=c.shared_dir,
+            spark_master=c.spark_master,
+            spark_conf=c.spark_conf,
+            log_level=c.log_level,
+        )
+
+    def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Node, Open and Pending are neighbours in the key order: one stream shows them as one."""
+        node, _ = self.keys.family(K.NODE)
+        _, after = self.keys.family(K.PENDING)
+        return [(node, after, (K.NODE, K.OPEN, K.PENDING)), (*self.keys.family(K.COORDINATOR), (K.COORDINATOR,))]
+
+    def _folder(self, families: Sequence[str]) -> Any:
+        def fold(batch: Batch) -> None:
+            changes = [Change(event.kv, event.deleted) for event in batch.events]
+            before = dict(self.cluster.nodes)
+            changed = self.cluster.replace(families, changes) if batch.listing else self.cluster.apply(changes)
+            if self._caught_up and (changed or batch.listing):
+                self._changed(changed, before, batch.listing)
+
+        return fold
+
+    def _changed(self, changed: Sequence[ParsedKey], before: dict[str, Node], listing: bool) -> None:
+        nodes = self.cluster.nodes
+        if self.incarnation not in nodes and self.incarnation in before:
+            self.session.node_key_gone()
+            return
+        gone = any(inc not in nodes for inc in before)
+        released = any(
+            key.family == K.NODE
+            and key.id != self.incarnation
+            and key.id in before
+            and key.id in nodes
+            and nodes[key.id].released != before[key.id].released
+            for key in changed
+        )
+        self.executor.cluster_changed(hint=gone or released or listing)
+        self.elections.cluster_changed()
+
+    async def _fail_when_lost(self) -> None:
+        reason = await self.session.wait_lost()
+        if not self.lost.done():
+            self.lost.set_exception(SessionLost(reason))
+
+    async def _publish(self, declarations: Sequence[Declaration]) -> None:
+        """Publish what this node offers, where it is not published yet, or differs."""
+        for declaration in declarations:
+            key, value = self.keys.behavior(declaration.type_name), declaration.encode()
+            found = await self.client.get(key)
+            if found is None or found.value != value:
+                seen = found.mod_revision if found is not None else 0
+                await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
+
+    async def announce_released(self) -> None:
+        async with self._announcing:
+            self._node = replace(self._node, released=self._node.released + 1)
+            await self.session.update(self._node.encode())
+
+    async def prune_history(self, table: str) -> None:
+        await self._pruner.prune(table)
+
+    async def _poll(self) -> None:
+        """A poll backs every watch: claims and elections that name me and that I know nothing of are settled."""
+        while True:
+            await asyncio.sleep(self.config.poll)
+            if not self.cluster.gates and not self.cluster.pending:
+                continue
+            listing = await self.client.list(*self.keys.family(K.CLAIM))
+            for kv in listing.kvs:
+                if self.incarnation.encode() not in kv.value:
+                    continue
+                key, claim = self.keys.parse(kv.key), Claim.decode(kv.value)
+                if key.ref is not None and claim.incarnation == self.incarnation:
+                    self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
+            self.executor.cluster_changed(hint=True)
+            self.elections.poll()
+
+    async def _stop_gracefully(self) -> None:
+        self.log.info("stopping: running jobs are stopped and released")
+        started = time.monotonic()
+        await self.executor.stop(STOP_GRACE)
+        await self.elections.stop()
+        await self.session.close()
+        self.log.info("stopped in %.1f s", time.monotonic() - started)
+
+    async def _tear_down(self, feeds: Sequence[Feed], jobs: Sequence[asyncio.Task[Any]], graceful: bool) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
+        if hasattr(self, "executor"):
+            self.executor.close()
+            self.reporter.close()
+            self.elections.close()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await asyncio.gather(*(feed.close() for feed in feeds), return_exceptions=True)
+        await self.worker.stop(STOP_GRACE if graceful else 0.0)
+        if hasattr(self, "session") and not graceful:
+            await self.session.close()
