@@ -8,7 +8,6 @@ completion and cleanup code run in the child.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from dataclasses import replace
@@ -24,7 +23,6 @@ from distop.core.model import (
     Outcome,
     Plan,
     State,
-    dumps,
     from_ranges,
     loads,
     rfc3339,
@@ -32,7 +30,7 @@ from distop.core.model import (
 )
 from distop.core.txn import Get
 from distop.core.view import Change, TypeView
-from distop.errors import DistopError, OutcomeUnknown, SessionLost, describe
+from distop.errors import DistopError, SessionLost, describe
 from distop.store.watch import Feed
 from distop.worker.model import JobItem, WorkerError
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.core.model import OperationRef, PartitionPlan
-    from distop.core.txn import KeyValue, TxnResult
+    from distop.core.txn import KeyValue, Txn, TxnResult
     from distop.core.view import OperationView
     from distop.incarnation import Context
     from distop.store.watch import Batch
@@ -190,7 +188,7 @@ class Coordinator:
             case _:
                 return True
 
-    async def _commit(self, txn: t.Txn) -> bool:
+    async def _commit(self, txn: Txn) -> bool:
         result = await self._ctx.commit(txn)
         await self._caught_up(result)
         return result.succeeded
@@ -255,7 +253,8 @@ class Coordinator:
     # --------------------------------------------------------------- complete
 
     async def _complete(self, op: OperationView, decision: Decision) -> bool:
-        assert op.spec is not None and op.decision is not None
+        assert op.spec is not None
+        assert op.decision is not None
         ref, spec = op.ref, op.spec
         if ref.type not in self._ctx.types:
             return False
@@ -276,7 +275,8 @@ class Coordinator:
         return await self._finish(op, decision, op.decision.mod, done.report, done.failure)
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
-        assert op.spec is not None and op.decision is not None
+        assert op.spec is not None
+        assert op.decision is not None
         attempts = decision.attempts + 1
         if error.kind == "fatal" and op.spec.rules.can_fail:
             attempts = max(attempts, op.spec.rules.retry.attempts)
@@ -289,9 +289,7 @@ class Coordinator:
             after = replace(after, verdict=State.FAILED, retry_at="")
         return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
 
-    async def _outcomes(
-        self, ref: OperationRef, total: int, start: int
-    ) -> tuple[list[dict[str, Any]], int | None]:
+    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[dict[str, Any]], int | None]:
         """A page of outcomes from ordinal ``start`` on, and where the next one starts."""
         rows: list[dict[str, Any]] = []
         root, after = self._keys.root(ref), min(start + OUTCOMES_PAGE, total)

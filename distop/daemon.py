@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import os
 import random
 import re
 import signal
@@ -51,7 +50,7 @@ def locked(work_dir: Path) -> Iterator[None]:
     """
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
-        file = open(work_dir / "lock", "a+")  # noqa: SIM115 (held as long as the daemon lives)
+        file = (work_dir / "lock").open("a+")
     except OSError as error:
         raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None
     with file:
@@ -77,7 +76,7 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
     new = f"{host}-{uuid.uuid4().hex[:4]}"
     scratch = file.with_suffix(".new")
     scratch.write_text(new + "\n")
-    os.replace(scratch, file)
+    scratch.replace(file)
     return new
 
 

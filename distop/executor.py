@@ -346,9 +346,7 @@ class Executor:
             await ctx.worker.run(
                 request,
                 lambda events: self._ended(op, events),
-                on_status=lambda p, text: ctx.log.info(
-                    "%s", text, extra={"operation": str(op.ref), "partition": p}
-                ),
+                on_status=lambda p, text: ctx.log.info("%s", text, extra={"operation": str(op.ref), "partition": p}),
                 on_progress=lambda p, value: self._checkpoint(op, p, value),
             )
         except (SessionLost, asyncio.CancelledError):
@@ -400,7 +398,7 @@ class Executor:
                 self.ctx.log.warning(
                     "the job broke (again in %.1f s): %s",
                     pause,
-                    event.error.strip().splitlines()[-1] if event.error.strip() else event.kind,
+                    event.error.strip().splitlines()[0] if event.error.strip() else event.kind,
                     extra={"operation": str(op.ref), "partition": p, "attempt": claim.attempt},
                 )
                 waiting = decide.retried(claim, self.ctx.executor_id, event.error, rfc3339(time.time() + pause))

@@ -7,6 +7,7 @@ at once (its child is killed by the guardian before the lease can expire) and a 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 import uuid
@@ -20,7 +21,7 @@ from distop.core.model import MAX_OUTCOME_BYTES, Claim, Node, dumps, loads
 from distop.core.txn import Put, Txn, TxnResult, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
-from distop.errors import InvalidArgument, SessionLost
+from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown, SessionLost
 from distop.executor import Executor
 from distop.pruning import HistoryPruner
 from distop.reporter import Reporter
@@ -67,7 +68,12 @@ class Context:
         """Commit until the outcome is known. Raises SessionLost when the session ends first."""
         if self.lost.done():
             self.lost.result()
-        return await self.client.commit(txn, until=self.lost)
+        try:
+            return await self.client.commit(txn, until=self.lost)
+        except (OutcomeUnknown, EtcdUnavailable):
+            if self.lost.done():
+                self.lost.result()
+            raise
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""
@@ -116,7 +122,7 @@ class Incarnation(Context):
         """
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
-        self.worker = Worker(self._worker_config(), log=self.log)
+        self.worker = Worker(self._worker_config(), log=self.log.logger)
         feeds: list[Feed] = []
         jobs: list[asyncio.Task[Any]] = []
         graceful = False
@@ -129,7 +135,7 @@ class Incarnation(Context):
                 self.client,
                 self.keys.node(self.incarnation),
                 self._node.encode(),
-                ttl=self.config.ttl,
+                ttl=math.ceil(self.config.ttl),
                 on_deadline_moved=self.worker.set_deadline,
             )
             await self.session.start()
@@ -209,7 +215,7 @@ class Incarnation(Context):
         self.elections.cluster_changed()
 
     async def _fail_when_lost(self) -> None:
-        reason = await self.session.wait_lost()
+        reason = await asyncio.shield(self.session.lost)
         if not self.lost.done():
             self.lost.set_exception(SessionLost(reason))
 

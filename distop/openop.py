@@ -44,7 +44,9 @@ class Held:
 class OpenOperation:
     """One open operation. ``gate_mod`` is its gate's mod revision; a new gate makes a new object."""
 
-    def __init__(self, ref: OperationRef, gate_mod: int, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]) -> None:
+    def __init__(
+        self, ref: OperationRef, gate_mod: int, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]
+    ) -> None:
         self.ref = ref
         self.gate_mod = gate_mod
         self.spec = spec
@@ -130,7 +132,13 @@ class OpenOperation:
         self.forget_candidates()
 
     async def look(
-        self, client: EtcdClient, keys: Keys, live: Collection[str], executor: str, others: Sequence[str], patience: float
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        live: Collection[str],
+        executor: str,
+        others: Sequence[str],
+        patience: float,
     ) -> None:
         """List the operation's job states and claims, and sort what may be claimed now."""
         ended = await self._ended(client, keys)
@@ -146,10 +154,10 @@ class OpenOperation:
                 mod, since = seen_before.get(p, (0, clock))
                 self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
                 unchanged[p] = clock - self._first_seen[p][1]
-        found = decide.claimable(
-            self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience
+        found = decide.claimable(self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience)
+        self.free = deque(
+            decide.rendezvous([p for p in found.free if p not in self.held], executor, others, str(self.ref))
         )
-        self.free = deque(decide.rendezvous([p for p in found.free if p not in self.held], executor, others, str(self.ref)))
         self.again = {p: (claims[p], False) for p in found.waiting}
         self.again |= {p: (claims[p], True) for p in found.lost}
         self.next_due = found.next_due

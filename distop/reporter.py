@@ -46,7 +46,12 @@ class Reporter:
     async def write(self, write: Guarded) -> bool:
         """Submit one write and wait for its answer. Raises SessionLost if the session ends first."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.submit([(write, lambda applied: done.done() or done.set_result(applied))])
+
+        def answered(applied: bool) -> None:
+            if not done.done():
+                done.set_result(applied)
+
+        self.submit([(write, answered)])
         await asyncio.wait({done, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             self._lost.result()
@@ -99,7 +104,7 @@ class Reporter:
 
     def _done(self, commit: asyncio.Task[None]) -> None:
         self._in_flight.discard(commit)
-        if not commit.cancelled() and (error := commit.exception()) is not None:
+        if not commit.cancelled() and (error := commit.exception()) is not None and not self._lost.done():
             self._log.error("a group of reports could not be written: %s", error)
         self._pump()
 
@@ -111,6 +116,6 @@ class Reporter:
             alone = await self._client.commit(t.one_by_one(writes), until=self._lost)
             applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
             if not all(applied):
-                self._log.info("%d of %d reports lost their fence: another holder has the jobs", applied.count(False), len(group))
+                self._log.info("%d of %d reports lost their fence to another holder", applied.count(False), len(group))
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)
