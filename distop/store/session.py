@@ -1,0 +1,308 @@
+"""The session of one incarnation: a lease with its node key, and the deadline by which everything under it stops.
+
+The deadline is what makes a lost session safe: it lies before the earliest moment at which etcd can expire the
+lease, whatever happens to messages, and it is known here without asking anyone (L1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from distop.core.txn import Compare, Get, GetResult, Put, Relation, Target, Txn, absent
+from distop.errors import (
+    ClusterChanged,
+    DistopError,
+    EtcdRejected,
+    EtcdUnavailable,
+    LeaseNotFound,
+    OutcomeUnknown,
+    SessionLost,
+    describe,
+)
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.transport import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.store.client import EtcdClient
+
+log = logging.getLogger("distop.store")
+
+_CHECK_EVERY = 0.2  # seconds at most between two looks at the clock
+
+
+def boottime() -> float:
+    """Seconds on the clock of all deadlines: it counts while the machine is suspended (L1)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def new_lease_id() -> int:
+    """An id for a lease, chosen here so that a repeated grant recognizes itself (L6)."""
+    return secrets.randbits(62) + 1
+
+
+class Session:
+    """Keeps the lease of one incarnation, with its node key, alive.
+
+    ``ttl`` is asked for in whole seconds (etcd's least is about 2, L7); the granted one counts (L2). ``margin``:
+    seconds between the deadline and the earliest expiry, for those who have to stop in time (default: 1 s, or a quarter
+    of the TTL). ``on_deadline_moved`` gets each new deadline, on the clock of :func:`boottime`.
+
+    ``lost`` is done, with the reason, as soon as the session is over: the lease or the node key is gone, or the
+    deadline has passed. It never comes back; what follows is a new incarnation.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        node_key: str,
+        value: bytes,
+        ttl: int,
+        *,
+        lease_id: int = 0,
+        margin: float | None = None,
+        on_deadline_moved: Callable[[float], None] | None = None,
+    ) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.node_key = node_key
+        self.lease_id = lease_id or new_lease_id()
+        self.ttl = ttl
+        self.deadline = 0.0
+        self.create_revision = 0
+        """The node key's create revision: it identifies the session in guards."""
+        self._client = client
+        self._value = value
+        self._margin = margin
+        self._on_deadline_moved = on_deadline_moved
+        self._tasks: list[asyncio.Task[None]] = []
+        self._updating = asyncio.Lock()
+        self._call: Any = None
+        self._address = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether something may still be done under this session: looks at the clock, not only at ``lost``."""
+        return self.create_revision > 0 and not self.lost.done() and boottime() < self.deadline
+
+    @property
+    def margin(self) -> float:
+        """Seconds between the deadline and the earliest moment at which the lease can expire."""
+        return self._margin if self._margin is not None else min(1.0, self.ttl / 4)
+
+    # ---- for the owner
+
+    async def start(self) -> None:
+        """Grant the lease and put the node key on it; keep both until :meth:`close`.
+
+        Raises SessionLost when the node key exists already or the lease ends meanwhile, and what ``commit`` raises.
+        """
+        sent = boottime()
+        self.ttl = await self._client.grant(self.ttl, self.lease_id)
+        if boottime() - sent <= self.ttl / 3:
+            self._move_deadline(sent)
+        while not self.deadline:  # etcd was long in answering: begin with a renewal
+            try:
+                await self._renew(self.ttl / 3)
+            except RequestFailed:
+                await asyncio.wait([self.lost], timeout=0.1)
+            if self.lost.done():
+                raise SessionLost(f"The session is over before it began: {self.lost.result()}.")
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._guard(), name="distop-session-guard"),
+            loop.create_task(self._keep_alive(), name="distop-session-keep-alive"),
+        ]
+        try:
+            await self._put_node_key()
+        except BaseException:
+            await self._stop()
+            raise
+        self._tasks.append(loop.create_task(self._verify(), name="distop-session-verify"))
+
+    async def update(self, value: bytes) -> None:
+        """Rewrite the node key under the same lease. Raises SessionLost when it is gone, and what ``commit`` raises."""
+        async with self._updating:
+            if self.lost.done():
+                raise SessionLost(self.lost.result())
+            same = Compare(self.node_key, Target.CREATE, Relation.EQUAL, self.create_revision)
+            txn = Txn((same,), (Put(self.node_key, value, self.lease_id),), label="node update")
+            try:
+                result = await self._client.commit(txn, until=self.lost)
+            except LeaseNotFound:
+                self._lose("its lease is gone")
+                raise SessionLost(self.lost.result()) from None
+            except (OutcomeUnknown, EtcdUnavailable) as error:
+                if self.lost.done():
+                    raise SessionLost(self.lost.result()) from error
+                raise
+            if not result.succeeded:
+                self.node_key_gone()
+                raise SessionLost(self.lost.result())
+            self._value = value
+
+    def node_key_gone(self) -> None:
+        """The owner saw the deletion of the node key: the session is over, whatever renewals say (L2)."""
+        self._lose(f"its node key {self.node_key} was deleted")
+
+    async def close(self) -> None:
+        """End the session in order: revoke the lease, with the node key, so that nobody waits for its expiry."""
+        was_lost = self.lost.done()
+        await self._stop()
+        if not was_lost:
+            self._lose("it was closed")
+        left = max(self.deadline - boottime(), 0.0)
+        if not was_lost and left:
+            with contextlib.suppress(DistopError):
+                await self._client.revoke(self.lease_id, deadline=min(left, 5.0))
+
+    # ---- the deadline
+
+    def _move_deadline(self, sent: float) -> None:
+        """An answer arrived to what was sent at ``sent``: the lease lives at least a TTL from then on (L1)."""
+        deadline = sent + self.ttl - self.margin
+        if self.deadline and boottime() >= self.deadline:
+            self._lose("no renewal was acknowledged before the deadline")  # those who stopped cannot be called back
+            return
+        if deadline > self.deadline:
+            self.deadline = deadline
+            if self._on_deadline_moved is not None:
+                self._on_deadline_moved(deadline)
+
+    async def _guard(self) -> None:
+        """Looks at the clock often: the loop's own timers do not count while the machine is suspended."""
+        while not self.lost.done():
+            left = self.deadline - boottime()
+            if left <= 0:
+                self._lose("no renewal was acknowledged before the deadline")
+                return
+            await asyncio.wait([self.lost], timeout=min(left, _CHECK_EVERY))
+
+    def _lose(self, reason: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        log.info("session %s is over: %s", self.node_key, reason)
+        if self._call is not None:
+            self._call.cancel()
+
+    # ---- the lease
+
+    async def _put_node_key(self) -> None:
+        txn = Txn(
+            (absent(self.node_key),),
+            (Put(self.node_key, self._value, self.lease_id), Get(self.node_key)),
+            (Get(self.node_key),),
+            label="node",
+        )
+        try:
+            result = await self._client.commit(txn, until=self.lost)
+        except LeaseNotFound:
+            raise SessionLost("The lease ended before the node key was written.") from None
+        except (OutcomeUnknown, EtcdUnavailable) as error:
+            if self.lost.done():
+                raise SessionLost(f"The session is over before it began: {self.lost.result()}.") from error
+            raise
+        found = result.responses[-1]
+        node = found.kv if isinstance(found, GetResult) else None
+        # A refusal is our own earlier copy when the key is on our lease (T9).
+        if node is None or node.lease != self.lease_id:
+            raise SessionLost(f"The node key {self.node_key} exists already: an incarnation is used once.")
+        self.create_revision = node.create_revision
+
+    async def _keep_alive(self) -> None:
+        """Renew every TTL/3, one request outstanding on one stream (L1, L3)."""
+        interval = self.ttl / 3
+        try:
+            while not self.lost.done():
+                started = boottime()
+                try:
+                    await self._renew(interval)
+                except (RequestFailed, EtcdRejected) as error:
+                    log.warning("session %s: renewal failed: %s; trying again", self.node_key, error)
+                    # "not a primary lessor" and the like: again at once, but not in a busy loop (L2).
+                    await asyncio.wait([self.lost], timeout=min(0.1, interval / 4))
+                    continue
+                await asyncio.wait([self.lost], timeout=max(interval - (boottime() - started), 0.0))
+        except (ClusterChanged, EtcdUnavailable) as error:
+            self._lose(describe(error))
+        finally:
+            self._drop_stream()
+
+    async def _renew(self, patience: float) -> None:
+        transport = self._client.transport
+        sent = boottime()
+        try:
+            async with asyncio.timeout(patience):
+                if self._call is None:
+                    self._call, self._address = await transport.stream(wire.KEEP_ALIVE)
+                await self._call.write(rpc.LeaseKeepAliveRequest(ID=self.lease_id))
+                answer = await self._call.read()
+        except TimeoutError:
+            # Blocked until the revocation of an expired lease (L3), or a member that does not answer: elsewhere.
+            transport.move_on(self._address)
+            self._drop_stream()
+            if not self.lost.done():
+                log.warning("session %s: a renewal was not answered within %.1f s", self.node_key, patience)
+            return
+        except grpc.aio.AioRpcError as error:
+            self._drop_stream()
+            raise transport.failed(error, self._address) from None
+        except asyncio.InvalidStateError:  # the stream had ended
+            self._drop_stream()
+            return
+        except asyncio.CancelledError:
+            if self.lost.done() and not _being_cancelled():
+                return
+            raise
+        if not isinstance(answer, rpc.LeaseKeepAliveResponse):  # a clean end of the stream
+            self._drop_stream()
+            return
+        transport.see(answer.header)
+        if answer.TTL <= 0:
+            self._lose("its lease is gone")
+            return
+        self.ttl = answer.TTL
+        self._move_deadline(sent)
+
+    def _drop_stream(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    async def _verify(self) -> None:
+        """Read the node key once a TTL: old servers acknowledge renewals of a lease that was revoked (L2)."""
+        while not self.lost.done():
+            await asyncio.wait([self.lost], timeout=self.ttl)
+            if self.lost.done():
+                return
+            try:
+                node = await self._client.get(self.node_key)
+            except ClusterChanged as error:
+                self._lose(describe(error))
+                return
+            except DistopError as error:
+                log.debug("session %s: the node key could not be read: %s", self.node_key, error)
+                continue
+            if node is None or node.create_revision != self.create_revision:
+                self.node_key_gone()
+
+    async def _stop(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,134 @@
+"""A TCP proxy on the loopback that loses, holds back or cuts what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class Mode(Enum):
+    """What becomes of the bytes."""
+
+    PASS = "both directions pass"
+    DROP_ANSWERS = "requests arrive, answers are lost"
+    HOLD_REQUESTS = "requests are kept back until the mode changes; answers pass"
+    BLACK_HOLE = "nothing passes, nothing is closed"
+
+
+@dataclass(eq=False)
+class _Pair:
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    held: list[bytes] = field(default_factory=list)
+
+
+class TcpProxy:
+    """Stands before one port. ``answered`` and ``requested`` count bytes that arrived here."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._mode = Mode.PASS
+        self._server: asyncio.Server | None = None
+        self._pairs: set[_Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self.requested = 0
+        self.answered = 0
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def set(self, mode: Mode) -> None:
+        """Change the mode. What was lost broke the connections, so they are cut when answers pass again."""
+        lossy = self._mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE)
+        self._mode = mode
+        for pair in self._pairs:
+            if mode is not Mode.HOLD_REQUESTS:
+                for data in pair.held:
+                    pair.server.write(data)
+                pair.held.clear()
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if lossy:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close all connections."""
+        for pair in list(self._pairs):
+            pair.client.close()
+            pair.server.close()
+
+    def cut_clients(self) -> None:
+        """Close the clients' side only: what is held back can still arrive at the server."""
+        for pair in list(self._pairs):
+            pair.client.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while self._mode is Mode.BLACK_HOLE:
+            await self._changed.wait()
+        try:
+            answers, server = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = _Pair(writer, server)
+        self._pairs.add(pair)
+        for task in (
+            asyncio.ensure_future(self._requests(reader, pair)),
+            asyncio.ensure_future(self._answers(answers, pair)),
+        ):
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _requests(self, reader: asyncio.StreamReader, pair: _Pair) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                self.requested += len(data)
+                if self._mode is Mode.HOLD_REQUESTS:
+                    pair.held.append(data)
+                elif self._mode is not Mode.BLACK_HOLE:
+                    pair.server.write(data)
+        while self._mode is Mode.HOLD_REQUESTS:
+            await self._changed.wait()
+        self._forget(pair, pair.server)
+
+    async def _answers(self, reader: asyncio.StreamReader, pair: _Pair) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                self.answered += len(data)
+                if self._mode in (Mode.PASS, Mode.HOLD_REQUESTS):
+                    pair.client.write(data)
+        self._forget(pair, pair.client)
+
+    def _forget(self, pair: _Pair, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        if pair.client.is_closing() and pair.server.is_closing():
+            self._pairs.discard(pair)

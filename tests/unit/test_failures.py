@@ -1,0 +1,53 @@
+"""What etcd's errors mean for the request (docs/etcd-rules.md, "Error classes")."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop.errors import Compacted, EtcdRejected, LeaseNotFound, PermissionDenied
+from distop.store.failures import Failure, Fate, classify, rejection
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "fate"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: refused", Fate.NOT_DONE),
+        ("UNAVAILABLE", "etcdserver: no leader", Fate.NOT_DONE),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", Fate.NOT_DONE),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Fate.TOKEN),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Fate.TOKEN),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", Fate.TOKEN),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Fate.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", Fate.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: request timed out", Fate.UNKNOWN),
+        ("UNAVAILABLE", "etcdserver: leader changed", Fate.UNKNOWN),
+        ("UNKNOWN", "not a primary lessor", Fate.UNKNOWN),
+        ("INTERNAL", "stream terminated", Fate.UNKNOWN),
+        ("CANCELLED", "", Fate.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Fate.UNKNOWN),  # T8
+        ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (9 vs. 4)", Fate.UNKNOWN),
+        ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (9 vs. 4)", Fate.FINAL),
+        ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", Fate.FINAL),
+        ("NOT_FOUND", "etcdserver: requested lease not found", Fate.FINAL),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", Fate.FINAL),
+    ],
+)
+def test_fates(code: str, detail: str, fate: Fate) -> None:
+    assert classify(code, detail).fate is fate
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "kind"),
+    [
+        ("NOT_FOUND", "etcdserver: requested lease not found", LeaseNotFound),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", PermissionDenied),
+        ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", PermissionDenied),
+        ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", EtcdRejected),
+    ],
+)
+def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdRejected]) -> None:
+    error = rejection(Failure(Fate.FINAL, code, detail))
+    assert type(error) is kind
+    assert error.detail == detail
+    assert detail in str(error)
