@@ -1,1 +1,1 @@
-"""The operation types that come with distop: installed as `distop_behaviors`, found by entry points (I44)."""
+"""The operation types that come with distop, one module or package each; they know only ``distop.behavior``."""

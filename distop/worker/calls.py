@@ -1,0 +1,156 @@
+"""What the child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import OutcomeRow, Summary
+from distop.core.model import MAX_ERROR_TEXT, MAX_PARTITIONS, PartitionPlan, TableRecord, chunked, shorten
+from distop.errors import InvalidArgument, OperationFailed, UsageError
+from distop.worker import protocol, shared
+from distop.worker.context import ANSWER_SECONDS, Context, Environment
+from distop.worker.explain import explain
+from distop.worker.runner import dump, validate
+from distop.worker.spark import SparkDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distop.behavior import Behavior
+
+
+class Call:
+    """One call, in a thread of its own. ``cancel`` is called by the reader."""
+
+    def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
+        self._env = env
+        self._message = message
+        self._on_spark_died = on_spark_died
+        self._items: list[Any] = list(message.get("items", ()))
+        self.number: int = message["call"]
+        self._stop = threading.Event()
+        self._table = TableRecord.from_json(message["table"]) if message["table"] else None
+        self._follow_ups: list[Mapping[str, Any]] = []
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        self._items += message["items"]
+
+    def cancel(self) -> None:
+        self._stop.set()
+        if self._env.spark.started:
+            tag = self._context().tag
+            threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
+
+    def run(self) -> None:
+        """Do it, and send its result or what went wrong."""
+        kinds: dict[str, Callable[[Behavior, Any], Any]] = {
+            "plan": self._plan,
+            "complete": self._complete,
+            "cleanup": self._cleanup,
+        }
+        try:
+            behavior = self._env.behavior(self._message["type"])
+            value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
+            self._env.outbox.send(protocol.ResultMessage(t="result", call=self.number, value=value))
+        except BaseException as error:
+            if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
+                self._on_spark_died(str(error))
+            fatal = isinstance(error, UsageError)
+            if not fatal:
+                self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
+            text = str(error) if fatal and str(error) else explain(error)
+            text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
+            kind = "fatal" if fatal else "transient"
+            self._env.outbox.send(
+                protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text)  # type: ignore[typeddict-item]
+            )
+        finally:
+            self._env.spark.unbind()
+
+    def _context(self, **fields: Any) -> Context:
+        ctx = Context(
+            self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields
+        )
+        ctx.call = f"{self._message['t']}{self.number}"
+        return ctx
+
+    def _plan(self, behavior: Behavior, arg: Any) -> Any:
+        if self._table is None:
+            raise InvalidArgument(f"{self._message['op']} belongs to no table, so there is nothing to plan")
+        ctx = self._context()
+        planned = behavior.partitions(self._table, arg, ctx)
+        partitions = select(planned.partitions, self._message["names"])
+        partitions = shared.spill(partitions, ctx.shared_dir, ctx.operation)
+        for chunk in chunked(partitions):
+            self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
+        return {"count": len(partitions), "version": planned.version}
+
+    def _complete(self, behavior: Behavior, arg: Any) -> Any:
+        message = self._message
+        summary = Summary(message["verdict"], message["total"], message["success"], message["failed"], self._rows)
+        ctx = self._context(follow_ups=self._follow_ups)
+        failure: str | None = None
+        try:
+            report = behavior.complete_operation(arg, self._table, summary, ctx)
+        except OperationFailed as error:
+            report, failure = error.report, str(error) or "the operation failed"
+        try:
+            encoded = dump({"report": _plain(report), "follow_ups": self._follow_ups})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"the report cannot be stored: {error}") from error
+        if len(encoded) > protocol.MAX_REPORT_BYTES:
+            raise InvalidArgument(
+                f"the report has {len(encoded)} bytes, at most {protocol.MAX_REPORT_BYTES} are kept: put what is "
+                "large into a file and name it in the report"
+            )
+        return {**json.loads(encoded), "failure": failure}
+
+    def _rows(self) -> Iterator[OutcomeRow]:
+        start: int | None = 0
+        while start is not None:
+            question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
+            page = self._env.outbox.ask(question, ANSWER_SECONDS)
+            for row in page["rows"]:
+                yield OutcomeRow(
+                    int(row["partition"]), row["name"], bool(row["success"]), row.get("result"), row.get("error") or ""
+                )
+            start = page["next"]
+
+    def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
+        for data, attempt, fence, _progress in self._items:
+            partition = PartitionPlan.from_json(data)
+            ctx = self._context(
+                partition=partition, attempt=attempt, fence=fence, incarnation=self._message["incarnation"]
+            )
+            partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+            behavior.cancel_job_and_cleanup(arg, partition, ctx)
+        return None
+
+
+def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:
+    """The partitions of a plan, those of the given names alone if there are any, numbered anew from 0 in their
+    order. Raises InvalidArgument for names that are unknown, empty or there twice, and over a million."""
+    known: set[str] = set()
+    for partition in partitions:
+        if not partition.name:
+            raise InvalidArgument(f"partition {partition.partition} has no name")
+        if partition.name in known:
+            raise InvalidArgument(f"the partition name {partition.name!r} is there twice")
+        known.add(partition.name)
+    if names is not None:
+        wanted = set(names)
+        if unknown := sorted(wanted - known):
+            few = ", ".join(repr(name) for name in unknown[:5])
+            rest = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            raise InvalidArgument(f"the table has no partition {few}{rest}")
+        partitions = [p for p in partitions if p.name in wanted]
+    if len(partitions) > MAX_PARTITIONS:
+        raise InvalidArgument(f"there are {len(partitions)} partitions: at most {MAX_PARTITIONS} are allowed")
+    return [p if p.partition == i else replace(p, partition=i) for i, p in enumerate(partitions)]
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

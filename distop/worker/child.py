@@ -1,0 +1,171 @@
+"""The child: the process that imports behaviors, runs their code and has the JVM. Its main thread reads what the
+daemon says; every run and call has a thread of its own.
+
+Started by the guardian as ``python -m distop.worker.child FD``, where FD is its end of the socket pair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import registered
+from distop.worker import protocol
+from distop.worker.calls import Call
+from distop.worker.context import Environment
+from distop.worker.explain import headline
+from distop.worker.outbox import Outbox
+from distop.worker.runner import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+INTERRUPT_SECONDS = 1.0
+"""How often the Spark jobs of what was cancelled are cancelled again: a job may have been about to start one."""
+
+
+class Child:
+    """The reader's loop, and the runs and calls that go on."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._outbox = Outbox(connection)
+        self._runs: dict[int, Run] = {}
+        self._calls: dict[int, Call] = {}
+        self._env: Environment | None = None
+
+    def serve(self) -> int:
+        """Until told to stop (0) or the daemon is gone."""
+        messages = self._messages()
+        config = next(messages, None)
+        if config is None:
+            return protocol.EXIT_DAEMON_GONE
+        logging.basicConfig(
+            level=config["log_level"].upper(),
+            format="%(asctime)s %(levelname)s %(name)s %(context)s%(message)s",
+            stream=sys.stderr,
+        )
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_with_context)
+        env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
+        self._outbox.start()
+        self._outbox.send(hello(env))
+        threading.Thread(target=self._interrupt_again, daemon=True).start()
+        for message in messages:
+            if message["t"] == "stop":
+                env.spark.stop()
+                return 0
+            self._dispatch(env, message)
+        return protocol.EXIT_DAEMON_GONE
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        decoder = protocol.Decoder()
+        while data := self._connection.recv(256 * 1024):
+            yield from decoder.feed(data)
+
+    def _dispatch(self, env: Environment, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "run":
+            run = self._runs.get(message["run"])
+            if run is None:
+                run = self._runs[message["run"]] = Run(env, message, self._spark_died)
+            else:
+                run.add(message)
+            if not message["more"]:
+                self._start(f"run-{run.number}", run, self._runs)
+        elif kind in ("plan", "complete", "cleanup"):
+            call = self._calls.get(message["call"])
+            if call is None:
+                call = self._calls[message["call"]] = Call(env, message, self._spark_died)
+            else:
+                call.add(message)
+            if not message.get("more"):
+                self._start(f"{kind}-{call.number}", call, self._calls)
+        elif kind == "cancel":
+            if "run" in message:
+                if (run := self._runs.get(message["run"])) is not None:
+                    run.cancel(message.get("partitions"))
+            elif (call := self._calls.get(message["call"])) is not None:
+                call.cancel()
+        elif kind == "probe":
+            run = self._runs.get(message["run"])
+            stubborn = run is not None and run.stubborn(message["grace"])
+            self._outbox.send(protocol.ProbedMessage(t="probed", run=message["run"], stubborn=stubborn))
+        elif kind == "reply":
+            self._outbox.answer(message)
+
+    def _start(self, name: str, work: Run | Call, running: dict[int, Any]) -> None:
+        def body() -> None:
+            try:
+                work.run()
+            except OSError:
+                pass  # the daemon is gone: the reader sees it too
+            finally:
+                running.pop(work.number, None)
+
+        # Plain threads: a thread takes part in Spark's pools and tags from its first ctx.spark on.
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+    def _interrupt_again(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(INTERRUPT_SECONDS):
+            for run in list(self._runs.values()):
+                run.interrupt()
+
+    def _spark_died(self, why: str) -> None:
+        """Leave at once, with a code that tells why; what had ended before is still told."""
+        logging.getLogger("distop.child").error("Spark is lost in this process, which therefore ends: %s", why)
+        try:
+            self._outbox.flush()
+        finally:
+            os._exit(protocol.EXIT_SPARK_DIED)
+
+
+def hello(env: Environment) -> protocol.HelloMessage:
+    """The declarations of all installed behaviors; one that cannot be loaded is skipped, with the reason."""
+    declarations: list[str] = []
+    skipped: dict[str, str] = {}
+    for name in sorted(registered()):
+        try:
+            declarations.append(type(env.behavior(name)).declaration().encode().decode())
+        except BaseException as error:
+            env.log.warning("the behavior %s cannot be loaded: %s", name, headline(error))
+            env.log.debug("that is because of", exc_info=error)
+            skipped[name] = headline(error)
+    return protocol.HelloMessage(t="hello", declarations=declarations, skipped=skipped)
+
+
+def _with_context(record: logging.LogRecord) -> bool:
+    fields: Mapping[str, Any] = record.__dict__
+    parts = [str(fields[name]) for name in ("operation", "partition") if name in fields]
+    if "attempt" in fields:
+        parts.append(f"#{fields['attempt']}")
+    record.context = " ".join(parts) + ": " if parts else ""
+    return True
+
+
+def main(argv: list[str]) -> None:
+    descriptor = int(argv[0])
+    # Neither the JVM nor any other program started here may hold the connection open.
+    os.set_inheritable(descriptor, False)
+    try:
+        code = Child(socket.socket(fileno=descriptor)).serve()
+    except ConnectionError:
+        code = protocol.EXIT_DAEMON_GONE
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of jobs may still run, and nothing that they do counts any more.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

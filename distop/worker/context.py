@@ -1,0 +1,221 @@
+"""What a behavior is given in the child: :class:`JobContext` made real, and what all contexts of a child share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import Behavior, JobContext, Progress, load
+from distop.core.model import MAX_OUTCOME_BYTES, dumps
+from distop.errors import InvalidArgument
+from distop.worker import protocol, shared
+from distop.worker.spark import SparkHolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import PartitionPlan, TableRecord
+    from distop.worker.outbox import Outbox
+
+PROGRESS_SECONDS = 1.0
+STATUS_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
+"""How long a checkpoint or a page of outcomes is waited for."""
+
+
+class Environment:
+    """What one child has: its settings, its connection, its Spark, the behaviors it has loaded."""
+
+    def __init__(self, config: Mapping[str, Any], work_dir: Path, outbox: Outbox) -> None:
+        self.work_dir = work_dir
+        self.shared_dir: str = config["shared_dir"]
+        self.outbox = outbox
+        self.spark = SparkHolder(config["spark_master"], config["executor"], work_dir, config["spark_conf"])
+        self.log = logging.getLogger("distop.child")
+        self._behaviors: dict[str, Behavior] = {}
+        self._lock = threading.Lock()
+
+    def behavior(self, type_name: str) -> Behavior:
+        """Raises UnknownBehavior, or whatever importing it raises."""
+        with self._lock:
+            if type_name not in self._behaviors:
+                self._behaviors[type_name] = load(type_name)
+            return self._behaviors[type_name]
+
+
+class JobProgress(Progress):
+    """The checkpoint of one job: goes to the daemon, which writes it under the claim's fence."""
+
+    def __init__(self, outbox: Outbox, run: int, partition: int, value: Any) -> None:
+        self._outbox = outbox
+        self._run = run
+        self._partition = partition
+        self._value = value
+        self._last = float("-inf")
+
+    def load(self) -> Any:
+        return self._value
+
+    def save(self, value: Any, *, force: bool = False) -> bool:
+        """See Progress.save; also False where the daemon could not save it (the claim is gone, or etcd is). Raises
+        InvalidArgument for what is not JSON or over 64 KiB."""
+        if not force and time.monotonic() - self._last < PROGRESS_SECONDS:
+            return False
+        try:
+            size = len(dumps(value))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
+        if size > MAX_OUTCOME_BYTES:
+            raise InvalidArgument(f"a checkpoint of {size} bytes is too large: at most {MAX_OUTCOME_BYTES} are kept")
+        self._last = time.monotonic()
+        question = protocol.ProgressMessage(
+            t="progress", run=self._run, partition=self._partition, value=value, seq=0
+        )
+        try:
+            saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
+        except (TimeoutError, RuntimeError):
+            return False
+        if saved:
+            self._value = value
+        return saved
+
+
+class NoProgress(Progress):
+    """In a batch, in planning and in completion there is no one job whose checkpoint it could be."""
+
+    def load(self) -> Any:
+        return None
+
+    def save(self, value: Any, *, force: bool = False) -> bool:
+        return False
+
+
+class Context(JobContext):
+    """One job, one batch, or one call."""
+
+    def __init__(
+        self,
+        env: Environment,
+        op: str,
+        table: TableRecord | None,
+        *,
+        number: int = 0,
+        partition: PartitionPlan | None = None,
+        attempt: int = 1,
+        fence: int = 0,
+        incarnation: str = "",
+        progress: Any = None,
+        cancelled: Callable[[int | None], bool] = lambda _: False,
+        fences: Mapping[int, int] | None = None,
+        follow_ups: list[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._env = env
+        self._number = number
+        self._fence = fence
+        self._fences = fences
+        self._incarnation = incarnation
+        self._loaded = progress
+        self._cancelled = cancelled
+        self._follow_ups = follow_ups
+        self._last_status = float("-inf")
+        self.operation = op
+        self.table = table
+        self.partition = partition
+        self.attempt = attempt
+        self.call = ""
+        """Which call of the child this is, where it is no run."""
+
+    @property
+    def tag(self) -> str:
+        """The Spark tag of this job: operation, job, attempt (a comma may not stand in it)."""
+        job = self.call or (f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._number}")
+        return f"{self.operation}-{job}-{self.attempt}".replace(",", "%2C")
+
+    @property
+    def spark(self) -> SparkSession:
+        name = f" {self.partition.name}" if self.partition is not None else ""
+        return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled(self.partition.partition if self.partition is not None else None)
+
+    def is_cancelled(self, partition: PartitionPlan) -> bool:
+        return self._cancelled(partition.partition)
+
+    def status(self, text: str) -> None:
+        now = time.monotonic()
+        if self._number and now - self._last_status >= STATUS_SECONDS:
+            self._last_status = now
+            ordinal = self.partition.partition if self.partition is not None else -1
+            line = text[:500].encode(errors="replace").decode()
+            message = protocol.StatusMessage(t="status", run=self._number, partition=ordinal, text=line)
+            self._env.outbox.send(message)
+
+    @cached_property
+    def shared_dir(self) -> str:  # type: ignore[override]
+        return shared.shared_of(self._env.shared_dir, self.table)
+
+    @cached_property
+    def work_dir(self) -> Path:  # type: ignore[override]
+        path = self._env.work_dir / "ops" / shared.operation_path(self.operation)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @cached_property
+    def progress(self) -> Progress:  # type: ignore[override]
+        if self.partition is None or not self._number:
+            return NoProgress()
+        return JobProgress(self._env.outbox, self._number, self.partition.partition, self._loaded)
+
+    @cached_property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:  # type: ignore[override]
+        fields = {"operation": self.operation, "attempt": self.attempt}
+        if self.partition is not None:
+            fields["partition"] = self.partition.name
+        return logging.LoggerAdapter(self._env.log, fields)
+
+    @property
+    def stage(self) -> str:
+        """Where this attempt's output is staged (published by being named in the outcome). Made on first use;
+        raises InvalidArgument where there is no shared directory or no one partition."""
+        if self.partition is None:
+            raise InvalidArgument("a batch has a stage for each partition: use stage_of(partition)")
+        return self.stage_of(self.partition)
+
+    def stage_of(self, partition: PartitionPlan) -> str:
+        """In a batch: the stage of one of its partitions."""
+        if not self.shared_dir:
+            raise InvalidArgument("there is no place for staged output: give the executors a --shared-dir")
+        fence = self._fence if self._fences is None else self._fences[partition.partition]
+        path = (
+            f"{self.shared_dir}/stage/{shared.operation_path(self.operation)}/{partition.partition:06d}/"
+            f"{fence}-{shared.folder(self._incarnation)}"
+        )
+        local = shared.local_path(path)
+        if local is None:
+            return path
+        local.mkdir(parents=True, exist_ok=True)
+        return str(local)
+
+    def stage_file(self, suffix: str = "") -> str:
+        """A new path in the stage, used by nobody else."""
+        return f"{self.stage}/{uuid.uuid4().hex}{suffix}"
+
+    def start_operation(
+        self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
+    ) -> None:
+        if self._follow_ups is None:
+            super().start_operation(type_name, table, arg, partitions=partitions)
+            return
+        if hasattr(arg, "model_dump"):
+            arg = arg.model_dump(mode="json")
+        names = list(partitions) if partitions is not None else None
+        self._follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names})

@@ -1,0 +1,416 @@
+"""The daemon's side of the worker: :class:`Worker` keeps a child alive, gives it runs and calls, and answers for
+each job exactly once, whatever happens to the child.
+
+Nothing here imports a behavior, pydantic or PySpark: the daemon stays small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.worker import protocol
+from distop.worker.gate import Gate, halves
+from distop.worker.keeper import Keeper
+from distop.worker.model import (
+    CompleteResult,
+    Death,
+    JobEnded,
+    JobItem,
+    PlanResult,
+    RunRequest,
+    WorkerConfig,
+    WorkerError,
+)
+from distop.worker.shared import operation_path
+from distop.worker.sinks import CallSink, RunSink
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+
+    from distop.core.model import Declaration
+
+__all__ = [
+    "CompleteResult",
+    "Death",
+    "JobEnded",
+    "JobItem",
+    "PlanResult",
+    "RunRequest",
+    "Worker",
+    "WorkerConfig",
+    "WorkerError",
+]
+
+CLEANUP_SECONDS = 60.0
+"""How long the cleanup of jobs may take whose child had to be killed."""
+
+
+class Worker:
+    """One child at a time, replaced when it dies. All methods are of the event loop that started it."""
+
+    def __init__(self, config: WorkerConfig, *, log: logging.Logger | None = None) -> None:
+        self.config = config
+        self.incarnation = config.incarnation
+        """The incarnation that new requests work under."""
+        self._log = log or logging.getLogger("distop.worker")
+        self._keeper = Keeper(config, self._log)
+        self._slots = asyncio.Semaphore(config.slots)
+        self._gate = Gate()
+        self._numbers = itertools.count(1)
+        self._runs: set[RunSink] = set()
+        self._calls: set[CallSink] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> tuple[Declaration, ...]:
+        """Start the child; what is installed. Raises WorkerError with the end of its log where it does not start."""
+        await self._keeper.ready()
+        return self.declarations
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What is installed; empty before the start."""
+        return self._keeper.declarations
+
+    @property
+    def deaths(self) -> int:
+        """How many children died or had to be killed."""
+        return self._keeper.deaths
+
+    @property
+    def running(self) -> bool:
+        """A child is there now."""
+        return self._keeper.child is not None
+
+    def notify_death(self, callback: Callable[[Death], None]) -> None:
+        """Have ``callback`` called whenever a child died or had to be killed; another one is started by itself."""
+        self._keeper.on_death = callback
+
+    def set_deadline(self, boottime: float) -> None:
+        """The time (seconds of CLOCK_BOOTTIME) at which the guardian kills the child; 0: none."""
+        self._keeper.set_deadline(boottime)
+
+    def renew(self, incarnation: str, deadline: float) -> None:
+        """Go on under a new session. What is left of requests made under the former one ends as cancelled or
+        refused; that the former child is dead was for :meth:`abort` or the guardian to see to."""
+        self.incarnation = incarnation
+        self.set_deadline(deadline)
+
+    async def abort(self, reason: str) -> None:
+        """Kill the child at once; its jobs end as cancelled, without cleanup. Returns when all of its processes are
+        dead."""
+        self._log.warning("the worker process is killed: %s", reason)
+        await self._keeper.abort()
+
+    async def stop(self, grace: float) -> None:
+        """Let the child stop Spark and exit, kill what is left of it after ``grace`` seconds. Final."""
+        await self._keeper.stop(grace)
+        for task in list(self._background):
+            task.cancel()
+
+    async def forget(self, op: str) -> None:
+        """Remove the operation's private directory: the operation is gone."""
+        path = self.config.work_dir / "ops" / operation_path(op)
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # ------------------------------------------------------------------ runs
+
+    async def run(
+        self,
+        request: RunRequest,
+        on_events: Callable[[list[JobEnded]], None],
+        on_status: Callable[[int, str], None] | None = None,
+        on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
+    ) -> None:
+        """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded."""
+        run = RunSink(request, self.incarnation, on_events, on_status, on_progress, self._log)
+        self._runs.add(run)
+        try:
+            async with self._slots:
+                await self._drive(run)
+        except WorkerError as error:
+            run.end_rest("refused", str(error))
+        finally:
+            self._runs.discard(run)
+            if run.child is not None:
+                # Given up by the caller: the child still has it.
+                run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=None))
+
+    async def _drive(self, run: RunSink) -> None:
+        cleanup = run.request.cleanup_first
+        while run.pending:
+            async with self._gate.shared():
+                death = await self._in_child(run, list(run.pending), cleanup)
+                if death is None or await self._settle(run, death):
+                    return
+            cleanup = True
+            if death.crashed:
+                alone = len(death.runs) == 1 and not death.calls
+                if alone and len(run.pending) == 1:
+                    run.end_rest("crash", str(death))
+                    return
+                async with self._gate.exclusive():
+                    await self._isolate(run, alone)
+                return
+
+    async def _isolate(self, run: RunSink, alone: bool) -> None:
+        """Run what is left of a run that was in a child when it died, with nothing else in the child, in halves
+        where it dies again, until the one that kills it stands alone: that one is blamed, nobody else."""
+        left = list(run.pending)
+        groups: deque[Sequence[int]] = halves(left) if alone else deque([left])
+        while groups:
+            group = [p for p in groups.popleft() if p in run.pending]
+            if not group:
+                continue
+            death = await self._in_child(run, group, True)
+            if death is None:
+                continue
+            if await self._settle(run, death):
+                return
+            left = [p for p in group if p in run.pending]
+            if not death.crashed:
+                groups.appendleft(left)
+            elif len(group) == 1:
+                run.end_rest("crash", str(death), left)
+            else:
+                groups.extendleft(reversed(halves(left) if left else ()))
+
+    async def _settle(self, run: RunSink, death: Death) -> bool:
+        """After a death: end what must not be run again. Whether that was all."""
+        if death.final or run.incarnation != self.incarnation or self._keeper.stopping:
+            run.end_rest("cancelled", str(death))
+        elif gone := [p for p in run.pending if p in run.cancelled]:
+            run.end_rest("cancelled", await self._clean_after(run, gone), gone)
+        return not run.pending
+
+    async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:
+        """Clean up after cancelled jobs whose child had to be killed; what went wrong, or ""."""
+        try:
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                await self._cleanup(run.request, [run.pending[p] for p in gone], run.incarnation)
+        except TimeoutError:
+            # The thread that hangs in it would stay.
+            if (child := self._keeper.child) is not None:
+                child.kill("stubborn")
+            problem = f"it did not end within {CLEANUP_SECONDS:g} s"
+        except WorkerError as error:
+            problem = str(error)
+        else:
+            return ""
+        self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, problem)
+        return f"the cleanup failed: {problem}"
+
+    async def _in_child(self, run: RunSink, ordinals: Sequence[int], cleanup: bool) -> Death | None:
+        """Send jobs to the child and wait for their ends; the child's death if it came first."""
+        child = await self._keeper.ready()
+        if run.incarnation != self.incarnation:
+            raise WorkerError("transient", "the session that the jobs were claimed in is over")
+        request, number = run.request, next(self._numbers)
+        run.child, run.number = child, number
+        run.done = asyncio.get_running_loop().create_future()
+        child.runs[number] = run
+        rows = []
+        for ordinal in ordinals:
+            item = run.pending[ordinal]
+            rows.append(replace(item, progress=run.progress.get(ordinal, item.progress)).row())
+        # A run that is sent again works under the session as it is now.
+        deadline = max(request.deadline, self._keeper.deadline) if request.deadline else 0.0
+        for page, more in protocol.pages(rows):
+            child.send(
+                protocol.RunMessage(
+                    t="run",
+                    run=number,
+                    op=request.op,
+                    type=request.type,
+                    arg=request.arg,
+                    table=request.table,
+                    items=page,
+                    batch=request.batch,
+                    cleanup=cleanup,
+                    cancelled=sorted(run.cancelled),
+                    deadline=deadline,
+                    incarnation=run.incarnation,
+                    more=more,
+                )
+            )
+        self._enforce(run)
+        await first(run.done, child.died)
+        # Not in a finally: a caller that gives up leaves the run in the child, where run() cancels it.
+        child.runs.pop(number, None)
+        run.child = None
+        if not run.done.done():
+            return child.died.result()
+        run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())
+        return None
+
+    # ------------------------------------------------------------------ cancel
+
+    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
+        """Stop these jobs of an operation (None: all of it, also its calls). What does not stop within the
+        configured grace loses its child."""
+        for run in [r for r in self._runs if r.request.op == op]:
+            chosen = [p for p in run.pending if partitions is None or p in partitions]
+            run.cancelled.update(chosen)
+            if chosen and run.child is not None:
+                run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=chosen))
+            self._enforce(run)
+        if partitions is None:
+            for call in [c for c in self._calls if c.op == op and not c.cancelled]:
+                call.cancelled = True
+                call.child.send(protocol.CancelMessage(t="cancel", call=call.number))
+                self._spawn(self._enforce_call(call))
+
+    def _enforce(self, run: RunSink) -> None:
+        if run.cancelled and run.child is not None and (run.enforcer is None or run.enforcer.done()):
+            run.enforcer = self._spawn(self._enforce_run(run))
+
+    async def _enforce_run(self, run: RunSink) -> None:
+        """Kill the child when what it runs has been told to stop for longer than the grace, or when it does not
+        even answer."""
+        grace = self.config.grace
+        while run.child is not None and any(p in run.cancelled for p in run.pending):
+            child, number = run.child, run.number
+            await first(run.done, child.died, timeout=grace)
+            if run.done.done() or run.number != number or child.died.done():
+                continue
+            run.probed = asyncio.get_running_loop().create_future()
+            child.send(protocol.ProbeMessage(t="probe", run=number, grace=grace * 0.9))
+            await first(run.probed, run.done, child.died, timeout=max(grace, 1.0))
+            if run.done.done() or run.number != number or child.died.done():
+                continue
+            if not run.probed.done() or run.probed.result():
+                self._log.warning("%s did not stop within %g s: its worker process is killed", run.request.op, grace)
+                child.kill("stubborn")
+                await first(child.died)
+
+    async def _enforce_call(self, call: CallSink) -> None:
+        await first(call.result, call.child.died, timeout=self.config.grace)
+        if not call.result.done():
+            call.child.kill("stubborn")
+
+    # ------------------------------------------------------------------ calls
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+    ) -> PlanResult:
+        """Ask the behavior for its partitions (those of ``names`` alone, if given). Raises WorkerError."""
+        async with self._gate.shared():
+            message = protocol.PlanMessage(
+                t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
+            )
+            value, chunks = await self._call([message])
+        return PlanResult(chunks, value["count"], value["version"])
+
+    async def complete(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        verdict: str,
+        total: int,
+        success: int,
+        failed: int,
+        fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]],
+    ) -> CompleteResult:
+        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as rows
+        {partition, name, success, result, error}, and the ordinal to go on from (None: that was all). Raises
+        WorkerError."""
+        async with self._gate.shared():
+            message = protocol.CompleteMessage(
+                t="complete",
+                call=0,
+                op=op,
+                type=type,
+                arg=arg,
+                table=table,
+                verdict=verdict,
+                total=total,
+                success=success,
+                failed=failed,
+            )
+            value, _ = await self._call([message], fetch)
+        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        items: Sequence[JobItem],
+    ) -> None:
+        """Call cancel_job_and_cleanup for each. Raises WorkerError at the first that fails."""
+        request = RunRequest(op, type, arg, table, tuple(items), batch=False)
+        async with self._gate.shared():
+            await self._cleanup(request, items, self.incarnation)
+
+    async def _cleanup(self, request: RunRequest, items: Sequence[JobItem], incarnation: str) -> None:
+        messages: list[protocol.ToChild] = [
+            protocol.CleanupMessage(
+                t="cleanup",
+                call=0,
+                op=request.op,
+                type=request.type,
+                arg=request.arg,
+                table=request.table,
+                items=page,
+                incarnation=incarnation,
+                more=more,
+            )
+            for page, more in protocol.pages([item.row() for item in items])
+        ]
+        await self._call(messages)
+
+    async def _call(
+        self,
+        messages: Sequence[protocol.ToChild],
+        fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]] | None = None,
+    ) -> tuple[Any, list[bytes]]:
+        """A call's result and chunks. One that only shared a child that was killed for another is sent again."""
+        while True:
+            child = await self._keeper.ready()
+            call = CallSink(messages[0]["op"], child, fetch)  # type: ignore[typeddict-item]
+            call.number = next(self._numbers)
+            child.calls[call.number] = call
+            self._calls.add(call)
+            try:
+                for message in messages:
+                    child.send({**message, "call": call.number})  # type: ignore[arg-type]
+                await first(call.result, child.died)
+                if call.result.done():
+                    return call.result.result(), call.chunks
+            except asyncio.CancelledError:
+                child.send(protocol.CancelMessage(t="cancel", call=call.number))
+                raise
+            finally:
+                self._calls.discard(call)
+                child.calls.pop(call.number, None)
+            death = child.died.result()
+            if death.crashed:
+                raise WorkerError("crash", str(death))
+            if death.final or call.cancelled:
+                raise WorkerError("transient", str(death))
+
+
+async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Wait for the first of them, without consuming it."""
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,141 @@
+"""Keeps a child: starts it, replaces it when it dies, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from distop.worker import protocol
+from distop.worker.guardian import boottime
+from distop.worker.launch import Child
+from distop.worker.model import Death, WorkerConfig, WorkerError
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from distop.core.model import Declaration
+
+START_TRIES = 3
+"""Children that fail to start in a row before what waits for one is told so."""
+BACKOFF = (0.2, 30.0)
+"""Seconds before a child is started again after one failed to start: doubling from the first to the second."""
+LOG_SECONDS = 60.0
+"""How often the size of the child's log is looked at."""
+
+
+class Keeper:
+    """One child at a time."""
+
+    def __init__(self, config: WorkerConfig, log: logging.Logger) -> None:
+        self.config = config
+        self.declarations: tuple[Declaration, ...] = ()
+        self.skipped: dict[str, str] = {}
+        self.deaths = 0
+        self.on_death: Callable[[Death], None] | None = None
+        self.stopping = False
+        self._log = log
+        self._deadline = 0.0
+        self._moved = asyncio.Event()
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+        self._failed_starts = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def child(self) -> Child | None:
+        """The child that is alive now, perhaps still starting."""
+        return None if self._child is None or self._child.died.done() else self._child
+
+    @property
+    def deadline(self) -> float:
+        return self._deadline
+
+    def set_deadline(self, boottime: float) -> None:
+        self._deadline = boottime
+        self._moved.set()
+        if self._child is not None:
+            self._child.set_deadline(boottime)
+
+    async def abort(self) -> None:
+        """Kill the child, and return when it is dead."""
+        if (child := self.child) is not None:
+            child.kill("aborted")
+            await asyncio.shield(child.died)
+
+    async def stop(self, grace: float) -> None:
+        """Let the child end, kill it after ``grace`` seconds. No other one is started."""
+        self.stopping = True
+        self._moved.set()
+        if (child := self.child) is not None:
+            child.send(protocol.StopMessage(t="stop"))
+            await asyncio.wait({child.died}, timeout=grace)
+            child.kill("stopped")
+            await asyncio.shield(child.died)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def ready(self) -> Child:
+        """The child, started if there is none. Raises WorkerError when it cannot be, or after stop."""
+        async with self._starting:
+            while True:
+                if self.stopping:
+                    raise WorkerError("transient", "the worker is being stopped")
+                if (child := self.child) is not None:
+                    return child
+                self._moved.clear()
+                if self._deadline and self._deadline <= boottime():
+                    # Its guardian would kill it at once: wait for a session.
+                    await self._moved.wait()
+                    continue
+                if not await self._back_off():
+                    await self._start()
+
+    async def _back_off(self) -> bool:
+        """Wait as long as starts that failed demand; True if something changed meanwhile."""
+        first, most = BACKOFF
+        if not self._failed_starts:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(most, first * 2.0 ** min(self._failed_starts - 1, 20))):
+                while not self.stopping:
+                    await self._moved.wait()
+                    self._moved.clear()
+        return self.stopping
+
+    async def _start(self) -> None:
+        child = Child(self.config, self._log)
+        # Known before it has started, so that deadlines and stop reach it.
+        self._child = child
+        try:
+            await child.start(self._deadline)
+        except WorkerError as error:
+            self._failed_starts += 1
+            self._log.error("%s", error)
+            if not self.declarations or self._failed_starts >= START_TRIES or self.stopping:
+                raise
+            return
+        self._failed_starts = 0
+        self.declarations = child.declarations
+        for name, why in child.skipped.items():
+            if self.skipped.get(name) != why:
+                self._log.warning("the behavior %s is not available here: %s", name, why)
+        self.skipped = child.skipped
+        self._watch = asyncio.ensure_future(self._see_off(child))
+
+    async def _see_off(self, child: Child) -> None:
+        """Watch over a child; log its end, and have the next one ready before it is asked for."""
+        while not child.died.done():
+            await asyncio.wait({child.died}, timeout=LOG_SECONDS)
+            child.bound_log()
+        death = child.died.result()
+        if self.stopping:
+            return
+        self.deaths += 1
+        self._log.warning("%s", death)
+        if self.on_death is not None:
+            self.on_death(death)
+        with contextlib.suppress(WorkerError):
+            # Logged there; who needs a child next tries again.
+            await self.ready()

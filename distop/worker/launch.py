@@ -1,0 +1,221 @@
+"""One guardian with its child, as the daemon sees them: started, spoken to, and dead for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distop.core.model import Declaration
+from distop.worker import guardian, logs, protocol
+from distop.worker.model import Death, WorkerError
+
+if TYPE_CHECKING:
+    import logging
+
+    from distop.worker.model import WorkerConfig
+
+MARKER = "DISTOP_CHILD"
+"""The environment variable that tells the processes of one child from all others."""
+
+
+class Sink(Protocol):
+    """What takes the frames of one run or call."""
+
+    def on_frame(self, message: dict[str, Any]) -> None: ...
+
+
+class Child:
+    """A running child. ``died`` is set once all of its processes are dead."""
+
+    def __init__(self, config: WorkerConfig, log: logging.Logger) -> None:
+        self._config = config
+        self._log = log
+        self._path = Path()
+        self._marker = uuid.uuid4().hex
+        self._said = b""
+        self._sid = 0
+        self._reason = ""
+        self._killing = ""
+        self._status = 0
+        self.declarations: tuple[Declaration, ...] = ()
+        self.skipped: dict[str, str] = {}
+        """Installed behaviors that cannot be loaded, and why."""
+        self.runs: dict[int, Sink] = {}
+        self.calls: dict[int, Sink] = {}
+        loop = asyncio.get_running_loop()
+        self.died: asyncio.Future[Death] = loop.create_future()
+        self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._writer: asyncio.StreamWriter | None = None
+        self._control: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, deadline: float) -> None:
+        """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
+        config = self._config
+        self._path = logs.new_log(config.work_dir)
+        self._control, control = socket.socketpair()
+        data, theirs = socket.socketpair()
+        environment = {**os.environ, **config.env, MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+        command = [
+            *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
+            *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
+        ]
+        try:
+            with self._path.open("ab") as log_file, control, theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=log_file,
+                    env=environment,
+                    pass_fds=(control.fileno(), theirs.fileno()),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            data.close()
+            self._control.close()
+            raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
+        self._control.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
+        reader, self._writer = await asyncio.open_unix_connection(sock=data)
+        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._reap(process))]
+        self.send(
+            protocol.ConfigMessage(
+                t="config",
+                work_dir=str(config.work_dir),
+                shared_dir=config.shared_dir,
+                spark_master=config.spark_master,
+                spark_conf=dict(config.spark_conf),
+                executor=config.executor,
+                log_level=config.log_level,
+            )
+        )
+        try:
+            either: set[asyncio.Future[Any]] = {self._hello, self.died}
+            await asyncio.wait(either, timeout=config.start_timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not self._hello.done():
+                self.kill("slow-start")
+                death = await asyncio.shield(self.died)
+                what = str(death)
+                if death.reason == "slow-start":
+                    what = f"no hello within {config.start_timeout:g} s; the end of its log:\n{death.tail}"
+                raise WorkerError("crash", f"the worker process cannot be started: {what}")
+        except asyncio.CancelledError:
+            self.kill("stopped")
+            raise
+        hello = self._hello.result()
+        self.skipped = hello["skipped"]
+        self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
+
+    def send(self, message: protocol.ToChild) -> None:
+        """Send a message; silently dropped once the child is dying (``died`` tells)."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(protocol.encode(message))
+
+    def set_deadline(self, boottime: float) -> None:
+        self._tell(f"D {boottime!r}")
+
+    def kill(self, reason: str) -> None:
+        """Have the guardian kill all of the session. The first reason counts."""
+        if not self._killing:
+            self._killing = reason
+            self._tell(f"K {reason}")
+
+    def _tell(self, line: str) -> None:
+        if self._control is not None:
+            # Should the guardian be gone, `died` tells; should it read nothing, its deadline passes.
+            with contextlib.suppress(OSError):
+                self._control.send(line.encode() + b"\n")
+
+    def _hear(self) -> None:
+        assert self._control is not None
+        try:
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            return
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
+            words = line.decode().split()
+            if words[0] == "P":
+                self._sid = int(words[1])
+            elif words[0] == "X":
+                self._reason, self._status = words[1], int(words[2])
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        decoder = protocol.Decoder()
+        try:
+            while data := await reader.read(256 * 1024):
+                for message in decoder.feed(data):
+                    self._dispatch(message)
+        except OSError:
+            pass  # the same as its end
+        except Exception:
+            self._log.exception("the worker process sent what cannot be understood; it is replaced")
+            self.kill("protocol-error")
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if message["t"] == "hello":
+            if not self._hello.done():
+                self._hello.set_result(message)
+            return
+        sinks, number = (self.runs, message["run"]) if "run" in message else (self.calls, message["call"])
+        if (sink := sinks.get(number)) is not None:
+            sink.on_frame(message)
+
+    async def _reap(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        # Frames and the guardian's last words may still be on their way to this loop.
+        self._hear_rest()
+        await asyncio.wait(self._tasks[:1], timeout=5)
+        reason, detail = self._reason, ""
+        if not reason:
+            reason = "guardian-died"
+            detail = f"its guardian ended with code {code}"
+            if self._sid:
+                marker = f"{MARKER}={self._marker}".encode()
+                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker)
+        elif reason == "exited":
+            detail = _status_text(self._status)
+        if self._killing and reason in ("exited", "guardian-died"):
+            # It was on its way out at our word; what it died of in the end does not matter.
+            reason = self._killing
+        if self._writer is not None:
+            self._writer.close()
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        if not self.died.done():
+            runs, calls = tuple(self.runs), tuple(self.calls)
+            self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
+
+    def _hear_rest(self) -> None:
+        while self._control is not None and not self._reason:
+            try:
+                data = self._control.recv(4096, socket.MSG_PEEK)
+            except OSError:
+                return
+            if not data:
+                return
+            self._hear()
+
+    def bound_log(self) -> None:
+        logs.bound(self._path)
+
+
+def _status_text(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code == protocol.EXIT_SPARK_DIED:
+        return "its JVM died or its SparkContext was stopped"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,51 @@
+"""The log files of the children: ``<work_dir>/logs/child-<n>.log``, the last few of them kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEEP = 10
+"""Files that are kept besides the new one."""
+TAIL = 2_000
+"""Characters of a dead child's log that go into the error text."""
+MAX_BYTES = 32 * 1024 * 1024
+"""A child's log that grows beyond this starts anew; its end is kept beside it."""
+
+_NAME = re.compile(r"child-(\d+)\.log")
+
+
+def new_log(work_dir: Path) -> Path:
+    """The path of the next log file; older ones beyond :data:`KEEP` are removed."""
+    folder = work_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = sorted(int(m[1]) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name)))
+    for number in numbers[: max(0, len(numbers) - KEEP)]:
+        (folder / f"child-{number}.log").unlink(missing_ok=True)
+        (folder / f"child-{number}.log.old").unlink(missing_ok=True)
+    return folder / f"child-{(numbers[-1] if numbers else 0) + 1}.log"
+
+
+def tail(path: Path, characters: int = TAIL) -> str:
+    """The end of a log, or "" where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4 * characters))
+            return file.read().decode(errors="replace")[-characters:].strip()
+    except OSError:
+        return ""
+
+
+def bound(path: Path, limit: int = MAX_BYTES) -> None:
+    """Start a log anew once it is too large. Its writers append, so truncating it under them is sound."""
+    try:
+        if path.stat().st_size > limit:
+            path.with_name(path.name + ".old").write_text(tail(path, 1_000_000))
+            os.truncate(path, 0)
+    except OSError:
+        pass

@@ -1,0 +1,150 @@
+"""The values at the daemon's side of the worker: its configuration, what it is asked, what it answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from distop.worker.protocol import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How the child is run."""
+
+    work_dir: Path
+    """A local directory of this executor alone: logs, Spark's local files, the operations' private directories."""
+    executor: str
+    incarnation: str
+    slots: int = 1
+    """How many runs go on at once."""
+    shared_dir: str = ""
+    """A path or URL that every node reaches; "": ``<table location>/_distop``."""
+    spark_master: str = "local[*]"
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the user: they win over distop's own."""
+    log_level: str = "info"
+    grace: float = 10.0
+    """Seconds for a job to stop when told to, before its child is killed."""
+    start_timeout: float = 60.0
+    """Seconds for a child to say hello."""
+    python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the child's environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobItem:
+    """One job to run: ``partition`` is PartitionPlan.to_json(), ``fence`` the claim's mod revision."""
+
+    partition: Mapping[str, Any]
+    attempt: int
+    fence: int
+    progress: Any = None
+
+    @property
+    def ordinal(self) -> int:
+        return int(self.partition["partition"])
+
+    def row(self) -> tuple[Mapping[str, Any], int, int, Any]:
+        return (self.partition, self.attempt, self.fence, self.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Jobs of one operation for one slot: one after the other, or as one batch."""
+
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    items: tuple[JobItem, ...]
+    batch: bool
+    cleanup_first: bool = False
+    """Somebody was here before (taken over, or an attempt that ended badly): cancel_job_and_cleanup, then start."""
+    deadline: float = 0.0
+    """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """How a job ended. Times are seconds since the epoch.
+
+    ``success`` and ``verdict`` (JobFailed) are answers; ``error`` is an unexpected error; ``fatal`` one that no
+    retry mends; ``crash``: the job killed its child, alone in it; ``cancelled``: told to stop, and cleaned up (or
+    stopped with its whole session); ``refused``: not started, and not the job's fault. The last two are released,
+    not blamed.
+    """
+
+    partition: int
+    kind: Kind
+    result: Any = None
+    error: str = ""
+    started: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version."""
+
+    chunks: list[bytes]
+    count: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteResult:
+    """What complete_operation gave: its report; ``failure`` where it raised OperationFailed; the operations to
+    start next, each {type, table, arg, partitions}.
+    """
+
+    report: Any
+    failure: str | None = None
+    follow_ups: tuple[Mapping[str, Any], ...] = ()
+
+
+class WorkerError(Exception):
+    """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
+    that is not installed); ``crash``: the child died; ``transient``: anything else.
+    """
+
+    def __init__(self, kind: Literal["transient", "fatal", "crash"], message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a child, after which none of its processes is left.
+
+    ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
+    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``.
+    """
+
+    reason: str
+    detail: str = ""
+    tail: str = ""
+    """The end of its log."""
+    runs: tuple[int, ...] = ()
+    """The runs that were in it."""
+    calls: tuple[int, ...] = ()
+
+    @property
+    def crashed(self) -> bool:
+        """Something inside ended it: what was running is suspect."""
+        return self.reason in ("exited", "guardian-died", "protocol-error")
+
+    @property
+    def final(self) -> bool:
+        """It was stopped with all its jobs, which are not to be run again here."""
+        return self.reason in ("deadline", "stopped", "aborted", "daemon-gone")
+
+    def __str__(self) -> str:
+        text = f"the worker process died ({self.detail})" if self.crashed else f"the worker was stopped: {self.reason}"
+        return f"{text}; the end of its log:\n{self.tail}" if self.crashed and self.tail else text

@@ -1,0 +1,311 @@
+"""What daemon and child say to each other: frames of JSON over a socket pair that the child inherits.
+
+A frame is its length (4 bytes, big endian) and that many bytes of JSON, one object with its kind in ``t``. Pure:
+bytes in, values out. Runs (jobs of one operation in one slot) and calls (planning, completion, cleanup) carry
+numbers that the daemon gives and that are never used again within one child.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MAX_FRAME = 16 * 1024 * 1024
+"""Bytes of a frame's JSON. What is larger (items, outcomes, plans) is sent as several frames."""
+
+PAGE_BYTES = 1024 * 1024
+"""Bytes of rows that go into one frame where there are several."""
+
+MAX_REPORT_BYTES = 512 * 1024
+"""Bytes of the report of ``complete_operation``: it is stored in one etcd value."""
+
+EXIT_SPARK_DIED = 70
+"""The child's exit code when its JVM died or its SparkContext was stopped: only a new process helps."""
+EXIT_DAEMON_GONE = 71
+"""The child's exit code when its socket to the daemon ended."""
+
+_LENGTH = struct.Struct(">I")
+
+Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused"]
+
+
+class ProtocolError(Exception):
+    """The bytes are no frames of this protocol, or a frame is too large."""
+
+
+# ------------------------------------------------------------------ daemon → child
+
+
+class ConfigMessage(TypedDict):
+    """The first frame: the fields of WorkerConfig that the child needs."""
+
+    t: Literal["config"]
+    work_dir: str
+    shared_dir: str
+    spark_master: str
+    spark_conf: dict[str, str]
+    executor: str
+    log_level: str
+
+
+class RunMessage(TypedDict):
+    """Run jobs. With ``more``, the items go on in the next run message of the same number."""
+
+    t: Literal["run"]
+    run: int
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    items: list[tuple[Mapping[str, Any], int, int, Any]]
+    """(partition, attempt, fence, progress)"""
+    batch: bool
+    cleanup: bool
+    """Call cancel_job_and_cleanup before each start: somebody was here before."""
+    cancelled: list[int]
+    """Ordinals that were cancelled before the start: clean up, do not start."""
+    deadline: float
+    incarnation: str
+    more: bool
+
+
+class CancelMessage(TypedDict):
+    """Stop these partitions of a run (None: all), or a call."""
+
+    t: Literal["cancel"]
+    run: NotRequired[int]
+    call: NotRequired[int]
+    partitions: NotRequired[list[int] | None]
+
+
+class ProbeMessage(TypedDict):
+    """Is what runs now something that was told to stop at least ``grace`` seconds ago?"""
+
+    t: Literal["probe"]
+    run: int
+    grace: float
+
+
+class PlanMessage(TypedDict):
+    t: Literal["plan"]
+    call: int
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    names: list[str] | None
+
+
+class CompleteMessage(TypedDict):
+    t: Literal["complete"]
+    call: int
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    verdict: str
+    total: int
+    success: int
+    failed: int
+
+
+class CleanupMessage(TypedDict):
+    """Call cancel_job_and_cleanup for each item; with ``more`` the items go on in the next message."""
+
+    t: Literal["cleanup"]
+    call: int
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    items: list[tuple[Mapping[str, Any], int, int, Any]]
+    incarnation: str
+    more: bool
+
+
+class ReplyMessage(TypedDict):
+    """The answer to a ``progress`` or ``fetch`` of the child. With ``more``, further rows follow."""
+
+    t: Literal["reply"]
+    seq: int
+    value: Any
+    error: NotRequired[str]
+    more: NotRequired[bool]
+
+
+class StopMessage(TypedDict):
+    """Stop Spark and exit."""
+
+    t: Literal["stop"]
+
+
+ToChild = (
+    ConfigMessage
+    | RunMessage
+    | CancelMessage
+    | ProbeMessage
+    | PlanMessage
+    | CompleteMessage
+    | CleanupMessage
+    | ReplyMessage
+    | StopMessage
+)
+
+# ------------------------------------------------------------------ child → daemon
+
+
+class HelloMessage(TypedDict):
+    """The first frame of the child: what is installed. ``skipped``: type name → why it could not be loaded."""
+
+    t: Literal["hello"]
+    declarations: list[str]
+    """Each the JSON text of a Declaration."""
+    skipped: dict[str, str]
+
+
+class EndedMessage(TypedDict):
+    """Jobs that ended: (partition, kind, result, error, started, finished)."""
+
+    t: Literal["ended"]
+    run: int
+    jobs: list[tuple[int, Kind, Any, str, float, float]]
+
+
+class DoneMessage(TypedDict):
+    """The run is over: every item has got its end before."""
+
+    t: Literal["done"]
+    run: int
+
+
+class StatusMessage(TypedDict):
+    """``partition`` is -1 where the run is a batch."""
+
+    t: Literal["status"]
+    run: int
+    partition: int
+    text: str
+
+
+class ProgressMessage(TypedDict):
+    """A checkpoint to be saved; answered by a reply with true or false."""
+
+    t: Literal["progress"]
+    run: int
+    partition: int
+    value: Any
+    seq: int
+
+
+class FetchMessage(TypedDict):
+    """Asks for outcomes from ordinal ``start`` on; answered by a reply with {rows, next}."""
+
+    t: Literal["fetch"]
+    call: int
+    start: int
+    seq: int
+
+
+class ProbedMessage(TypedDict):
+    t: Literal["probed"]
+    run: int
+    stubborn: bool
+
+
+class ChunkMessage(TypedDict):
+    """One chunk of a plan, as the text that goes into etcd."""
+
+    t: Literal["chunk"]
+    call: int
+    data: str
+
+
+class ResultMessage(TypedDict):
+    t: Literal["result"]
+    call: int
+    value: Any
+
+
+class FailedMessage(TypedDict):
+    t: Literal["failed"]
+    call: int
+    kind: Literal["transient", "fatal"]
+    message: str
+
+
+FromChild = (
+    HelloMessage
+    | EndedMessage
+    | DoneMessage
+    | StatusMessage
+    | ProgressMessage
+    | FetchMessage
+    | ProbedMessage
+    | ChunkMessage
+    | ResultMessage
+    | FailedMessage
+)
+
+
+# ------------------------------------------------------------------ frames
+
+
+def frame(payload: bytes) -> bytes:
+    """The frame of a JSON text. Raises ProtocolError beyond :data:`MAX_FRAME`."""
+    if len(payload) > MAX_FRAME:
+        raise ProtocolError(f"a frame of {len(payload)} bytes is too large: at most {MAX_FRAME} are allowed")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def encode(message: ToChild | FromChild) -> bytes:
+    """A message as a frame."""
+    return frame(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+class Decoder:
+    """Takes bytes as they arrive, gives messages as they are complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that ``data`` completes. Raises ProtocolError for what is none."""
+        self._buffer += data
+        position = 0
+        try:
+            while len(self._buffer) - position >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._buffer, position)
+                if length > MAX_FRAME:
+                    raise ProtocolError(f"a frame of {length} bytes is announced: at most {MAX_FRAME} are allowed")
+                end = position + _LENGTH.size + length
+                if len(self._buffer) < end:
+                    break
+                payload = bytes(self._buffer[position + _LENGTH.size : end])
+                position = end
+                try:
+                    message = json.loads(payload)
+                except ValueError as error:
+                    raise ProtocolError(f"a frame is not JSON: {error}") from None
+                if not isinstance(message, dict) or not isinstance(message.get("t"), str):
+                    raise ProtocolError("a frame holds no message: an object with its kind in 't' is needed")
+                yield message
+        finally:
+            del self._buffer[:position]
+
+
+def pages(rows: list[Any], limit: int = PAGE_BYTES) -> Iterator[tuple[list[Any], bool]]:
+    """The rows in groups of about ``limit`` bytes of JSON, each with whether more follow; one empty group for none."""
+    group: list[Any] = []
+    size = 0
+    for row in rows:
+        weight = len(json.dumps(row, ensure_ascii=False)) + 1
+        if group and size + weight > limit:
+            yield group, True
+            group, size = [], 0
+        group.append(row)
+        size += weight
+    yield group, False

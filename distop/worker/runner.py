@@ -1,0 +1,344 @@
+"""Runs jobs in the child: one after the other, or as a batch that is split where it breaks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from distop.behavior import Behavior
+from distop.core.model import MAX_ERROR_TEXT, MAX_OUTCOME_BYTES, PartitionPlan, TableRecord, shorten
+from distop.errors import InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
+from distop.worker import protocol, shared
+from distop.worker.context import Context, Environment
+from distop.worker.explain import explain, explain_argument, headline
+from distop.worker.guardian import boottime
+from distop.worker.spark import SparkDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+OUTCOME_MARGIN = 1024
+"""What an outcome's other fields take at most, besides result and error."""
+
+
+class Refused(Exception):
+    """The run was not started, and its jobs are not to blame."""
+
+
+class Run:
+    """One run: its items, what of it was cancelled, what runs now. Lives in one thread; ``cancel`` and ``stubborn``
+    are called by the reader."""
+
+    def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
+        self._env = env
+        self._on_spark_died = on_spark_died
+        self.number: int = message["run"]
+        self.op: str = message["op"]
+        self.type: str = message["type"]
+        self._arg_json = message["arg"]
+        self._table = TableRecord.from_json(message["table"]) if message["table"] else None
+        self._batch: bool = message["batch"]
+        self._cleanup_first: bool = message["cleanup"]
+        self._deadline: float = message["deadline"]
+        self._incarnation: str = message["incarnation"]
+        self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
+        self._open: set[int] = set()
+        self._cancelled: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._current: tuple[int, ...] = ()
+        self._since = time.monotonic()
+        self._tag = ""
+        self._arg: Any = None
+        self.add(message)
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Further items of the same run."""
+        for data, attempt, fence, progress in message["items"]:
+            partition = PartitionPlan.from_json(data)
+            self._items[partition.partition] = (partition, attempt, fence, progress)
+        self._open.update(self._items)
+        self.cancel(message["cancelled"])
+
+    # ------------------------------------------------------------------ called by the reader
+
+    def cancel(self, partitions: Sequence[int] | None) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for ordinal in self._items if partitions is None else partitions:
+                self._cancelled.setdefault(ordinal, now)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel the Spark jobs of what runs now, if all of it is to stop."""
+        with self._lock:
+            tag = self._tag if self._current and all(p in self._cancelled for p in self._current) else ""
+        if tag and self._env.spark.started:
+            threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
+
+    def stubborn(self, grace: float) -> bool:
+        """What runs now was told to stop at least ``grace`` seconds ago."""
+        with self._lock:
+            open_now = [p for p in self._current if p in self._open]
+            if not open_now or any(p not in self._cancelled for p in open_now):
+                return False
+            told = max(self._since, *(self._cancelled[p] for p in open_now))
+        return time.monotonic() - told >= grace
+
+    # ------------------------------------------------------------------ the thread
+
+    def run(self) -> None:
+        """Give every item its end, whatever happens, then say done."""
+        try:
+            self._run()
+        except Refused as error:
+            self._end_all("refused", str(error))
+        except UsageError as error:
+            self._end_all("fatal", str(error))
+        except BaseException as error:
+            self._env.log.exception("run %d of %s broke", self.number, self.op)
+            self._check_spark(error)
+            self._end_all("error", explain(error))
+        self._env.outbox.send(protocol.DoneMessage(t="done", run=self.number))
+
+    def _run(self) -> None:
+        try:
+            behavior = self._env.behavior(self.type)
+        except UnknownBehavior as error:
+            raise Refused(str(error)) from error
+        self._arg = validate(behavior, self._arg_json)
+        cleans = type(behavior).cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
+        if self._batch and behavior.run_batch is not None:
+            self._run_batches(behavior, list(self._items), cleans)
+            return
+        for ordinal in self._items:
+            try:
+                self._run_one(behavior, ordinal, cleans)
+            finally:
+                self._set_current((), "")
+                self._env.spark.unbind()
+
+    def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
+        partition, attempt, fence, progress = self._items[ordinal]
+        ctx = Context(
+            self._env,
+            self.op,
+            self._table,
+            number=self.number,
+            partition=partition,
+            attempt=attempt,
+            fence=fence,
+            incarnation=self._incarnation,
+            progress=progress,
+            cancelled=self._is_cancelled,
+        )
+        self._set_current((ordinal,), ctx.tag)
+        started = time.time()
+        try:
+            # With its file list, for the cleanup as for the job.
+            partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+            if ordinal in self._cancelled:
+                self._end_cancelled(behavior, ctx, partition, cleans, started)
+                return
+            if self._late():
+                self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+                return
+            if self._cleanup_first and cleans:
+                behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+            result = behavior.start_or_resume_job(self._arg, partition, ctx)
+        except BaseException as error:
+            self._end_with_error(behavior, ctx, partition, cleans, error, started)
+        else:
+            self._end(ordinal, "success", result, "", started)
+
+    def _run_batches(self, behavior: Behavior, ordinals: list[int], cleans: bool) -> None:
+        """A stack of groups; one that breaks is cut in half, until the broken partition stands alone."""
+        groups = [(ordinals, self._cleanup_first)]
+        while groups:
+            group, cleanup = groups.pop()
+            try:
+                error, started = self._run_batch(behavior, group, cleanup and cleans, cleans)
+            finally:
+                self._set_current((), "")
+                self._env.spark.unbind()
+            left = [p for p in group if p in self._open]
+            if error is None or not left:
+                continue
+            if len(left) == 1 and len(group) == 1:
+                self._end(left[0], "error", None, explain(error), started)
+                continue
+            self._env.log.warning(
+                "a batch of %d of %s broke with %d left, which are run again in halves: %s",
+                *(len(group), self.op, len(left), headline(error)),
+            )
+            middle = max(1, len(left) // 2)
+            groups += [(half, True) for half in (left[middle:], left[:middle]) if half]
+
+    def _run_batch(
+        self, behavior: Behavior, group: list[int], cleanup: bool, cleans: bool
+    ) -> tuple[BaseException | None, float]:
+        """Run one group; (what broke it, when it started). What it gave has been reported; without an error,
+        everything has."""
+        ctx = self._batch_context(group)
+        self._set_current(tuple(group), ctx.tag)
+        started = time.time()
+        members = set(group)
+        broke: BaseException | None = None
+        try:
+            todo: list[PartitionPlan] = []
+            late = self._late()
+            for ordinal in group:
+                partition = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
+                if ordinal in self._cancelled:
+                    self._end_cancelled(behavior, ctx, partition, cleans, started)
+                elif late:
+                    self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+                else:
+                    if cleanup:
+                        behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+                    todo.append(partition)
+            if todo:
+                assert behavior.run_batch is not None
+                yielded: Iterable[tuple[PartitionPlan, Any]] = behavior.run_batch(self._arg, todo, ctx)
+                for partition, value in yielded:
+                    if partition.partition not in self._open or partition.partition not in members:
+                        continue
+                    if isinstance(value, BaseException):
+                        self._end_with_error(behavior, ctx, partition, cleans, value, started)
+                    else:
+                        self._end(partition.partition, "success", value, "", started)
+        except UsageError as error:
+            for ordinal in [p for p in group if p in self._open]:
+                self._end(ordinal, "fatal", None, str(error), started)
+        except BaseException as error:
+            self._check_spark(error)
+            broke = error
+        for ordinal in [p for p in group if p in self._open]:
+            if ordinal in self._cancelled:
+                self._end_cancelled(behavior, ctx, self._items[ordinal][0], cleans, started)
+            elif broke is None:
+                self._end(ordinal, "error", None, "run_batch gave no outcome for this partition", started)
+        return broke, started
+
+    def _batch_context(self, group: list[int]) -> Context:
+        def cancelled(ordinal: int | None) -> bool:
+            if ordinal is not None:
+                return self._is_cancelled(ordinal)
+            return all(p in self._cancelled for p in group if p in self._open)
+
+        return Context(
+            self._env,
+            self.op,
+            self._table,
+            number=self.number,
+            attempt=max(self._items[p][1] for p in group),
+            incarnation=self._incarnation,
+            cancelled=cancelled,
+            fences={p: self._items[p][2] for p in group},
+        )
+
+    # ------------------------------------------------------------------ ends
+
+    def _is_cancelled(self, ordinal: int | None) -> bool:
+        return ordinal in self._cancelled
+
+    def _late(self) -> bool:
+        return bool(self._deadline) and boottime() >= self._deadline
+
+    def _set_current(self, ordinals: tuple[int, ...], tag: str) -> None:
+        with self._lock:
+            self._current, self._tag, self._since = ordinals, tag, time.monotonic()
+
+    def _check_spark(self, error: BaseException) -> None:
+        """Leave the process when the error may come from a dead Spark: no job is to blame before it ran alone."""
+        if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
+            self._on_spark_died(headline(error))
+
+    def _end_with_error(
+        self,
+        behavior: Behavior,
+        ctx: Context,
+        partition: PartitionPlan,
+        cleans: bool,
+        error: BaseException,
+        started: float,
+    ) -> None:
+        ordinal = partition.partition
+        self._check_spark(error)
+        if isinstance(error, JobFailed):
+            problem = self._cleanup(behavior, ctx, partition) if cleans else ""
+            if problem:
+                # The verdict stands only once nothing is left behind: the attempt is tried again.
+                self._end(ordinal, "error", None, f"the cleanup after a verdict failed: {problem}", started)
+            else:
+                self._end(ordinal, "verdict", error.result, str(error) or "the job failed", started)
+        elif ordinal in self._cancelled:
+            self._end_cancelled(behavior, ctx, partition, cleans, started)
+        elif isinstance(error, JobCancelled):
+            self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
+        elif isinstance(error, UsageError):
+            self._end(ordinal, "fatal", None, str(error) or headline(error), started)
+        else:
+            self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
+            self._end(ordinal, "error", None, explain(error), started)
+
+    def _end_cancelled(
+        self, behavior: Behavior, ctx: Context, partition: PartitionPlan, cleans: bool, started: float
+    ) -> None:
+        with self._lock:
+            self._since = time.monotonic()
+        problem = self._cleanup(behavior, ctx, partition) if cleans else ""
+        self._end(partition.partition, "cancelled", None, f"the cleanup failed: {problem}" if problem else "", started)
+
+    def _cleanup(self, behavior: Behavior, ctx: Context, partition: PartitionPlan) -> str:
+        try:
+            behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+        except BaseException as error:
+            self._check_spark(error)
+            self._env.log.exception("the cleanup of %s of %s failed", partition.name, self.op)
+            return explain(error)
+        return ""
+
+    def _end(self, ordinal: int, kind: protocol.Kind, result: Any, error: str, started: float) -> None:
+        text = b"null"
+        # A lone surrogate (from a file name, say) is no UTF-8, and etcd's records are.
+        error = shorten(error.encode(errors="replace").decode(), MAX_ERROR_TEXT)
+        if result is not None:
+            try:
+                text = dump(result)
+                if len(text) + len(error.encode()) > MAX_OUTCOME_BYTES - OUTCOME_MARGIN:
+                    raise ValueError(
+                        f"it has {len(text)} bytes, at most {MAX_OUTCOME_BYTES - OUTCOME_MARGIN} are kept: "
+                        "put large results into a file and return its path"
+                    )
+            except (TypeError, ValueError, RecursionError) as problem:
+                name = self._items[ordinal][0].name
+                kind, text = "fatal", b"null"
+                error = f"the result of partition {name} cannot be stored: {problem}"
+        with self._lock:
+            self._open.discard(ordinal)
+        self._env.outbox.ended(self.number, ordinal, kind, text, error, started)
+
+    def _end_all(self, kind: protocol.Kind, error: str) -> None:
+        now = time.time()
+        for ordinal in list(self._open):
+            self._end(ordinal, kind, None, error, now)
+
+
+def dump(value: Any) -> bytes:
+    """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def validate(behavior: Behavior, arg: Any) -> Any:
+    """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
+    try:
+        return type(behavior).Arg.model_validate({} if arg is None else arg)
+    except ValidationError as error:
+        raise InvalidArgument(explain_argument(behavior.type_name, error)) from error
+

@@ -1,0 +1,106 @@
+"""Files in the shared directory (a local path or a URL that pyarrow knows), and the file lists of plans there."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distop.core.keys import encode
+from distop.core.model import MAX_CHUNK_BYTES, OperationRef, PartitionPlan, dumps, loads
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from distop.core.model import TableRecord
+
+
+def shared_of(configured: str, table: TableRecord | None) -> str:
+    """The shared directory: as configured, else ``<table location>/_distop``, else "" (there is none)."""
+    if configured:
+        return configured.rstrip("/")
+    return f"{table.location.rstrip('/')}/_distop" if table is not None and table.location else ""
+
+
+def operation_path(op: str) -> str:
+    """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
+    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together)."""
+    ref = OperationRef.parse(op)
+    parts = [ref.table, ref.type, *([ref.object] if ref.object else []), str(ref.instance)]
+    return "/".join(folder(part) for part in parts)
+
+
+def folder(name: str) -> str:
+    """A name as one path component, reversible, never hidden and never ``..``."""
+    text = encode(name)
+    head = 3 if text.startswith("%2E") else 0
+    return text[:head] + text[head:].replace("%2E", ".")
+
+
+def local_path(location: str) -> Path | None:
+    """The local path of a location, or None for a URL of another kind."""
+    if location.startswith("file:"):
+        return Path("/" + location[len("file:") :].lstrip("/"))
+    return None if "://" in location else Path(location)
+
+
+def write(location: str, data: bytes) -> None:
+    """Write a whole file, seen wholly or not at all; its folders are made."""
+    path = local_path(location)
+    if path is None:
+        from pyarrow import fs
+
+        filesystem, inner = fs.FileSystem.from_uri(location)
+        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(inner) as stream:
+            stream.write(data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read(location: str) -> bytes:
+    """The bytes of a file. Raises OSError."""
+    path = local_path(location)
+    if path is not None:
+        return path.read_bytes()
+    from pyarrow import fs
+
+    filesystem, inner = fs.FileSystem.from_uri(location)
+    with filesystem.open_input_stream(inner) as stream:
+        return bytes(stream.read())
+
+
+def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[PartitionPlan]:
+    """Partitions whose file list alone would pass a chunk's limit get it written to the shared directory. Each
+    planning writes files of its own name, so that a planner that was replaced cannot change a plan."""
+    kept: list[PartitionPlan] = []
+    for partition in partitions:
+        # The first condition spares most partitions the encoding: no path is that long.
+        if len(partition.files) > 16 and len(dumps(partition.to_json())) > MAX_CHUNK_BYTES:
+            if not shared:
+                raise InvalidArgument(
+                    f"partition {partition.name} has {len(partition.files)} files, too many for etcd: "
+                    "give the executors a --shared-dir"
+                )
+            path = f"plans/{operation_path(op)}/{partition.partition:06d}-{uuid.uuid4().hex}.json"
+            write(f"{shared}/{path}", dumps([list(f) for f in partition.files]))
+            partition = replace(partition, files=(), files_at=path)
+        kept.append(partition)
+    return kept
+
+
+def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
+    """The partition with its file list, read from the shared directory where the plan left it there."""
+    if not partition.files_at:
+        return partition
+    files = loads(read(f"{shared}/{partition.files_at}"))
+    return replace(partition, files=tuple((f[0], int(f[1]), int(f[2])) for f in files))

@@ -1,0 +1,127 @@
+"""What the daemon keeps of a run or call that is in the child, and what it does with the child's frames."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.worker import protocol
+from distop.worker.model import JobEnded, WorkerError
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from distop.worker.launch import Child
+    from distop.worker.model import JobItem, RunRequest
+
+
+class RunSink:
+    """One request: which of its jobs have not ended. It outlives the children that it is sent to."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        incarnation: str,
+        on_events: Callable[[list[JobEnded]], None],
+        on_status: Callable[[int, str], None] | None,
+        on_progress: Callable[[int, Any], Awaitable[bool]] | None,
+        log: logging.Logger,
+    ) -> None:
+        self.request = request
+        self.incarnation = incarnation
+        self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
+        self.cancelled: set[int] = set()
+        self.progress: dict[int, Any] = {}
+        """Checkpoints saved since the request: a job that is run again goes on from them."""
+        self.child: Child | None = None
+        self.number = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.probed: asyncio.Future[bool] | None = None
+        self.enforcer: asyncio.Task[None] | None = None
+        self._on_events = on_events
+        self._on_status = on_status
+        self._on_progress = on_progress
+        self._log = log
+        self._saving: set[asyncio.Task[None]] = set()
+
+    def on_frame(self, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "ended":
+            self.end(JobEnded(*row) for row in message["jobs"])
+        elif kind == "done" and message["run"] == self.number:
+            if not self.done.done():
+                self.done.set_result(None)
+        elif kind == "status":
+            if self._on_status is not None:
+                self._on_status(message["partition"], message["text"])
+        elif kind == "probed":
+            if self.probed is not None and not self.probed.done():
+                self.probed.set_result(message["stubborn"])
+        elif kind == "progress" and self.child is not None:
+            task = asyncio.ensure_future(self._save(self.child, message))
+            self._saving.add(task)
+            task.add_done_callback(self._saving.discard)
+
+    def end(self, events: Iterable[JobEnded]) -> None:
+        """Tell of jobs that ended, each once."""
+        fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
+        if fresh:
+            self._on_events(fresh)
+
+    def end_rest(self, kind: protocol.Kind, error: str, ordinals: Iterable[int] | None = None) -> None:
+        """End these jobs, or all that have not ended, for one reason."""
+        self.end([JobEnded(p, kind, None, error) for p in list(self.pending if ordinals is None else ordinals)])
+
+    async def _save(self, child: Child, message: dict[str, Any]) -> None:
+        saved = False
+        if self._on_progress is not None and message["partition"] in self.pending:
+            try:
+                saved = await self._on_progress(message["partition"], message["value"])
+            except Exception:
+                self._log.exception("a checkpoint of %s could not be saved", self.request.op)
+        if saved:
+            self.progress[message["partition"]] = message["value"]
+        child.send(protocol.ReplyMessage(t="reply", seq=message["seq"], value=saved))
+
+
+class CallSink:
+    """One call: its chunks, and the future of its result."""
+
+    def __init__(
+        self, op: str, child: Child, fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]] | None
+    ) -> None:
+        self.op = op
+        self.child = child
+        self.number = 0
+        self.chunks: list[bytes] = []
+        self.cancelled = False
+        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._fetch = fetch
+        self._fetching: set[asyncio.Task[None]] = set()
+
+    def on_frame(self, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "chunk":
+            self.chunks.append(message["data"].encode())
+        elif kind == "result" and not self.result.done():
+            self.result.set_result(message["value"])
+        elif kind == "failed" and not self.result.done():
+            self.result.set_exception(WorkerError(message["kind"], message["message"]))
+        elif kind == "fetch":
+            task = asyncio.ensure_future(self._answer(message))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        seq = message["seq"]
+        try:
+            if self._fetch is None:
+                raise RuntimeError("this call has no outcomes")
+            rows, following = await self._fetch(message["start"])
+            for page, more in protocol.pages(rows):
+                value = {"rows": page, "next": following}
+                self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=value, more=more))
+        except Exception as error:
+            text = f"the outcomes could not be read: {error}"
+            self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))

@@ -1,0 +1,178 @@
+"""The child's one Spark session: made on first use, shared by its threads, never restarted (the child is).
+
+Every thread that uses it for a job gets the operation's FAIR pool and the job's tag; both are cleared when the
+job ends, because Spark keeps them per thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+MINIMUM_JAVA = 17
+
+
+class SparkUnavailable(UsageError):
+    """Spark cannot run here: Java is missing or too old. No retry on this node mends it."""
+
+
+class SparkDied(Exception):
+    """The JVM or its SparkContext is gone: this process is of no more use."""
+
+
+def java_version(text: str) -> int | None:
+    """The major version in the output of ``java -version``: 17 from ``"17.0.15"``, 8 from ``"1.8.0_292"``."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
+
+
+def check_java(environment: Mapping[str, str]) -> None:
+    """Raises SparkUnavailable unless Spark would find a Java of :data:`MINIMUM_JAVA` or newer."""
+    home = environment.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    where = f"JAVA_HOME is {home}, where no bin/java can be run" if home else "no java is on the PATH"
+    if java is None or shutil.which(java) is None:
+        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {where}")
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {java} cannot be run ({error})") from None
+    version = java_version(done.stderr + done.stdout)
+    if version is None or version < MINIMUM_JAVA:
+        found = f"is version {version}" if version else "does not tell its version"
+        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {java} {found}")
+
+
+def settings(master: str, executor: str, work_dir: Path, user: Mapping[str, str]) -> dict[str, str]:
+    """distop's settings of the session, with the user's on top."""
+    local = work_dir / "spark"
+    conf = {
+        "spark.app.name": f"distop-{executor}",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(local / "warehouse"),
+        "spark.local.dir": str(local / "local"),
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={local / 'derby'}",
+    }
+    if master.startswith("local"):
+        cores = re.match(r"local\[(\d+)", master)
+        count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
+        }
+    else:
+        # An executor whose driver was killed or frozen must stop before the claims that it works under can be
+        # taken over: after interval × failures, which is below the session's time to live.
+        conf |= {"spark.executor.heartbeatInterval": "2s", "spark.executor.heartbeat.maxFailures": "3"}
+    return {**conf, **user}
+
+
+class SparkHolder:
+    """The session of this process, or none yet."""
+
+    def __init__(self, master: str, executor: str, work_dir: Path, user: Mapping[str, str]) -> None:
+        self._master = master
+        self._executor = executor
+        self._work_dir = work_dir
+        self._user = user
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+        self._bound = threading.local()
+
+    @property
+    def started(self) -> bool:
+        return self._session is not None
+
+    def session(self, pool: str, tag: str, description: str) -> SparkSession:
+        """The session, with pool, tag and description set for the calling thread. Raises SparkUnavailable, or
+        SparkDied where it has been lost."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._build()
+        if not self.alive():
+            raise SparkDied("the JVM died or its SparkContext was stopped")
+        if getattr(self._bound, "tag", None) != tag:
+            self.unbind()
+            context = self._session.sparkContext
+            context.setLocalProperty("spark.scheduler.pool", pool)
+            context.setLocalProperty("spark.job.description", description)
+            context.setInterruptOnCancel(True)
+            context.addJobTag(tag)
+            self._bound.tag = tag
+        return self._session
+
+    def unbind(self) -> None:
+        """Clear what :meth:`session` set for the calling thread."""
+        if getattr(self._bound, "tag", None) is None or self._session is None:
+            return
+        self._bound.tag = None
+        try:
+            context = self._session.sparkContext
+            context.clearJobTags()
+            # None is what clears a local property; the annotation of PySpark does not know it.
+            clear: Any = None
+            context.setLocalProperty("spark.scheduler.pool", clear)
+            context.setLocalProperty("spark.job.description", clear)
+        except Exception:
+            if self.alive():
+                raise
+
+    def interrupt(self, tag: str) -> None:
+        """Cancel the Spark jobs that run under a tag now."""
+        if self._session is not None and self.alive():
+            self._session.sparkContext.cancelJobsWithTag(tag)
+
+    def alive(self) -> bool:
+        """The session can still run jobs (or there is none yet)."""
+        if self._session is None:
+            return True
+        from pyspark import SparkContext
+
+        gateway = SparkContext._gateway
+        jvm = getattr(gateway, "proc", None)
+        if gateway is None or (jvm is not None and jvm.poll() is not None):
+            return False
+        try:
+            java_context: Any = self._session.sparkContext._jsc
+            return java_context is not None and not java_context.sc().isStopped()
+        except Exception:
+            return False
+
+    def stop(self) -> None:
+        if self._session is not None and self.alive():
+            self._session.stop()
+
+    def _build(self) -> SparkSession:
+        check_java(os.environ)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        for name in ("warehouse", "local", "derby"):
+            (self._work_dir / "spark" / name).mkdir(parents=True, exist_ok=True)
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise SparkUnavailable(f"PySpark is needed and cannot be imported: {error}") from error
+        builder = SparkSession.builder.master(self._master)
+        for key, value in settings(self._master, self._executor, self._work_dir, self._user).items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
