@@ -1,0 +1,191 @@
+"""What a replay of etcd's history knows at one revision: the operations, their jobs and claims, nodes, elections.
+
+The invariants (``core.invariants``) are checked against it; it judges nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from distop.core.model import (
+    SCHEMA_VERSION,
+    Attempts,
+    Cancel,
+    Claim,
+    Decision,
+    JobState,
+    OperationRef,
+    Phase,
+    Plan,
+    Rules,
+    Spec,
+    State,
+)
+from distop.core.transitions import Stage
+
+if TYPE_CHECKING:
+    from distop.core.view import Change
+
+STORY = 12
+"""Events of an operation that a violation tells at most: the last ones."""
+
+ACTIVE = frozenset({State.RUNNING, State.PAUSED, State.CANCELLING})
+"""The states that runOps counts (invariant 7)."""
+
+_STAGES = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
+_DEFAULT_RULES = Rules()
+
+
+class JobTrace:
+    """One job: its state, who holds it, who held it before, and what was written for it."""
+
+    __slots__ = ("attempt", "claim", "former", "log", "state")
+
+    def __init__(self) -> None:
+        self.state: JobState | None = None
+        self.claim: Claim | None = None
+        self.attempt = 0
+        """The highest attempt seen."""
+        self.former: list[tuple[str, int]] = []
+        """(incarnation, attempt) of claims that were taken over, or set to waiting."""
+        self.log: list[tuple[int, Change]] = []
+
+
+class JobDelta:
+    """What one revision did to one job."""
+
+    __slots__ = ("claim", "outcome", "progress", "state")
+
+    def __init__(self) -> None:
+        self.state: Change | None = None
+        self.outcome: Change | None = None
+        self.progress: Change | None = None
+        self.claim: Change | None = None
+
+
+class OperationTrace:
+    """One operation, from its start to the last page of its cleanup."""
+
+    __slots__ = (
+        "cancel",
+        "chunks",
+        "claims",
+        "decision",
+        "failed",
+        "gate",
+        "jobs",
+        "keys",
+        "log",
+        "phase",
+        "plan",
+        "planning",
+        "ref",
+        "spec",
+        "state",
+        "success",
+    )
+
+    def __init__(self, ref: OperationRef) -> None:
+        self.ref = ref
+        self.spec: Spec | None = None
+        self.state: State | None = None
+        self.plan: Plan | None = None
+        self.chunks: dict[int, bytes] = {}
+        self.gate = False
+        self.phase: Phase | None = None
+        self.cancel: Cancel | None = None
+        self.decision: Decision | None = None
+        self.planning: Attempts | None = None
+        self.jobs: dict[int, JobTrace] = {}
+        self.success = 0
+        self.failed: set[int] = set()
+        self.claims = 0
+        self.keys = 0
+        """How many keys of the operation exist, its history aside."""
+        self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
+
+    @property
+    def active(self) -> bool:
+        """It is counted in runOps."""
+        return self.state in ACTIVE
+
+    @property
+    def rules(self) -> Rules:
+        return self.spec.rules if self.spec is not None else _DEFAULT_RULES
+
+    @property
+    def newer(self) -> bool:
+        """Its records are of a newer release, whose rules are not known here."""
+        return self.spec is not None and self.spec.version > SCHEMA_VERSION
+
+    @property
+    def stage(self) -> Stage:
+        """What it is in, by its own keys; gate and pending must agree with that (invariant 12)."""
+        if self.state is None:
+            return Stage.ABSENT
+        if self.state.terminal:
+            return Stage.CLEANING
+        if self.decision is not None:
+            return Stage.COMPLETING
+        if self.state is State.RUNNING:
+            return Stage.OPEN if self.plan is not None else Stage.PLANNING
+        return _STAGES[self.state]
+
+    def job(self, partition: int) -> JobTrace:
+        job = self.jobs.get(partition)
+        if job is None:
+            job = self.jobs[partition] = JobTrace()
+        return job
+
+    def fold_job(self, revision: int, job: JobTrace, partition: int, delta: JobDelta) -> None:
+        """Take one revision's writes into the job."""
+        if delta.state is not None:
+            before, job.state = job.state, None if delta.state.deleted else JobState(delta.state.kv.value.decode())
+            if before is JobState.SUCCESS:
+                self.success -= 1
+            self.failed.discard(partition)
+            if job.state is JobState.SUCCESS:
+                self.success += 1
+            elif job.state is JobState.FAILED:
+                self.failed.add(partition)
+        if delta.claim is not None:
+            old, job.claim = job.claim, None if delta.claim.deleted else Claim.decode(delta.claim.kv.value)
+            self.claims += (job.claim is not None) - (old is not None)
+            if old is not None and old.incarnation and job.claim is not None:
+                job.former.append((old.incarnation, old.attempt))
+            if job.claim is not None:
+                job.attempt = max(job.attempt, job.claim.attempt)
+        for change in (delta.claim, delta.state, delta.outcome, delta.progress):
+            if change is not None:
+                job.log.append((revision, change))
+
+    def fold(self, name: str, chunk: int, change: Change) -> None:
+        """Take a write to one of the operation's own keys."""
+        value = None if change.deleted else change.kv.value
+        if name == "state":
+            self.state = State(value.decode()) if value is not None else None
+        elif name == "spec":
+            self.spec = Spec.decode(value) if value is not None else None
+        elif name == "plan" and chunk >= 0:
+            if value is None:
+                self.chunks.pop(chunk, None)
+            else:
+                self.chunks[chunk] = value
+        elif name == "plan":
+            self.plan = Plan.decode(value) if value is not None else None
+        elif name == "planning":
+            self.planning = Attempts.decode(value) if value is not None else None
+        elif name == "cancel":
+            self.cancel = Cancel.decode(value) if value is not None else None
+        elif name == "decision":
+            self.decision = Decision.decode(value) if value is not None else None
+
+
+def tell(entry: tuple[int, Change]) -> str:
+    """One event as a line for people."""
+    revision, change = entry
+    if change.deleted:
+        return f"{revision}: {change.kv.key} deleted"
+    value = change.kv.value[:160].decode(errors="replace")
+    return f"{revision}: {change.kv.key} = {value}{'…' if len(change.kv.value) > 160 else ''}"

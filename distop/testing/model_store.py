@@ -1,0 +1,294 @@
+"""etcd's key-value semantics as a value in memory: no I/O, no clock, no threads.
+
+What distop relies on is exact: one revision for each transaction that wrote, compares of missing keys, range
+compares (T5), nested transactions whose compares all see the store as it was *before* the outer one, the limit on
+operations (T1, which nested transactions share with what encloses them), and the refusal of branches that put a key
+twice or put and delete it (T3). The conformance tests hold it against a real etcd.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, insort
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core.txn import (
+    MAX_OPERATIONS,
+    Compare,
+    Delete,
+    DeleteResult,
+    Get,
+    GetResult,
+    KeyValue,
+    Put,
+    PutResult,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
+from distop.core.view import Change
+from distop.errors import EtcdRejected, LeaseNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from distop.core.txn import Operation, Result
+
+_RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
+    Relation.EQUAL: operator.eq,
+    Relation.NOT_EQUAL: operator.ne,
+    Relation.GREATER: operator.gt,
+    Relation.LESS: operator.lt,
+}
+_MISSING = KeyValue("", b"", 0)
+_Path = list[bool]
+
+
+class ModelStore:
+    """A store with one member. ``history`` holds every change by revision, from revision 2 on, as in a fresh etcd
+    (whose empty store is at revision 1).
+    """
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.history: list[tuple[int, tuple[Change, ...]]] = []
+        self.leases: dict[int, set[str]] = {}
+        self._items: dict[str, KeyValue] = {}
+        self._order: list[str] = []
+
+    # ------------------------------------------------------------------- read
+
+    def get(self, key: str) -> KeyValue | None:
+        """The key as it is now, or None."""
+        return self._items.get(key)
+
+    def mod(self, key: str) -> int:
+        """The key's mod revision, 0 where it is absent."""
+        kv = self._items.get(key)
+        return kv.mod_revision if kv else 0
+
+    def range(self, key: str, range_end: str = "") -> list[KeyValue]:
+        """The keys in ``[key, range_end)`` in order, or the one key."""
+        return [self._items[k] for k in self._keys(key, range_end)]
+
+    def listing(self) -> tuple[KeyValue, ...]:
+        """Everything, in order of the keys."""
+        return tuple(self._items[k] for k in self._order)
+
+    def _keys(self, key: str, range_end: str) -> list[str]:
+        if not range_end:
+            return [key] if key in self._items else []
+        return self._order[bisect_left(self._order, key) : bisect_left(self._order, range_end)]
+
+    # ----------------------------------------------------------------- leases
+
+    def grant(self, lease: int) -> int:
+        """A lease of this id. Raises EtcdRejected where it exists already (L6)."""
+        if lease in self.leases:
+            raise EtcdRejected(
+                "the lease exists already", code="FAILED_PRECONDITION", detail="etcdserver: lease already exists"
+            )
+        self.leases[lease] = set()
+        return lease
+
+    def expire(self, lease: int) -> int:
+        """The lease ends: its keys are deleted in one transaction (L5). Returns the store's revision after it."""
+        if lease not in self.leases:
+            raise _no_lease()
+        held = sorted(self.leases.pop(lease))
+        changes: list[Change] = []
+        for key in held:
+            self._delete(key, self.revision + 1, changes)
+        self._commit(changes)
+        return self.revision
+
+    # ------------------------------------------------------------ transactions
+
+    def apply(self, txn: Txn) -> TxnResult:
+        """Commit a transaction. Raises EtcdRejected for one that etcd would refuse to look at (T1, T3, empty keys),
+        LeaseNotFound for a put on a lease that is gone; then nothing was changed.
+        """
+        _check_limits(txn, MAX_OPERATIONS)
+        for branch in (txn.success, txn.failure):
+            _check_writes(branch)
+        path: _Path = []
+        self._choose(txn, path)
+        self._check_leases(txn, iter(path))
+        changes: list[Change] = []
+        result = self._run(txn, iter(path), self.revision + 1, changes)
+        # Of a transaction and those nested in it, etcd tells the revision of the outermost alone.
+        self._commit(changes)
+        return replace(result, revision=self.revision)
+
+    def _commit(self, changes: list[Change]) -> None:
+        if changes:
+            self.revision += 1
+            self.history.append((self.revision, tuple(changes)))
+
+    def _choose(self, txn: Txn, path: _Path) -> None:
+        taken = all(map(self._holds, txn.compares))
+        path.append(taken)
+        for op in txn.success if taken else txn.failure:
+            if isinstance(op, Txn):
+                self._choose(op, path)
+
+    def _holds(self, compare: Compare) -> bool:
+        if compare.range_end:
+            # An empty range is compared like a missing key.
+            found = self.range(compare.key, compare.range_end)
+            return all(_compare(compare, kv) for kv in found) if found else _compare_missing(compare)
+        kv = self._items.get(compare.key)
+        if kv is None:
+            return _compare_missing(compare)
+        return _compare(compare, kv)
+
+    def _check_leases(self, txn: Txn, path: Iterator[bool]) -> None:
+        for op in txn.success if next(path) else txn.failure:
+            if isinstance(op, Txn):
+                self._check_leases(op, path)
+            elif isinstance(op, Put) and op.lease and op.lease not in self.leases:
+                raise _no_lease()
+
+    def _run(self, txn: Txn, path: Iterator[bool], revision: int, changes: list[Change]) -> TxnResult:
+        taken = next(path)
+        responses: list[Result] = []
+        for op in txn.success if taken else txn.failure:
+            if isinstance(op, Put):
+                self._put(op, revision, changes)
+                responses.append(PutResult())
+            elif isinstance(op, Delete):
+                found = self._keys(op.key, op.range_end)
+                for key in found:
+                    self._delete(key, revision, changes)
+                responses.append(DeleteResult(len(found)))
+            elif isinstance(op, Get):
+                responses.append(self._get(op))
+            else:
+                responses.append(self._run(op, path, revision, changes))
+        return TxnResult(taken, 0, tuple(responses))
+
+    def _get(self, op: Get) -> GetResult:
+        keys = self._keys(op.key, op.range_end)
+        if op.count_only:
+            return GetResult((), False, len(keys))
+        cut = keys[: op.limit] if op.limit else keys
+        kvs = tuple(replace(self._items[k], value=b"") if op.keys_only else self._items[k] for k in cut)
+        return GetResult(kvs, len(cut) < len(keys), len(keys))
+
+    def _put(self, op: Put, revision: int, changes: list[Change]) -> None:
+        old = self._items.get(op.key)
+        if old is None:
+            insort(self._order, op.key)
+            kv = KeyValue(op.key, op.value, revision, revision, 1, op.lease)
+        else:
+            kv = KeyValue(op.key, op.value, revision, old.create_revision, old.version + 1, op.lease)
+            if old.lease:
+                self.leases.get(old.lease, set()).discard(op.key)
+        if op.lease:
+            self.leases[op.lease].add(op.key)
+        self._items[op.key] = kv
+        changes.append(Change(kv))
+
+    def _delete(self, key: str, revision: int, changes: list[Change]) -> None:
+        old = self._items.pop(key)
+        del self._order[bisect_left(self._order, key)]
+        if old.lease:
+            self.leases.get(old.lease, set()).discard(key)
+        changes.append(Change(KeyValue(key, b"", revision), True))
+
+
+def _compare_missing(compare: Compare) -> bool:
+    """A missing key has no value that could be compared; its numbers are all 0."""
+    return compare.target is not Target.VALUE and _compare(compare, _MISSING)
+
+
+def _compare(compare: Compare, kv: KeyValue) -> bool:
+    field: int | bytes
+    if compare.target is Target.VALUE:
+        field = kv.value
+    elif compare.target is Target.MOD:
+        field = kv.mod_revision
+    elif compare.target is Target.CREATE:
+        field = kv.create_revision
+    else:
+        field = kv.version
+    return _RELATIONS[compare.relation](field, compare.value)
+
+
+def _check_limits(txn: Txn, limit: int) -> None:
+    """T1: the longest list counts, and a nested transaction has only what its parent left of the limit."""
+    longest = max(len(txn.compares), len(txn.success), len(txn.failure))
+    if longest > limit:
+        raise EtcdRejected(
+            f"the transaction has {longest} operations where {limit} are allowed",
+            code="INVALID_ARGUMENT",
+            detail="etcdserver: too many operations in txn request",
+        )
+    keys = [c.key for c in txn.compares]
+    for op in (*txn.success, *txn.failure):
+        if isinstance(op, Txn):
+            _check_limits(op, limit - longest)
+        else:
+            keys.append(op.key)
+    if not all(keys):
+        raise EtcdRejected("a key is empty", code="INVALID_ARGUMENT", detail="etcdserver: key is not provided")
+
+
+class _Deleted:
+    """The keys and ranges that a branch deletes."""
+
+    def __init__(self) -> None:
+        self.points: set[str] = set()
+        self.ranges: list[tuple[str, str]] = []
+
+    def add(self, op: Delete) -> None:
+        if op.range_end:
+            self.ranges.append((op.key, op.range_end))
+        else:
+            self.points.add(op.key)
+
+    def update(self, other: _Deleted) -> None:
+        self.points |= other.points
+        self.ranges += other.ranges
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.points or any(start <= key < end for start, end in self.ranges)
+
+
+def _check_writes(branch: Sequence[Operation]) -> tuple[set[str], _Deleted]:
+    """T3: no key is put twice in what can happen together, nor put and deleted. The two branches of a nested
+    transaction exclude each other, so both may put the same key.
+    """
+    deleted, put = _Deleted(), set[str]()
+    for op in branch:
+        if isinstance(op, Delete):
+            deleted.add(op)
+    for op in branch:
+        if isinstance(op, Txn):
+            (then, then_deleted), (otherwise, otherwise_deleted) = _check_writes(op.success), _check_writes(op.failure)
+            for key in then | otherwise:
+                if key in put or key in deleted:
+                    raise _duplicate(key)
+            put |= then | otherwise
+            deleted.update(then_deleted)
+            deleted.update(otherwise_deleted)
+    for op in branch:
+        if isinstance(op, Put):
+            if op.key in put or op.key in deleted:
+                raise _duplicate(op.key)
+            put.add(op.key)
+    return put, deleted
+
+
+def _no_lease() -> LeaseNotFound:
+    return LeaseNotFound("the lease does not exist", code="NOT_FOUND", detail="etcdserver: requested lease not found")
+
+
+def _duplicate(key: str) -> EtcdRejected:
+    return EtcdRejected(
+        f"the transaction writes {key!r} twice",
+        code="INVALID_ARGUMENT",
+        detail="etcdserver: duplicate key given in txn request",
+    )

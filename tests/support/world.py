@@ -1,0 +1,309 @@
+"""A world for tests of the core: the model store, and every event of the tables as a method that builds its
+transaction from what the store holds now, just as a daemon or a client would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distop.core import transitions as t
+from distop.core.digest import plan_digest
+from distop.core.keys import Keys
+from distop.core.model import (
+    Attempts,
+    Cancel,
+    Claim,
+    Decision,
+    History,
+    JobState,
+    Node,
+    OperationRef,
+    Outcome,
+    PartitionPlan,
+    Plan,
+    Retry,
+    Rules,
+    Spec,
+    State,
+    chunked,
+    loads,
+    to_ranges,
+)
+from distop.core.txn import Delete, Put, Txn
+from distop.core.view import Change, ClusterView, OperationView, TypeView
+from distop.testing import ModelStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.core.txn import TxnResult
+
+TABLE, TYPE = "sales.orders", "noop"
+TIME = "2013-01-01T00:00:00.000Z"
+
+
+@dataclass
+class World:
+    """One table, one type, any number of operations and executors."""
+
+    keys: Keys = field(default_factory=Keys)
+    store: ModelStore = field(default_factory=ModelStore)
+    rules: Rules = field(default_factory=lambda: Rules(retry=Retry(attempts=3)))
+    one_at_a_time: bool = False
+    leases: dict[str, int] = field(default_factory=dict)
+
+    # ------------------------------------------------------------- executors
+
+    def join(self, incarnation: str) -> str:
+        """An executor's node key, on a lease of its own."""
+        lease = self.leases[incarnation] = self.store.grant(1000 + len(self.leases))
+        node = Node(f"ex-{incarnation}", "host", 2, (TYPE,))
+        self.store.apply(Txn((), (Put(self.keys.node(incarnation), node.encode(), lease),)))
+        return incarnation
+
+    def die(self, incarnation: str) -> None:
+        """Its session expires."""
+        self.store.expire(self.leases.pop(incarnation))
+
+    def elect(self, incarnation: str) -> Txn:
+        seen = self.store.get(self.keys.coordinator(TABLE, TYPE))
+        mod, holder = (seen.mod_revision, seen.value.decode()) if seen else (0, "")
+        return t.elect(self.keys, TABLE, TYPE, incarnation, mod, holder)
+
+    @property
+    def election(self):
+        return t.election_guard(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
+
+    def resign(self) -> Txn:
+        return t.resign(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
+
+    # ----------------------------------------------------------------- views
+
+    def view(self) -> TypeView:
+        view = TypeView(self.keys, TABLE, TYPE)
+        view.replace([Change(kv) for kv in self.store.range(*self.keys.type_range(TABLE, TYPE))], claims=False)
+        view.replace([Change(kv) for kv in self.store.range(*self.keys.type_claims(TABLE, TYPE))], claims=True)
+        return view
+
+    def cluster(self) -> ClusterView:
+        view = ClusterView(self.keys)
+        view.apply(Change(kv) for kv in self.store.listing() if not kv.key.startswith(("distOp.", "distOpClaim.")))
+        return view
+
+    def op(self, ref: OperationRef) -> OperationView:
+        return self.view().operations.get(ref) or OperationView(ref)
+
+    def stage(self, ref: OperationRef) -> t.Stage:
+        return self.op(ref).stage
+
+    def job_stage(self, ref: OperationRef, partition: int) -> t.JobStage:
+        state = self.store.get(self.keys.job(ref, partition, "state"))
+        if state is not None:
+            return t.JobStage(state.value.decode())
+        claim = self.claim_of(ref, partition)
+        if claim is None:
+            return t.JobStage.FREE
+        return t.JobStage.WAITING if claim.waiting else t.JobStage.CLAIMED
+
+    def claim_of(self, ref: OperationRef, partition: int) -> Claim | None:
+        kv = self.store.get(self.keys.claim(ref, partition))
+        return Claim.decode(kv.value) if kv else None
+
+    def fence(self, ref: OperationRef, partition: int) -> int:
+        return self.store.mod(self.keys.claim(ref, partition))
+
+    def mod(self, ref: OperationRef, name: str) -> int:
+        return self.store.mod(self.keys.of(ref, name))
+
+    # ---------------------------------------------------------------- events
+
+    def counters(self) -> t.Counters:
+        run_ops = self.store.get(self.keys.run_ops(TABLE))
+        following = self.store.get(self.keys.next_instance(TABLE, TYPE))
+        return t.Counters(
+            loads(run_ops.value) if run_ops else {},
+            run_ops.mod_revision if run_ops else 0,
+            int(following.value) if following else 1,
+            following.mod_revision if following else 0,
+        )
+
+    def next_ref(self, obj: str = "") -> OperationRef:
+        return OperationRef(TABLE, TYPE, obj, self.counters().next_instance)
+
+    def spec(self, ref: OperationRef) -> Spec:
+        return Spec(f"request-{ref}", TIME, "tester", self.rules, one_at_a_time=self.one_at_a_time)
+
+    def start(self, ref: OperationRef) -> Txn:
+        return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}")
+
+    def start_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
+        return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}", planned(jobs))
+
+    def plan(self, ref: OperationRef, jobs: int = 2) -> Txn:
+        plan, chunks = planned(jobs)
+        mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
+        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks)
+
+    def chunk(self, ref: OperationRef, number: int, value: bytes) -> Txn:
+        seen = self.store.mod(self.keys.chunk(ref, number))
+        return t.write_chunk(self.keys, ref, self.election, number, seen, value)
+
+    def plan_attempt(self, ref: OperationRef) -> Txn:
+        kv = self.store.get(self.keys.of(ref, "planning"))
+        tries = Attempts.decode(kv.value).attempts if kv else 0
+        return t.plan_attempt(self.keys, ref, self.election, self.mod(ref, "planning"), Attempts(tries + 1, "no"))
+
+    def give_up(self, ref: OperationRef) -> Txn:
+        decision = Decision(State.FAILED, 0, 0, 0, error="no plan")
+        return t.give_up(self.keys, ref, self.election, self.mod(ref, "state"), decision)
+
+    def pause(self, ref: OperationRef) -> Txn:
+        return t.pause(self.keys, ref, self.mod(ref, "state"))
+
+    def resume(self, ref: OperationRef) -> Txn:
+        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0)
+
+    def cancel(self, ref: OperationRef) -> Txn:
+        return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("user", "not needed"))
+
+    def fail_fast(self, ref: OperationRef) -> Txn:
+        return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("failed", "one failed"), self.election)
+
+    def reap(self, ref: OperationRef, partition: int = 0) -> Txn:
+        claim = self.claim_of(ref, partition)
+        holder = claim.incarnation if claim else ""
+        fence = self.fence(ref, partition) or 1
+        return t.reap(self.keys, ref, self.election, self.mod(ref, "state"), partition, fence, holder)
+
+    def verdict(self, ref: OperationRef) -> Decision:
+        op = self.op(ref)
+        count = op.plan.count if op.plan else 0
+        if op.state is State.CANCELLING:
+            why = op.cancel.reason if op.cancel else ""
+            verdict = State.FAILED if why == "failed" else State.CANCELLED
+        else:
+            verdict = State.SUCCESS if op.plan and op.success == count else State.FAILED
+        return Decision(verdict, count, op.success, len(op.failed), to_ranges(op.failed))
+
+    def decide(self, ref: OperationRef) -> Txn:
+        return t.decide(self.keys, ref, self.election, self.mod(ref, "state"), self.verdict(ref))
+
+    def complete_attempt(self, ref: OperationRef) -> Txn:
+        op = self.op(ref)
+        old = op.decision.value if op.decision else self.verdict(ref)
+        new = Decision(old.verdict, old.total, old.success, old.failed, old.failed_ranges, old.attempts + 1, "no")
+        return t.complete_attempt(self.keys, ref, self.election, self.mod(ref, "decision") or 1, new)
+
+    def history(self, ref: OperationRef) -> History:
+        op = self.op(ref)
+        d = op.decision.value if op.decision else self.verdict(ref)
+        return History(
+            str(ref), d.verdict, TIME, TIME, d.total, d.success, d.failed, None, (), d.failed_ranges, f"request-{ref}"
+        )
+
+    def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
+        seen = self.counters()
+        return t.finish(
+            self.keys,
+            ref,
+            self.election,
+            self.mod(ref, "state"),
+            decision_mod,
+            seen.run_ops,
+            seen.run_ops_mod,
+            self.history(ref),
+            self.one_at_a_time,
+        )
+
+    def finish(self, ref: OperationRef) -> Txn:
+        return self._finish(ref, self.mod(ref, "decision") or 1)
+
+    def finish_at_once(self, ref: OperationRef) -> Txn:
+        return self._finish(ref, 0)
+
+    def clean(self, ref: OperationRef, first: int = 0) -> Txn:
+        return t.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)
+
+    def end(self, ref: OperationRef, first: int = 0) -> Txn:
+        return t.end(self.keys, ref, self.election, self.mod(ref, "state"), first)
+
+    # ------------------------------------------------------------------ jobs
+
+    def claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int]) -> Txn:
+        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone."""
+        wants, dead = [], set()
+        for p in partitions:
+            old = self.claim_of(ref, p)
+            if old is None:
+                wants.append(t.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
+                continue
+            lost = 0 if old.waiting else 1
+            if lost:
+                dead.add(old.incarnation)
+            claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
+            wants.append(t.Want(p, claim, self.fence(ref, p)))
+        return t.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
+
+    def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
+        claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
+        guard = fence or self.fence(ref, partition) or 1
+        return t.group([t.report(self.keys, ref, partition, guard, state, outcome(partition, claim))])
+
+    def wait_again(self, ref: OperationRef, partition: int, failed: bool) -> Txn:
+        claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
+        waiting = Claim(claim.executor, "", claim.attempt, claim.failures + failed, TIME if failed else "")
+        return t.group([t.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting)])
+
+    def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
+        return t.group([t.checkpoint(self.keys, ref, partition, self.fence(ref, partition) or 1, value)])
+
+    def fail_lost(self, ref: OperationRef, incarnation: str, partition: int) -> Txn:
+        claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
+        told = Outcome(f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost")
+        gate = self.store.mod(self.keys.gate(ref)) or 1
+        lost = [(partition, self.fence(ref, partition) or 1, told)]
+        return t.fail_lost(self.keys, ref, gate, incarnation, claim.incarnation or "nobody", lost)
+
+    # --------------------------------------------------------------- shortcuts
+
+    def do(self, txn: Txn) -> TxnResult:
+        """Apply a transaction that must be accepted."""
+        before = self.store.revision
+        result = self.store.apply(txn)
+        assert result.succeeded, (txn, result)
+        assert self.store.revision == before + 1, txn
+        return result
+
+    def life(self, jobs: int = 2, failing: Sequence[int] = ()) -> OperationRef:
+        """A whole life: start, plan, claim, report, decide, finish, end; executors ``a`` and ``b`` take part."""
+        for incarnation in ("a", "b"):
+            if incarnation not in self.leases:
+                self.join(incarnation)
+        ref = self.next_ref()
+        self.do(self.start(ref))
+        if not self.store.get(self.keys.coordinator(TABLE, TYPE)):
+            self.do(self.elect("a"))
+        self.do(self.plan(ref, jobs))
+        for p in range(jobs):
+            self.do(self.claim(ref, "a" if p % 2 else "b", [p]))
+        for p in range(jobs):
+            self.do(self.report(ref, p, JobState.FAILED if p in failing else JobState.SUCCESS))
+        self.do(self.decide(ref))
+        self.do(self.finish(ref))
+        self.do(self.end(ref))
+        return ref
+
+    def tamper(self, *ops: Put | Delete) -> int:
+        """Write without guards, as no part of distop would; the revision."""
+        return self.store.apply(Txn((), ops)).revision
+
+
+def planned(jobs: int) -> tuple[Plan, list[bytes]]:
+    """A plan of so many partitions, with its chunks."""
+    chunks = chunked([PartitionPlan(n, f"p={n}", 10) for n in range(jobs)])
+    return Plan(jobs, "v1", plan_digest(chunks), len(chunks)), chunks
+
+
+def outcome(partition: int, claim: Claim) -> Outcome:
+    return Outcome(f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
