@@ -92,6 +92,7 @@ def decode_object(component: str) -> str:
     return name
 
 
+@lru_cache(maxsize=4_096)
 def check_type_name(name: str) -> str:
     """The type id itself. Raises InvalidArgument where it is none."""
     if not isinstance(name, str) or not _TYPE.fullmatch(name) or name in RESERVED:
@@ -142,11 +143,12 @@ def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
 class Keys:
     """Builds and parses the keys of one namespace."""
 
-    __slots__ = ("_prefix", "namespace")
+    __slots__ = ("_last", "_prefix", "namespace")
 
     def __init__(self, namespace: str = "") -> None:
         self.namespace = check_namespace(namespace)
         self._prefix = f"{namespace}/" if namespace else ""
+        self._last: tuple[OperationRef | None, str, str] = (None, "", "")
 
     # ------------------------------------------------------------------ build
 
@@ -180,8 +182,16 @@ class Keys:
         """All of ``distOp.<table>.``."""
         return prefix_range(f"{self._prefix}{OP}.{encode(table)}.")
 
+    def roots(self, ref: OperationRef) -> tuple[str, str]:
+        """The operation's root and the root of its claims, without a delimiter at their ends."""
+        last, root, claims = self._last
+        if last is not ref:  # thousands of keys of one operation are built in a row
+            root, claims = self._op(ref, OP), self._op(ref, CLAIM)
+            self._last = (ref, root, claims)
+        return root, claims
+
     def root(self, ref: OperationRef) -> str:
-        return self._op(ref, OP)
+        return self.roots(ref)[0]
 
     def of(self, ref: OperationRef, name: str) -> str:
         """``<root>.<name>``: arg, spec, state, cancel, plan, planning, decision."""
@@ -199,7 +209,7 @@ class Keys:
 
     def job(self, ref: OperationRef, partition: int, name: str) -> str:
         """``<root>.<partition>.<name>``: state, outcome, progress."""
-        return f"{self._op(ref, OP)}.{ordinal(partition)}.{name}"
+        return f"{self.roots(ref)[0]}.{ordinal(partition)}.{name}"
 
     def jobs_range(self, ref: OperationRef) -> tuple[str, str]:
         """Every job's keys: they start with a digit, the operation's own with a letter."""
@@ -213,7 +223,7 @@ class Keys:
         return self._op(ref, PENDING)
 
     def claim(self, ref: OperationRef, partition: int) -> str:
-        return f"{self._op(ref, CLAIM)}.{ordinal(partition)}"
+        return f"{self.roots(ref)[1]}.{ordinal(partition)}"
 
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, CLAIM)}.")

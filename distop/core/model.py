@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -69,9 +70,12 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def dumps(value: Any) -> bytes:
     """Compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def loads(value: bytes) -> Any:
@@ -81,7 +85,14 @@ def loads(value: bytes) -> Any:
 
 def rfc3339(seconds: float) -> str:
     """Seconds since the epoch as RFC 3339 in UTC with milliseconds: ``2013-01-01T00:00:00.000Z``."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _rfc3339(int(seconds * 1000))
+
+
+@lru_cache(maxsize=256)
+def _rfc3339(milliseconds: int) -> str:
+    # Thousands of jobs end within the same few milliseconds.
+    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
 def from_rfc3339(text: str) -> float:

@@ -117,6 +117,24 @@ class ClusterView:
         return {(ref.table, ref.type) for source in (self.gates, self.pending) for ref in source}
 
 
+class SeenClaim:
+    """A claim with its mod revision; decoded when somebody looks, since most are only counted."""
+
+    __slots__ = ("_raw", "_value", "mod")
+
+    def __init__(self, raw: bytes, mod: int) -> None:
+        self._raw = raw
+        self._value: Claim | None = None
+        self.mod = mod
+
+    @property
+    def value(self) -> Claim:
+        """The claim. Raises ValueError where the record cannot be read."""
+        if self._value is None:
+            self._value = Claim.decode(self._raw)
+        return self._value
+
+
 @dataclass(slots=True)
 class OperationView:
     """One operation as its coordinator sees it."""
@@ -132,7 +150,7 @@ class OperationView:
     decision: Seen[Decision] | None = None
     success: int = 0
     failed: set[int] = field(default_factory=set)
-    claims: dict[int, Seen[Claim]] = field(default_factory=dict)
+    claims: dict[int, SeenClaim] = field(default_factory=dict)
 
     @property
     def ended(self) -> int:
@@ -167,7 +185,8 @@ class TypeView:
         self.type = type_name
         self.operations: dict[OperationRef, OperationView] = {}
         self.foreign: dict[str, str] = {}
-        self._job_prefixes: dict[str, OperationView] = {}
+        self._job_roots: dict[str, OperationView] = {}
+        self._claim_roots: dict[str, OperationView] = {}
 
     def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
         """A listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
@@ -178,7 +197,8 @@ class TypeView:
         else:
             held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
             self.operations.clear()
-            self._job_prefixes.clear()
+            self._job_roots.clear()
+            self._claim_roots.clear()
             for ref, kept in held.items():
                 self._operation(ref).claims = kept
         return touched | self.apply(changes)
@@ -188,42 +208,67 @@ class TypeView:
         touched: set[OperationRef] = set()
         for change in changes:
             kv = change.kv
-            # The hot path: a job's outcome needs no decoding, and its state changes two counters.
-            if kv.key.endswith(".outcome") or kv.key.endswith(".progress"):
+            head, _, last = kv.key.rpartition(".")
+            if last in ("outcome", "progress"):
                 continue
-            try:
-                key = self.keys.parse(kv.key)
-                if key.ref is None:
+            # The hot path: claims and job states of operations that are known, four events for each job.
+            op = self._claim_roots.get(head)
+            if op is not None:
+                self._fold_claim(op, int(last), kv, change.deleted)
+                touched.add(op.ref)
+                continue
+            if last == "state":
+                head, _, number = head.rpartition(".")
+                op = self._job_roots.get(head)
+                if op is not None:
+                    self._fold_job(op, int(number), kv, change.deleted)
+                    touched.add(op.ref)
                     continue
-                op = self._operation(key.ref)
-                if key.family == K.CLAIM:
-                    self._fold_claim(op, key.partition, kv, change.deleted)
-                elif key.partition >= 0:
-                    self._fold_job(op, key.partition, kv, change.deleted)
-                else:
-                    self._fold_operation(op, key, kv, change.deleted)
-            except (InvalidArgument, ValueError, KeyError) as error:
-                self.foreign[kv.key] = str(error)
-                continue
-            touched.add(key.ref)
+            ref = self._fold_any(kv, change.deleted)
+            if ref is not None:
+                touched.add(ref)
         for ref in touched:
             view = self.operations.get(ref)
             if view is not None and view.empty and not view.ended:
-                del self.operations[ref]
+                self._drop(ref)
         return touched
+
+    def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
+        try:
+            key = self.keys.parse(kv.key)
+            if key.ref is None:
+                return None
+            op = self._operation(key.ref)
+            if key.family == K.CLAIM:
+                self._fold_claim(op, key.partition, kv, deleted)
+            elif key.partition >= 0:
+                self._fold_job(op, key.partition, kv, deleted)
+            else:
+                self._fold_operation(op, key, kv, deleted)
+        except (InvalidArgument, ValueError, KeyError) as error:
+            self.foreign[kv.key] = str(error)
+            return None
+        return key.ref
 
     def _operation(self, ref: OperationRef) -> OperationView:
         op = self.operations.get(ref)
         if op is None:
             op = self.operations[ref] = OperationView(ref)
+            jobs, claims = self.keys.roots(ref)
+            self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
+
+    def _drop(self, ref: OperationRef) -> None:
+        del self.operations[ref]
+        jobs, claims = self.keys.roots(ref)
+        del self._job_roots[jobs], self._claim_roots[claims]
 
     @staticmethod
     def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
         if deleted:
             op.claims.pop(partition, None)
         else:
-            op.claims[partition] = Seen(Claim.decode(kv.value), kv.mod_revision)
+            op.claims[partition] = SeenClaim(kv.value, kv.mod_revision)
 
     @staticmethod
     def _fold_job(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
