@@ -184,15 +184,22 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 class Settings:
-    """The settings of one run. ``flags``: those given, by Python name (None: not given)."""
+    """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file`` False leaves
+    distop.toml out: a library does not read what lies in the current folder.
+    """
 
     def __init__(
-        self, flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, folder: Path | None = None
+        self,
+        flags: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        *,
+        file: bool = True,
     ) -> None:
         self._flags = {k: v for k, v in (flags or {}).items() if v is not None}
         self._env = os.environ if env is None else env
         self._path = (folder or Path()) / FILE
-        self._file: dict[str, Any] | None = None
+        self._file: dict[str, Any] | None = None if file else {}
 
     def get(self, name: str) -> Any:
         """The value of a setting. Raises InvalidArgument, which says where the wrong value stands."""
@@ -266,8 +273,8 @@ def _password(settings: Settings) -> str | None:
         raise InvalidArgument(f"the password file {path} cannot be read: {error}") from None
 
 
-def etcd_config(settings: Settings, *, read_timeout: float | None = 10.0) -> EtcdConfig:
-    """The etcd part. ``read_timeout`` None: reads are repeated for ever, as daemons want it."""
+def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
+    """The etcd part. ``for_ever``: reads are repeated without end, as daemons want it; else for the connect timeout."""
     return EtcdConfig(
         endpoints=settings.get("etcd"),
         username=settings.get("user"),
@@ -277,7 +284,7 @@ def etcd_config(settings: Settings, *, read_timeout: float | None = 10.0) -> Etc
         key=settings.get("key"),
         connect_timeout=settings.get("connect_timeout"),
         request_timeout=settings.get("request_timeout"),
-        read_timeout=read_timeout,
+        read_timeout=None if for_ever else settings.get("connect_timeout"),
     )
 
 
@@ -299,7 +306,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
     work_dir = settings.get("work_dir")
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
     return ExecutorConfig(
-        etcd=etcd_config(settings, read_timeout=None),
+        etcd=etcd_config(settings, for_ever=True),
         work_dir=path.absolute(),
         namespace=check_namespace(settings.get("namespace")),
         executor_id=executor_id,

@@ -1,0 +1,8 @@
+"""The asyncio face: ``async with distop.aio.connect(...) as client``."""
+
+from __future__ import annotations
+
+from distop.client import Client, connect
+from distop.operation import Operation
+
+__all__ = ["Client", "Operation", "connect"]

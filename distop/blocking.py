@@ -1,0 +1,306 @@
+"""The blocking face of the client: safe from any thread, and from code that already runs an event loop.
+
+One private daemon thread with an event loop of its own serves all clients of a process. A call from inside a
+coroutine works and blocks that coroutine's loop meanwhile; use :mod:`distop.aio` there. Not to be used across
+``fork()``: threads and gRPC do not survive it; connect in the child instead (a client of the parent says so).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.errors import EtcdUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from distop import aio
+    from distop.core.model import Declaration, Node, OperationRef, TableRecord
+    from distop.results import OperationResult, OperationStatus
+
+__all__ = ["Client", "Operation", "connect", "start_operation"]
+
+T = TypeVar("T")
+
+_LOOK_UP = 3_600.0
+"""Seconds of one uninterrupted wait. A wait without end could not be interrupted on every platform."""
+
+
+class _Loop:
+    """The private thread and its event loop."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="distop-client", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it there and wait here. An interrupt of the caller (Ctrl-C) stops the work."""
+        if os.getpid() != self.pid:
+            work.close()
+            raise UsageError("this client was made before a fork: connect again in the child process")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError("the blocking client was called from its own event loop: use distop.aio there")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while True:
+                try:
+                    return future.result(_LOOK_UP)
+                except TimeoutError:
+                    if future.done():
+                        return future.result()
+        except CancelledError:
+            raise EtcdUnavailable("the client was closed") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop; the thread with it."""
+        if os.getpid() == self.pid and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(2.0)
+
+
+_lock = threading.Lock()
+_loop: _Loop | None = None
+_default: Client | None = None
+
+
+def _shared_loop() -> _Loop:
+    global _loop
+    with _lock:
+        if _loop is None or _loop.pid != os.getpid():
+            _loop = _Loop()
+        return _loop
+
+
+def _forget_after_fork() -> None:
+    global _lock, _loop, _default
+    _lock, _loop, _default = threading.Lock(), None, None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class Operation:
+    """An operation that was started: :class:`distop.aio.Operation` with blocking methods."""
+
+    def __init__(self, loop: _Loop, inner: aio.Operation) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def ref(self) -> str:
+        """``table/type[/object]/instance``: what the command line takes."""
+        return self._inner.ref
+
+    @property
+    def instance_id(self) -> int:
+        """The instance number."""
+        return self._inner.instance_id
+
+    @property
+    def parts(self) -> OperationRef:
+        """Table, type, object and instance."""
+        return self._inner.parts
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def wait(self, timeout: float | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going.
+
+        Raises WaitTimeout, NotFound.
+        """
+        return self._loop.run(self._inner.wait(timeout))
+
+    def status(self) -> OperationStatus:
+        """How it is doing. Raises NotFound."""
+        return self._loop.run(self._inner.status())
+
+    def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
+        """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
+        stream = self._inner.watch(interval)
+        try:
+            while True:
+                found = self._loop.run(_next(stream))
+                if found is None:
+                    return
+                yield found
+        finally:
+            self._loop.run(_close(stream))
+
+    def cancel(self, text: str = "") -> None:
+        """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
+        self._loop.run(self._inner.cancel(text))
+
+    def pause(self) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
+        self._loop.run(self._inner.pause())
+
+    def resume(self) -> None:
+        """Let a paused operation go on. Raises as :meth:`cancel` does."""
+        self._loop.run(self._inner.resume())
+
+
+async def _next(stream: Any) -> OperationStatus | None:
+    found: OperationStatus | None = await anext(stream, None)
+    return found
+
+
+async def _close(stream: Any) -> None:
+    await stream.aclose()
+
+
+class Client:
+    """:class:`distop.aio.Client` with blocking methods; may be shared by threads. A context manager."""
+
+    def __init__(self, loop: _Loop, inner: aio.Client) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._closed = False
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Close the connection. Operations go on."""
+        if not self._closed and self._loop.pid == os.getpid():
+            self._loop.run(self._inner.close())
+        self._closed = True
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
+        """Start an operation; see :meth:`distop.aio.Client.start_operation`.
+
+        Raises UnknownBehavior, InvalidArgument, NotFound, Incompatible, OutcomeUnknown, EtcdUnavailable.
+        """
+        inner = self._loop.run(
+            self._inner.start_operation(
+                type_name,
+                table,
+                arg,
+                partitions=partitions,
+                request_id=request_id,
+                failure_policy=failure_policy,
+                retry_attempts=retry_attempts,
+                submitter=submitter,
+            )
+        )
+        return Operation(self._loop, inner)
+
+    def operation(self, ref: str | OperationRef) -> Operation:
+        """The operation of this name, which is not looked up. Raises InvalidArgument."""
+        return Operation(self._loop, self._inner.operation(ref))
+
+    def operations(self, table: str | None = None) -> list[OperationStatus]:
+        """The operations that have not ended, with their status."""
+        return self._loop.run(self._inner.operations(table))
+
+    def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
+        """How the last operations ended, the newest first."""
+        return self._loop.run(self._inner.history(table, limit))
+
+    def nodes(self) -> dict[str, Node]:
+        """The live executors, by incarnation."""
+        return self._loop.run(self._inner.nodes())
+
+    def behaviors(self) -> list[Declaration]:
+        """The operation types that executors have published."""
+        return self._loop.run(self._inner.behaviors())
+
+    def tables(self) -> list[TableRecord]:
+        """The registered tables."""
+        return self._loop.run(self._inner.tables())
+
+    def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
+        """Register a table; see :meth:`distop.aio.Client.add_table`."""
+        return self._loop.run(self._inner.add_table(record, replace=replace, check=check))
+
+    def remove_table(self, name: str) -> None:
+        """Remove a table from the registry. Raises NotFound, NotAllowed."""
+        self._loop.run(self._inner.remove_table(name))
+
+
+def connect(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    client: Any = None,
+    namespace: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    ca_cert: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    connect_timeout: float | None = None,
+) -> Client:
+    """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
+
+    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
+    certificate files, so those are given here as well. ``connect_timeout``: seconds, default 10.
+    Raises InvalidArgument, EtcdUnavailable, PermissionDenied.
+    """
+    from distop.aio import connect as connecting
+
+    loop = _shared_loop()
+
+    async def work() -> aio.Client:
+        return await connecting(
+            endpoints,
+            client=client,
+            namespace=namespace,
+            username=username,
+            password=password,
+            ca_cert=ca_cert,
+            cert=cert,
+            key=key,
+            connect_timeout=connect_timeout,
+        )
+
+    return Client(loop, loop.run(work()))
+
+
+_connecting = threading.Lock()
+
+
+def start_operation(type_name: str, table: str, arg: Any = None, **options: Any) -> Operation:
+    """Start an operation with the default client, which is connected on first use (``DISTOP_ETCD``).
+
+    See :meth:`Client.start_operation` for the options and for what is raised.
+    """
+    global _default
+    with _connecting:
+        if _default is None or _default._closed:
+            _default = connect()
+        client = _default
+    return client.start_operation(type_name, table, arg, **options)

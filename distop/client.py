@@ -1,0 +1,359 @@
+"""The asyncio client: start operations, find them, and keep the table registry."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from distop.config import ClientConfig, Settings, client_config
+from distop.core import catalog
+from distop.core import keys as K
+from distop.core.keys import Keys
+from distop.core.model import CLUSTER_TABLE, Declaration, History, OperationRef, Phase, TableRecord
+from distop.core.txn import Get
+from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
+from distop.operation import Operation
+from distop.results import OperationResult, OperationStatus
+from distop.schema import encode_argument
+from distop.status import live_nodes, status
+from distop.submit import WRITE_LIMIT, request, submit
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+    from types import TracebackType
+
+    from distop.core.model import Node
+    from distop.core.txn import KeyValue, Txn
+    from distop.store.client import EtcdClient
+
+_AT_ONCE = 8
+_PAGE = 50
+"""History records in one read."""
+
+
+def _submitter() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Client:
+    """A connection for one event loop. All methods may be called concurrently.
+
+    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        from distop.store.client import EtcdClient
+
+        self.config = config
+        self._keys = Keys(config.namespace)
+        self._etcd = EtcdClient(config.etcd)
+
+    @property
+    def etcd(self) -> EtcdClient:
+        """The client of the store."""
+        return self._etcd
+
+    @property
+    def keys(self) -> Keys:
+        """The key schema in this client's namespace."""
+        return self._keys
+
+    async def connect(self) -> None:
+        """Wait until etcd answers, at most ``connect_timeout`` seconds.
+
+        Raises EtcdUnavailable, InvalidArgument (certificates), PermissionDenied (credentials).
+        """
+        await self._etcd.connect()
+
+    async def close(self) -> None:
+        """Close the connection. Operations go on."""
+        await self._etcd.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------- operations
+
+    async def start_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
+        """Start an operation; it is stored when this returns, whoever dies then.
+
+        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
+        some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
+        gives the operation that the first call started (as long as its history is kept). ``failure_policy`` and
+        ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
+
+        Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
+        excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
+        that the sentence names.
+        """
+        wanted = request(
+            type_name,
+            table,
+            encode_argument(arg),
+            partitions,
+            request_id,
+            failure_policy,
+            retry_attempts,
+            submitter if submitter is not None else _submitter(),
+        )
+        return self._operation(await submit(self._etcd, self._keys, wanted))
+
+    def _operation(self, ref: OperationRef) -> Operation:
+        return Operation(self._etcd, self._keys, ref)
+
+    def operation(self, ref: str | OperationRef) -> Operation:
+        """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
+        if isinstance(ref, str):
+            try:
+                ref = OperationRef.parse(ref)
+            except UnicodeDecodeError:
+                raise InvalidArgument(f"{ref!r} is not an operation: its escapes are not UTF-8") from None
+        self._keys.root(ref)
+        return self._operation(ref)
+
+    async def operations(self, table: str | None = None) -> list[OperationStatus]:
+        """The operations that have not ended, with their status, by name."""
+        ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
+        found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
+        active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(ref: OperationRef) -> OperationStatus | None:
+            async with gate:
+                try:
+                    return await status(self._etcd, self._keys, ref)
+                except NotFound:
+                    return None  # ended and cleaned up meanwhile
+
+        seen = await asyncio.gather(*map(one, active))
+        return [s for s in seen if s is not None and not s.ended]
+
+    async def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
+        """How the last operations ended, the newest first."""
+        listing = await self._etcd.list(*catalog.table_family(self._keys, K.HISTORY, table), keys_only=True)
+        records: list[KeyValue] = []
+        for kv in listing.kvs:
+            if catalog.refs(self._keys, [kv]):
+                records.append(kv)  # noqa: PERF401
+        records.sort(key=lambda kv: kv.mod_revision, reverse=True)
+        wanted = [kv.key for kv in records[: max(0, limit)]]
+        results: list[OperationResult] = []
+        for n in range(0, len(wanted), _PAGE):
+            answers = await self._etcd.read(*(Get(key) for key in wanted[n : n + _PAGE]))
+            results += [OperationResult.of(History.decode(a.kv.value)) for a in answers if a.kv is not None]
+        return results
+
+    async def nodes(self) -> dict[str, Node]:
+        """The live executors, by incarnation."""
+        return await live_nodes(self._etcd, self._keys)
+
+    async def behaviors(self) -> list[Declaration]:
+        """The operation types that executors have published, by name."""
+        listing = await self._etcd.list(*self._keys.family(K.BEHAVIOR))
+        return sorted(_readable(Declaration.decode, listing.kvs), key=lambda d: d.type_name)
+
+    # ----------------------------------------------------------------- tables
+
+    async def tables(self) -> list[TableRecord]:
+        """The registered tables, by name."""
+        listing = await self._etcd.list(*self._keys.family(K.TABLE))
+        return sorted(_readable(TableRecord.decode, listing.kvs), key=lambda r: r.name)
+
+    async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
+        """Register a table; the same record again changes nothing. ``replace`` changes a record that differs (running
+        operations keep the one that they started with). ``check`` looks at the format, the location and the options.
+
+        Raises InvalidArgument, NotAllowed (another record is there), OutcomeUnknown.
+        """
+        if record.name == CLUSTER_TABLE:
+            raise InvalidArgument(f"{CLUSTER_TABLE} stands for operations without a table: choose another name")
+        self._keys.table(record.name)
+        if check:
+            from distop.tables import check_table
+
+            record = await asyncio.to_thread(check_table, record)
+        while True:
+            seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, record.name))
+            if seen.kv is not None:
+                there = TableRecord.decode(seen.kv.value)
+                if there == record:
+                    return record
+                if not replace:
+                    raise NotAllowed(
+                        f"the table {record.name!r} is registered already, as {there.format} at {there.location}: "
+                        "replace it on purpose (--replace), or choose another name"
+                    )
+            if await self._done(catalog.put_table(self._keys, record, seen.kv, run_ops.kv)):
+                return record
+
+    async def remove_table(self, name: str) -> None:
+        """Remove a table from the registry; its data and its operations' history stay.
+
+        Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
+        """
+        removed = False
+        while True:
+            seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, name))
+            if seen.kv is None:
+                if removed:
+                    return
+                raise NotFound(f"there is no table {name!r}")
+            running = catalog.running(run_ops.kv)
+            if running:
+                count = sum(running.values())
+                raise NotAllowed(
+                    f"{count} operation{'s' if count != 1 else ''} ({', '.join(sorted(running))}) "
+                    f"run{'s' if count == 1 else ''} on {name!r}: wait for the end, or cancel first"
+                )
+            if await self._done(catalog.remove_table(self._keys, name, seen.kv, run_ops.kv)):
+                return
+            removed = True  # by us, if an earlier copy won; by another, with the same effect
+
+    async def _done(self, txn: Txn) -> bool:
+        return (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded
+
+
+def _readable(decode: Any, found: Iterable[KeyValue]) -> list[Any]:
+    """What can be read; a record of another release is left out."""
+    records = []
+    for kv in found:
+        try:
+            records.append(decode(kv.value))
+        except (DistopError, ValueError, KeyError, TypeError):
+            continue
+    return records
+
+
+# ------------------------------------------------------------------ connecting
+
+
+def configure(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    client: Any = None,
+    namespace: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    ca_cert: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    connect_timeout: float | None = None,
+) -> ClientConfig:
+    """The settings of a client; what is left out comes from ``DISTOP_<NAME>``. Raises InvalidArgument.
+
+    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken. It keeps neither the password nor the
+    certificate files that it was made with, so those are given here as well.
+    """
+    if client is not None:
+        if endpoints is not None:
+            raise InvalidArgument("give either the endpoints or an etcd3 client, not both")
+        endpoints = _address_of(client, bool(username), bool(ca_cert or cert))
+    flags = {
+        "etcd": list(endpoints) if endpoints is not None and not isinstance(endpoints, str) else endpoints,
+        "namespace": namespace,
+        "user": username,
+        "password": password,
+        "cacert": ca_cert,
+        "cert": cert,
+        "key": key,
+        "connect_timeout": connect_timeout,
+    }
+    return client_config(Settings(flags, file=False))
+
+
+def _address_of(client: Any, user: bool, tls: bool) -> str:
+    address = getattr(client, "_url", None)
+    if not isinstance(address, str) or not address:
+        raise InvalidArgument(f"{type(client).__name__} is no etcd3.Etcd3Client: pass one, or the endpoints")
+    if getattr(client, "call_credentials", None) is not None and not (user or os.environ.get("DISTOP_USER")):
+        raise InvalidArgument("the etcd3 client has a user, but keeps no password: pass username and password as well")
+    if getattr(client, "uses_secure_channel", False):
+        if not (tls or os.environ.get("DISTOP_CACERT")):
+            raise InvalidArgument("the etcd3 client speaks TLS, but keeps no certificate: pass ca_cert as well")
+        return f"https://{address}"
+    return address
+
+
+class Connecting:
+    """``await`` it, or enter it with ``async with``, for a connected :class:`Client`."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._connect().__await__()
+
+    async def _connect(self) -> Client:
+        client = Client(self._config)
+        try:
+            await client.connect()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._connect()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def connect(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    client: Any = None,
+    namespace: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    ca_cert: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    connect_timeout: float | None = None,
+) -> Connecting:
+    """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
+
+    See :func:`configure` for the parameters. Raises InvalidArgument; awaiting it raises EtcdUnavailable when etcd does
+    not answer within ``connect_timeout`` seconds (default 10), and PermissionDenied.
+    """
+    return Connecting(
+        configure(
+            endpoints,
+            client=client,
+            namespace=namespace,
+            username=username,
+            password=password,
+            ca_cert=ca_cert,
+            cert=cert,
+            key=key,
+            connect_timeout=connect_timeout,
+        )
+    )

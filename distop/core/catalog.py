@@ -1,0 +1,97 @@
+"""The table registry's transactions, and the ranges in which a client looks for operations.
+
+Registering, changing and removing a table write runOps again with the value it had: its mod revision then moves, so
+that a start that has read the former record is refused and reads again, and so that "the table's key is absent" is
+never the only guard (a copy of the transaction that was refused once can never apply later, T9).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+from distop.core.model import OperationRef, TableRecord, loads
+from distop.core.txn import Delete, Get, Put, Txn, unchanged
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from distop.core.keys import Keys
+    from distop.core.txn import KeyValue
+
+
+def read_table(keys: Keys, name: str) -> tuple[Get, Get]:
+    """What the transactions below are built from: the table's record and its runOps."""
+    return Get(keys.table(name)), Get(keys.run_ops(name))
+
+
+def put_table(keys: Keys, record: TableRecord, seen: KeyValue | None, run_ops: KeyValue | None) -> Txn:
+    """Register a table (``seen`` None) or change its record."""
+    return Txn(
+        (
+            unchanged(keys.table(record.name), seen.mod_revision if seen else 0),
+            unchanged(keys.run_ops(record.name), run_ops.mod_revision if run_ops else 0),
+        ),
+        (
+            Put(keys.table(record.name), record.encode()),
+            Put(keys.run_ops(record.name), run_ops.value if run_ops else b"{}"),
+        ),
+        read_table(keys, record.name),
+        "put_table",
+    )
+
+
+def remove_table(keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None) -> Txn:
+    """Remove a table's record; the caller has seen that nothing runs on it."""
+    return Txn(
+        (
+            unchanged(keys.table(name), seen.mod_revision),
+            unchanged(keys.run_ops(name), run_ops.mod_revision if run_ops else 0),
+        ),
+        (Delete(keys.table(name)), Put(keys.run_ops(name), run_ops.value if run_ops else b"{}")),
+        read_table(keys, name),
+        "remove_table",
+    )
+
+
+def running(run_ops: KeyValue | None) -> dict[str, int]:
+    """runOps as a mapping without zeros."""
+    counts = loads(run_ops.value) if run_ops is not None else {}
+    return {str(t): int(n) for t, n in counts.items() if int(n) > 0}
+
+
+def type_family(keys: Keys, family: str, table: str, type_name: str) -> tuple[str, str]:
+    """The range of a family (gates, pending, history) for one type on one table."""
+    start, _ = keys.family(family)
+    return K.prefix_range(f"{start}{K.encode(table)}.{K.check_type_name(type_name)}.")
+
+
+def table_family(keys: Keys, family: str, table: str | None) -> tuple[str, str]:
+    """The range of a family for one table, or (None) for all."""
+    start, end = keys.family(family)
+    return (start, end) if table is None else K.prefix_range(f"{start}{K.encode(table)}.")
+
+
+def refs(keys: Keys, found: Iterable[KeyValue]) -> list[OperationRef]:
+    """The operations that these gates, pending or history keys name, each once and sorted; others are left out."""
+    named: set[OperationRef] = set()
+    for kv in found:
+        try:
+            parsed = keys.parse(kv.key)
+        except (InvalidArgument, ValueError):
+            continue
+        if parsed.ref is not None and parsed.chunk < 0:
+            named.add(parsed.ref)
+    return sorted(named)
+
+
+def excluded_by(type_name: str, conflicts: Iterable[str], others: Mapping[str, Iterable[str]]) -> list[str]:
+    """The running types that exclude a start of ``type_name``, sorted.
+
+    ``conflicts``: what it declares; ``others``: each running type with what that one declares (both ways).
+    """
+    declared = set(conflicts)
+    return sorted(other for other, theirs in others.items() if other in declared or type_name in theirs)
+
+

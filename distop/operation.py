@@ -1,0 +1,213 @@
+"""One operation as its client sees it (asyncio): wait, status, commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING
+
+from distop.core import transitions as t
+from distop.core.model import Cancel, Decision, History, State, shorten
+from distop.core.txn import Get
+from distop.errors import ClusterChanged, EtcdUnavailable, NotAllowed, NotFound, WaitTimeout
+from distop.results import OperationResult, OperationStatus
+from distop.status import JobStates, status
+from distop.submit import WRITE_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from distop.core.keys import Keys
+    from distop.core.model import OperationRef
+    from distop.core.txn import GetResult, KeyValue, Txn
+    from distop.store.client import EtcdClient
+    from distop.store.watch import Batch
+
+_POLL = 5.0
+"""Seconds between the reads that back the watch for the history record."""
+_LONGEST_CANCEL_TEXT = 1_000
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+class Operation:
+    """An operation that was started. It is only a name with a connection: losing it changes nothing.
+
+    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
+    """
+
+    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._ref = ref
+        self._jobs = JobStates()
+
+    @property
+    def ref(self) -> str:
+        """``table/type[/object]/instance``: what the command line takes."""
+        return str(self._ref)
+
+    @property
+    def instance_id(self) -> int:
+        """The instance number."""
+        return self._ref.instance
+
+    @property
+    def parts(self) -> OperationRef:
+        """Table, type, object and instance."""
+        return self._ref
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.ref}>"
+
+    # ------------------------------------------------------------------- look
+
+    async def status(self) -> OperationStatus:
+        """How it is doing. Raises NotFound."""
+        return await status(self._etcd, self._keys, self._ref, self._jobs)
+
+    async def wait(self, timeout: float | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out.
+
+        Raises WaitTimeout (the operation goes on), NotFound.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return OperationResult.of(await self._history())
+        except TimeoutError:
+            raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
+
+    async def _history(self) -> History:
+        from distop.store.watch import Feed
+
+        ended = asyncio.Event()
+        found: list[bytes] = []
+
+        def apply(batch: Batch) -> None:
+            for event in batch.events:
+                if not event.deleted:
+                    found.append(event.kv.value)
+                    ended.set()
+
+        key = self._keys.history(self._ref)
+        feed = Feed(self._etcd, key, key + "\0", apply, name=f"history of {self.ref}")
+        started = False
+        pause = _FIRST_PAUSE
+        try:
+            while not found:
+                try:
+                    if not started:
+                        await feed.start()
+                        started = True
+                    if not found and (value := await self._ended_by_now()) is not None:
+                        return History.decode(value)
+                    pause = _FIRST_PAUSE
+                except ClusterChanged:
+                    raise
+                except EtcdUnavailable:
+                    self._etcd.transport.check()
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    continue
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _POLL)
+            return History.decode(found[-1])
+        finally:
+            await feed.close()
+
+    async def _ended_by_now(self) -> bytes | None:
+        """The history record, if there is one. Raises NotFound when there is no operation either."""
+        history, state = await self._etcd.read(
+            Get(self._keys.history(self._ref)), Get(self._keys.of(self._ref, "state"), count_only=True)
+        )
+        if history.kv is not None:
+            return history.kv.value
+        if not state.count:
+            raise NotFound(
+                f"there is no operation {self.ref}: it never was, or it ended so long ago that its history was dropped"
+            )
+        return None
+
+    async def watch(self, interval: float = 0.5) -> AsyncIterator[OperationStatus]:
+        """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``. Raises NotFound."""
+        last: OperationStatus | None = None
+        waiter = asyncio.ensure_future(self.wait())
+        try:
+            while True:
+                with contextlib.suppress(EtcdUnavailable):
+                    now = await self.status()
+                    if now != last:
+                        yield now
+                    if now.ended:
+                        return
+                    last = now
+                await asyncio.wait([waiter], timeout=interval)
+                if waiter.done() and waiter.exception() is not None:
+                    waiter.result()
+        finally:
+            waiter.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await waiter
+
+    # --------------------------------------------------------------- commands
+
+    async def cancel(self, text: str = "") -> None:
+        """Stop it: no more jobs start, running ones are told to stop and clean up. Again on one that is being
+        cancelled changes nothing. ``text``: why, for the record.
+
+        Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown.
+        """
+        why = Cancel("user", shorten(text, _LONGEST_CANCEL_TEXT))
+
+        def step(state: State, mod: int, planned: bool) -> Txn | None:
+            return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
+
+        await self._command("cancelled", step)
+
+    async def pause(self) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
+
+        def step(state: State, mod: int, planned: bool) -> Txn | None:
+            if state is State.PAUSED:
+                return None
+            if state is not State.RUNNING:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be paused")
+            return t.pause(self._keys, self._ref, mod)
+
+        await self._command("paused", step)
+
+    async def resume(self) -> None:
+        """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
+
+        def step(state: State, mod: int, planned: bool) -> Txn | None:
+            if state is State.RUNNING:
+                return None
+            if state is not State.PAUSED:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
+            return t.resume(self._keys, self._ref, mod, planned)
+
+        await self._command("resumed", step)
+
+    async def _command(self, done: str, step: Callable[[State, int, bool], Txn | None]) -> None:
+        keys, ref = self._keys, self._ref
+        while True:
+            state, decision, plan, history = await self._etcd.read(
+                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")), Get(keys.history(ref))
+            )
+            word = self._going_on(done, state, decision, history)
+            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None)
+            if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+                return
+            # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
+
+    def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:
+        """The state's key. Raises NotFound; NotAllowed, which says how it ended."""
+        if history.kv is not None:
+            record = History.decode(history.kv.value)
+            raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
+        if state.kv is None:
+            raise NotFound(f"there is no operation {self.ref}")
+        if decision.kv is not None:
+            verdict = Decision.decode(decision.kv.value).verdict
+            raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")
+        return state.kv

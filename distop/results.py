@@ -1,0 +1,130 @@
+"""What a client gets back: how an operation ended, and how it is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.core.model import State, from_rfc3339
+from distop.errors import OperationCancelled, OperationFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.core.model import History
+
+
+def _seconds(started: str, finished: str) -> float:
+    try:
+        return max(0.0, from_rfc3339(finished) - from_rfc3339(started))
+    except ValueError:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """How an operation ended.
+
+    ``state``: success, failed or cancelled. ``report``: what the behavior's completion returned. ``jobs``: ``total``,
+    ``success`` and ``failed``. ``errors``: the first few, each ``{"partition": name or None, "text": …}``. ``seconds``:
+    from the start to the finish by the executors' clocks. ``record``: the whole history record.
+    """
+
+    state: str
+    report: Any
+    jobs: Mapping[str, int]
+    errors: tuple[Mapping[str, Any], ...]
+    seconds: float
+    op: str
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, history: History) -> OperationResult:
+        """The result that a history record tells."""
+        return cls(
+            str(history.state),
+            history.report,
+            {"total": history.total, "success": history.success, "failed": history.failed},
+            history.errors,
+            _seconds(history.started, history.finished),
+            history.op,
+            history.to_json(),
+        )
+
+    @property
+    def success(self) -> bool:
+        """The operation ended as success."""
+        return self.state == State.SUCCESS
+
+    def sentence(self) -> str:
+        """How it ended, in one line for people."""
+        jobs = self.jobs
+        text = f"{self.op} ended as {self.state}"
+        if self.state == State.FAILED and jobs.get("failed"):
+            text += f": {jobs['failed']} of {jobs['total']} jobs failed"
+        cancel = self.record.get("cancel") or {}
+        if self.state == State.CANCELLED and cancel.get("text"):
+            text += f": {cancel['text']}"
+        if self.errors:
+            first = self.errors[0]
+            where = f"partition {first['partition']}: " if first.get("partition") else ""
+            line = str(first.get("text", "")).strip().partition("\n")[0]
+            text += f" ({where}{line})" if ": " in text else f": {where}{line}"
+        return text
+
+    def raise_for_state(self) -> OperationResult:
+        """This result, when the operation succeeded. Raises OperationFailed or OperationCancelled, with the report."""
+        if self.state == State.CANCELLED:
+            raise OperationCancelled(self.sentence(), self.report)
+        if not self.success:
+            raise OperationFailed(self.sentence(), self.report)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """How an operation is doing.
+
+    ``state`` as in its key; ``stage`` is finer: planning, open, paused, cancelling, completing, cleaning, or ``ended``.
+    ``jobs``: ``total`` (None before the plan), ``success``, ``failed``, ``running``, ``waiting`` (to be tried again).
+    ``exact`` False: there are too many jobs to tell failed ones from successful ones, and ``success`` counts both.
+    ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: None while nothing can be said.
+    ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
+    """
+
+    op: str
+    state: str
+    stage: str
+    jobs: Mapping[str, int | None]
+    started: str
+    progress: float = 0.0
+    eta_seconds: float | None = None
+    waiting_for: str | None = None
+    cancel: Mapping[str, str] | None = None
+    errors: tuple[Mapping[str, Any], ...] = ()
+    exact: bool = True
+    result: OperationResult | None = None
+    """How it ended, once it has."""
+
+    @property
+    def ended(self) -> bool:
+        """The operation has a history record."""
+        return self.result is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields for ``--json``; those of the history record once it has ended."""
+        if self.result is not None:
+            return dict(self.result.record)
+        return {
+            "op": self.op,
+            "state": self.state,
+            "stage": self.stage,
+            "started": self.started,
+            "jobs": dict(self.jobs),
+            "progress": round(self.progress, 4),
+            "eta_seconds": None if self.eta_seconds is None else round(self.eta_seconds, 1),
+            "waiting_for": self.waiting_for,
+            "cancel": dict(self.cancel) if self.cancel else None,
+            "errors": [dict(e) for e in self.errors],
+            "exact": self.exact,
+        }

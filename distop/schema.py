@@ -1,0 +1,133 @@
+"""Arguments against the JSON Schema that a behavior has published: one clear sentence where one does not fit."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from distop.core.model import MAX_ARGUMENT_BYTES, dumps, loads
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.protocols import Validator
+
+_SHOWN = 80
+
+
+def encode_argument(arg: Any) -> bytes:
+    """The argument as JSON (None: ``{}``; a pydantic model is dumped). Raises InvalidArgument for what is no JSON,
+    and for over 512 KiB.
+    """
+    if arg is None:
+        arg = {}
+    dump = getattr(arg, "model_dump", None)
+    if callable(dump):
+        arg = dump(mode="json", exclude_unset=True)
+    try:
+        value = dumps(arg)
+        loads(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the argument is not JSON: {error}") from None
+    if b"NaN" in value or b"Infinity" in value:
+        try:
+            json.dumps(arg, allow_nan=False)
+        except ValueError:
+            raise InvalidArgument("the argument holds NaN or an infinity, which JSON has no number for") from None
+    if len(value) > MAX_ARGUMENT_BYTES:
+        raise InvalidArgument(
+            f"the argument has {len(value)} bytes; at most {MAX_ARGUMENT_BYTES} (512 KiB) are allowed: "
+            "put large data into a file and pass its path"
+        )
+    return value
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: bytes) -> Validator:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(loads(schema))
+
+
+def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> Any:
+    """The decoded argument. Raises InvalidArgument, which names the place and what is wrong there."""
+    arg = loads(value)
+    if not schema:
+        return arg
+    from jsonschema.exceptions import best_match
+
+    errors = list(_validator(dumps(dict(schema))).iter_errors(arg))
+    if errors:
+        raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(_deepest(best_match(errors)))}")
+    return arg
+
+
+def _deepest(error: ValidationError) -> ValidationError:
+    """Of a value that fits none of several alternatives, what is wrong with the one that it comes nearest to."""
+    while error.context:
+        branches: dict[Any, list[ValidationError]] = {}
+        for child in error.context:
+            branches.setdefault(child.schema_path[0] if child.schema_path else 0, []).append(child)
+        named = [group for group in branches.values() if not any(_foreign(child, error) for child in group)]
+        if not named:
+            return error
+        nearest = min(named, key=lambda group: (len(group), -max(len(e.absolute_path) for e in group)))
+        error = max(nearest, key=lambda e: len(e.absolute_path))
+    return error
+
+
+def _foreign(child: ValidationError, parent: ValidationError) -> bool:
+    """The alternative is another kind of value altogether: another type, or other keys at the same place."""
+    same_place = len(child.absolute_path) == len(parent.absolute_path)
+    return same_place and child.validator in ("type", "required", "additionalProperties", "const", "enum")
+
+
+def _sentence(error: ValidationError) -> str:
+    where = path(error.absolute_path)
+    at = f"at {where}: " if where else ""
+    instance: Any = error.instance
+    value = json.dumps(instance, ensure_ascii=False)
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+    limit: Any = error.validator_value
+    schema: Any = error.schema
+    kind = error.validator
+    if kind == "required":
+        missing = [name for name in limit if name not in instance]
+        return f"{at}{' and '.join(repr(m) for m in missing)} is missing"
+    if kind == "additionalProperties" and isinstance(instance, dict):
+        known = list(schema.get("properties", {}))
+        extra = [name for name in instance if name not in known]
+        return f"{at}unknown field {', '.join(map(repr, extra))} (known: {', '.join(known) or 'none'})"
+    if kind == "type":
+        wanted = limit if isinstance(limit, str) else " or ".join(limit)
+        return f"{at}{shown} is not of type {wanted}"
+    if kind == "enum":
+        return f"{at}{shown} is none of {', '.join(json.dumps(v, ensure_ascii=False) for v in limit)}"
+    if kind in ("anyOf", "oneOf"):
+        names = alternatives(limit, schema)
+        return f"{at}{shown} fits none of what is allowed there" + (f" ({', '.join(names)})" if names else "")
+    if kind == "minItems":
+        return f"{at}at least {limit} item{'s' if limit != 1 else ''} must be given"
+    return f"{at}{error.message}"
+
+
+def alternatives(branches: Iterable[Any], schema: Mapping[str, Any]) -> list[str]:
+    """The names of the alternatives, as far as they have any: a reference's last part, or a type."""
+    named = []
+    for branch in branches:
+        ref = branch.get("$ref", "") if isinstance(branch, dict) else ""
+        name = ref.rpartition("/")[2] or (branch.get("title") or branch.get("type") if isinstance(branch, dict) else "")
+        if isinstance(name, str) and name:
+            named.append(name)
+    return named
+
+
+def path(parts: Iterable[str | int]) -> str:
+    """``checks[0].range.min``."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
