@@ -93,6 +93,6 @@ def test_importing_distop_loads_no_library() -> None:
     assert loaded_by("import distop") & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["distop.executor", "distop.coordinator", "distop.client"])
+@pytest.mark.parametrize("module", ["distop.daemon", "distop.client", "distop.aio", "distop.blocking"])
 def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> None:
     assert loaded_by(f"import {module}") & DATA == set()
