@@ -189,7 +189,10 @@ class Checker:
             existed = self._exist(op, change)
             try:
                 if not self._quiet:
-                    self._before_write(op, key, change, existed, created)
+                    if change.deleted:
+                        self._dropped(op, key, change.kv.key, had_plan)
+                    else:
+                        self._before_write(op, key, change, existed, created)
                 if key.family == K.OPEN:
                     op.gate = not change.deleted
                 elif key.family == K.PENDING:
@@ -215,14 +218,18 @@ class Checker:
         if op.state is not None:
             self._gate(op)
 
+    def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
+        """What must stay while the operation is not over; chunks only once the plan counts on them."""
+        if op.state is None or op.state.terminal:
+            return
+        if key.name == "plan" and (had_plan or key.chunk < 0):
+            self._found(13, where, "deleted while its operation was not over", op)
+        elif key.name in ("spec", "arg", "decision"):
+            self._found(9, where, "deleted while its operation was not over", op)
+
     def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
         """What a write to one of the operation's own keys must not do, judged before it is taken in."""
         name, where = key.name, change.kv.key
-        over = op.state is not None and op.state.terminal
-        if change.deleted:
-            if name in ("plan", "spec", "arg", "decision") and not over:
-                self._found(13 if name == "plan" else 9, where, "deleted while its operation was not over", op)
-            return
         if op.ref in self._over:
             self._found(9, where, "written after its operation was finished and cleaned up", op)
         if name in ("plan", "planning", "decision") and not created:
@@ -243,12 +250,7 @@ class Checker:
             self._request(op, where, loads(change.kv.value).get("request_id", ""))
 
     def _decided_again(self, op: OperationTrace, where: str, old: Decision, new: Decision) -> None:
-        if (new.total, new.success, new.failed, new.failed_ranges) != (
-            old.total,
-            old.success,
-            old.failed,
-            old.failed_ranges,
-        ):
+        if any(getattr(new, name) != getattr(old, name) for name in ("total", "success", "failed", "failed_ranges")):
             self._found(5, where, "the decision was recounted", op)
         if new.attempts < old.attempts:
             self._found(10, where, f"completion attempts went from {old.attempts} to {new.attempts}", op)

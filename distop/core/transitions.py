@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
 
-CLAIMS_PER_TXN = 125
-"""Claims in one transaction, each a nested one that is decided alone (T1: 128, less the common guards)."""
+CLAIMS_PER_TXN = 124
+"""Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
+what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
 REPORTS_PER_TXN = 42
 """Reports in one transaction: three operations each (T1)."""
 REPORT_BYTES_PER_TXN = 1024 * 1024
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
-CHUNKS_PER_PLAN = 125
+CHUNKS_PER_PLAN = 124
 
 
 class Stage(StrEnum):
@@ -113,7 +114,8 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
     },
     Stage.CLEANING: {Event.CLEAN: frozenset({Stage.CLEANING}), Event.END: frozenset({Stage.ABSENT})},
 }
-"""Where each event leads. What is not here is refused, and changes nothing."""
+"""Where each event leads. What is not here is refused by the guards of the event's transaction, whatever revisions the
+caller put into them, and changes nothing."""
 
 
 class JobStage(StrEnum):
@@ -186,8 +188,11 @@ def start(
     """Submit an operation (I39). With ``planned`` it brings its own plan and opens at once.
 
     The failure branch reads runOps, nextInstanceId, this instance's spec and history, and ``.current``: the request
-    id in the spec or the history tells whether an earlier copy of this transaction won.
+    id in the spec or the history tells whether an earlier copy of this transaction won. Raises ValueError where the
+    instance is not the next one.
     """
+    if ref.instance != seen.next_instance:
+        raise ValueError(f"{ref} cannot be started: the next instance is {seen.next_instance}")
     counts = dict(seen.run_ops)
     counts[ref.type] = counts.get(ref.type, 0) + 1
     run_ops, following = keys.run_ops(ref.table), keys.next_instance(ref.table, ref.type)
@@ -227,6 +232,7 @@ def write_chunk(keys: Keys, ref: OperationRef, election: Compare, number: int, s
             election,
             value_is(keys.of(ref, "state"), _word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
+            absent(keys.of(ref, "decision")),
             unchanged(keys.chunk(ref, number), seen_mod),
         ),
         (Put(keys.chunk(ref, number), chunk),),
@@ -246,13 +252,16 @@ def write_plan(
     """The plan and the gate: claims are allowed from here on.
 
     ``chunk_mods``: the mod revision of each chunk as written. A small plan brings its ``chunks`` along (each then
-    still at its ``chunk_mods``), which is the same as writing them just before.
+    still at its ``chunk_mods``), which is the same as writing them just before. Chunks beyond these, left by a planning
+    that died and had more of them, are deleted.
     """
+    beyond = Delete(keys.chunk(ref, len(chunk_mods)), keys.chunks_range(ref)[1])
     return Txn(
         (
             election,
             value_is(keys.of(ref, "state"), _word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
+            absent(keys.of(ref, "decision")),
             *(unchanged(keys.chunk(ref, n), mod) for n, mod in enumerate(chunk_mods)),
         ),
         (
@@ -261,6 +270,7 @@ def write_plan(
             Put(keys.gate(ref), b"open"),
             Delete(keys.pending(ref)),
             Delete(keys.of(ref, "planning")),
+            beyond,
         ),
         (Get(keys.of(ref, "plan")), Get(keys.of(ref, "state"))),
         "plan",
@@ -274,6 +284,7 @@ def plan_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int
             election,
             value_is(keys.of(ref, "state"), _word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
+            absent(keys.of(ref, "decision")),
             unchanged(keys.of(ref, "planning"), seen_mod),
         ),
         (Put(keys.of(ref, "planning"), attempts.encode()),),
@@ -288,6 +299,7 @@ def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, de
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
         ),
@@ -432,6 +444,7 @@ def reap(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), _word(State.CANCELLING)),
             unchanged(keys.claim(ref, partition), claim_mod),
             *gone,
         ),
@@ -450,9 +463,12 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
     """
     return Txn(
         (
-            *((election,) if election else ()),
+            *((election, exists(keys.gate(ref))) if election else ()),
             unchanged(keys.of(ref, "state"), state_mod),
+            exists(keys.of(ref, "state")),
             absent(keys.of(ref, "decision")),
+            absent(keys.of(ref, "cancel")),
+            absent(keys.history(ref)),
         ),
         (
             Put(keys.of(ref, "state"), _word(State.CANCELLING)),
@@ -468,7 +484,11 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
 def pause(keys: Keys, ref: OperationRef, state_mod: int) -> Txn:
     """No more claims until it is resumed; running jobs finish."""
     return Txn(
-        (unchanged(keys.of(ref, "state"), state_mod), absent(keys.of(ref, "decision"))),
+        (
+            unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            absent(keys.of(ref, "decision")),
+        ),
         (
             Put(keys.of(ref, "state"), _word(State.PAUSED)),
             Delete(keys.gate(ref)),
@@ -490,6 +510,7 @@ def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool) -> Txn:
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), _word(State.PAUSED)),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
         ),
@@ -512,8 +533,8 @@ def decide(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, dec
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            absent(keys.of(ref, "decision")),
-            none_within(*keys.claims_range(ref)),
+            *_undecided(keys, ref, decision.verdict),
+            absent(keys.history(ref)),
         ),
         (
             Put(keys.of(ref, "decision"), decision.encode()),
@@ -528,7 +549,7 @@ def decide(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, dec
 def complete_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int, decision: Decision) -> Txn:
     """Count a completion attempt that ended in an unexpected error."""
     return Txn(
-        (election, unchanged(keys.of(ref, "decision"), seen_mod)),
+        (election, unchanged(keys.of(ref, "decision"), seen_mod), absent(keys.history(ref))),
         (Put(keys.of(ref, "decision"), decision.encode()),),
         (),
         "complete_attempt",
@@ -560,12 +581,13 @@ def finish(
     if decision_mod:
         guards = (unchanged(decision, decision_mod),)
     else:
-        guards = (absent(decision), none_within(*keys.claims_range(ref)))
+        guards = _undecided(keys, ref, history.state)
     return Txn(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
             *guards,
+            absent(keys.history(ref)),
             unchanged(keys.run_ops(ref.table), run_ops_mod),
         ),
         (
@@ -581,6 +603,12 @@ def finish(
     )
 
 
+def _undecided(keys: Keys, ref: OperationRef, verdict: State) -> tuple[Compare, ...]:
+    """An operation may be decided: no job is claimed, and it has either been cancelled or got a plan."""
+    reason = "cancel" if verdict is State.CANCELLED else "plan"
+    return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref))
+
+
 OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision")
 """An operation's own keys that cleanup deletes before the last step."""
 
@@ -588,7 +616,7 @@ OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision")
 def clean(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int) -> Txn:
     """One page of an ended operation's job keys: ordinals from ``first`` on."""
     return Txn(
-        (election, unchanged(keys.of(ref, "state"), state_mod)),
+        (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
         (_job_page(keys, ref, first),),
         (),
         "clean",
@@ -598,7 +626,7 @@ def clean(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, firs
 def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int) -> Txn:
     """The last page: the ordinals from ``first`` on, the operation's own keys, ``.state`` and pending together."""
     return Txn(
-        (election, unchanged(keys.of(ref, "state"), state_mod)),
+        (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
         (
             _job_page(keys, ref, first),
             Delete(*keys.claims_range(ref)),
@@ -610,6 +638,10 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first:
         (),
         "end",
     )
+
+
+def _over(keys: Keys, ref: OperationRef) -> Compare:
+    return value_is(keys.pending(ref), _word(Phase.CLEANING))
 
 
 def _job_page(keys: Keys, ref: OperationRef, first: int) -> Delete:

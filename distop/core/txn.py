@@ -169,6 +169,6 @@ Result: TypeAlias = PutResult | DeleteResult | GetResult | TxnResult
 
 
 def operations(txn: Txn) -> int:
-    """The longest of the transaction's lists, which is what etcd limits (T1). Nested ones are counted alone."""
+    """What etcd limits (T1): the longest of the transaction's lists, and on top of it the longest nested one's."""
     nested = [operations(op) for op in (*txn.success, *txn.failure) if isinstance(op, Txn)]
-    return max(len(txn.compares), len(txn.success), len(txn.failure), *nested, 0)
+    return max(len(txn.compares), len(txn.success), len(txn.failure)) + max(nested, default=0)

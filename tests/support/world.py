@@ -57,7 +57,7 @@ class World:
 
     def join(self, incarnation: str) -> str:
         """An executor's node key, on a lease of its own."""
-        lease = self.leases[incarnation] = self.store.grant(1000 + len(self.leases))
+        lease = self.leases[incarnation] = self.store.grant(1000 + self.store.revision)
         node = Node(f"ex-{incarnation}", "host", 2, (TYPE,))
         self.store.apply(Txn((), (Put(self.keys.node(incarnation), node.encode(), lease),)))
         return incarnation

@@ -1,0 +1,550 @@
+"""Every stage × event pair of the state tables, against the model store; and that guards are one-way (T9)."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distop.core import transitions as t
+from distop.core.invariants import check
+from distop.core.model import Claim, JobState, PartitionPlan, Plan, Retry, Rules, encode_chunk
+from distop.core.transitions import Event, JobEvent, JobStage, Stage
+from distop.core.txn import MAX_OPERATIONS, Txn, operations
+from tests.support.world import World, outcome, planned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.core.model import OperationRef
+
+JOBS = 2
+
+
+def build(world: World, event: Event, ref: OperationRef) -> Txn:
+    """The event's transaction, with every revision in it as the store holds it now."""
+    builders: dict[Event, Callable[[OperationRef], Txn]] = {
+        Event.START: world.start,
+        Event.START_PLANNED: world.start_planned,
+        Event.PLAN: world.plan,
+        Event.PLAN_ATTEMPT: world.plan_attempt,
+        Event.GIVE_UP: world.give_up,
+        Event.PAUSE: world.pause,
+        Event.RESUME: world.resume,
+        Event.CANCEL: world.cancel,
+        Event.FAIL_FAST: world.fail_fast,
+        Event.REAP: world.reap,
+        Event.DECIDE: world.decide,
+        Event.COMPLETE_ATTEMPT: world.complete_attempt,
+        Event.FINISH: world.finish,
+        Event.FINISH_AT_ONCE: world.finish_at_once,
+        Event.CLEAN: world.clean,
+        Event.END: world.end,
+    }
+    return builders[event](ref)
+
+
+def ready(*, planned_first: bool = True) -> tuple[World, OperationRef]:
+    """Executors a and b, a elected, and an operation that is open (or, not planned, in planning)."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    if planned_first:
+        world.do(world.plan(ref, JOBS))
+    return world, ref
+
+
+def done(world: World, ref: OperationRef) -> None:
+    world.do(world.claim(ref, "a", range(JOBS)))
+    for p in range(JOBS):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+
+
+def absent_() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    return world, world.next_ref()
+
+
+def over() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    ref = world.life(JOBS)
+    return world, ref
+
+
+def open_() -> tuple[World, OperationRef]:
+    return ready()
+
+
+def open_done() -> tuple[World, OperationRef]:
+    world, ref = ready()
+    done(world, ref)
+    return world, ref
+
+
+def open_claimed() -> tuple[World, OperationRef]:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0]))
+    return world, ref
+
+
+def planning() -> tuple[World, OperationRef]:
+    return ready(planned_first=False)
+
+
+def paused() -> tuple[World, OperationRef]:
+    world, ref = ready()
+    world.do(world.pause(ref))
+    return world, ref
+
+
+def paused_done() -> tuple[World, OperationRef]:
+    world, ref = open_done()
+    world.do(world.pause(ref))
+    return world, ref
+
+
+def paused_claimed() -> tuple[World, OperationRef]:
+    world, ref = open_claimed()
+    world.do(world.wait_again(ref, 0, failed=False))
+    world.do(world.pause(ref))
+    return world, ref
+
+
+def paused_unplanned() -> tuple[World, OperationRef]:
+    world, ref = planning()
+    world.do(world.pause(ref))
+    return world, ref
+
+
+def cancelling() -> tuple[World, OperationRef]:
+    world, ref = ready()
+    world.do(world.cancel(ref))
+    return world, ref
+
+
+def cancelling_unplanned() -> tuple[World, OperationRef]:
+    world, ref = planning()
+    world.do(world.cancel(ref))
+    return world, ref
+
+
+def cancelling_claimed() -> tuple[World, OperationRef]:
+    world, ref = open_claimed()
+    world.do(world.wait_again(ref, 0, failed=False))
+    world.do(world.cancel(ref))
+    return world, ref
+
+
+def completing() -> tuple[World, OperationRef]:
+    world, ref = open_done()
+    world.do(world.decide(ref))
+    return world, ref
+
+
+def given_up() -> tuple[World, OperationRef]:
+    world, ref = planning()
+    world.do(world.give_up(ref))
+    return world, ref
+
+
+def cleaning() -> tuple[World, OperationRef]:
+    world, ref = completing()
+    world.do(world.finish(ref))
+    return world, ref
+
+
+def cleaning_at_once() -> tuple[World, OperationRef]:
+    world, ref = open_done()
+    world.do(world.finish_at_once(ref))
+    return world, ref
+
+
+def cleaning_cancelled() -> tuple[World, OperationRef]:
+    world, ref = cancelling()
+    world.do(world.finish_at_once(ref))
+    return world, ref
+
+
+PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
+    Stage.ABSENT: (absent_,),
+    Stage.WAITING: (),
+    Stage.PLANNING: (planning,),
+    Stage.OPEN: (open_, open_done, open_claimed),
+    Stage.PAUSED: (paused, paused_done, paused_claimed, paused_unplanned),
+    Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_claimed),
+    Stage.COMPLETING: (completing, given_up),
+    Stage.CLEANING: (cleaning, cleaning_at_once, cleaning_cancelled),
+}
+"""How to get into each stage, in all the ways that differ."""
+
+ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
+    Event.REAP: frozenset({cancelling_claimed}),
+    Event.DECIDE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
+    Event.FINISH_AT_ONCE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
+}
+"""Events that need more than the stage: a claim to reap, no claim left."""
+
+PAIRS = [(stage, event, place) for stage, places in PLACES.items() for place in places for event in Event]
+
+
+@pytest.mark.parametrize(("stage", "event", "place"), PAIRS, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[World, OperationRef]]) -> None:
+    world, ref = place()
+    assert world.stage(ref) is stage
+    leads_to = t.OPERATION_TABLE[stage].get(event)
+    if leads_to is None and event in (Event.START, Event.START_PLANNED):
+        with pytest.raises(ValueError, match="the next instance"):
+            build(world, event, ref)
+        return
+    txn = build(world, event, ref)
+    before, revision = world.store.listing(), world.store.revision
+    result = world.store.apply(txn)
+    if leads_to is None or (event in ABLE and place not in ABLE[event]):
+        assert not result.succeeded
+        assert world.store.listing() == before
+        return
+    assert result.succeeded
+    if place is not cleaning_cancelled:  # no job has left a key there
+        assert result.revision == revision + 1
+    assert world.stage(ref) in leads_to
+    faults = check(world.keys, world.store.history)
+    if place not in (open_, paused) or event not in (Event.DECIDE, Event.FINISH_AT_ONCE):
+        # Deciding before the jobs have ended is for the coordinator not to ask for; the store only sees to claims.
+        assert not faults
+
+
+def test_the_tables_name_every_stage() -> None:
+    assert set(t.OPERATION_TABLE) == set(Stage) == set(PLACES)
+    assert set(t.JOB_TABLE) == set(JobStage)
+    assert {e for events in t.OPERATION_TABLE.values() for e in events} == set(Event)
+    assert {e for events in t.JOB_TABLE.values() for e in events} == set(JobEvent)
+
+
+@pytest.mark.parametrize(("stage", "event", "place"), PAIRS, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], tuple[World, OperationRef]]) -> None:
+    world, ref = place()
+    if event not in t.OPERATION_TABLE[stage]:
+        return
+    txn = build(world, event, ref)
+    if not world.store.apply(txn).succeeded:
+        return
+    before = world.store.listing()
+    again = world.store.apply(txn)
+    if event is not Event.CLEAN:  # deleting a page that is gone already
+        assert not again.succeeded
+    assert world.store.listing() == before
+
+
+@pytest.mark.parametrize("after", [p for places in PLACES.values() for p in places], ids=lambda p: p.__name__)
+def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
+    world, ref = after()
+    coordinator_events = [e for e in Event if e not in (Event.START, Event.START_PLANNED)]
+    txns = [build(world, e, ref) for e in coordinator_events if e not in (Event.PAUSE, Event.RESUME, Event.CANCEL)]
+    world.die("a")
+    world.do(world.elect("b"))
+    before = world.store.listing()
+    for txn in txns:
+        assert not world.store.apply(txn).succeeded
+    assert world.store.listing() == before
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
+    if event in (JobEvent.CLAIM, JobEvent.RECLAIM, JobEvent.TAKE_OVER):
+        if event is JobEvent.CLAIM:
+            want = t.Want(0, Claim("ex-b", "b", 1, 0))
+            return t.claim(world.keys, ref, world.store.mod(world.keys.gate(ref)), "b", [want])
+        return world.claim(ref, "b", [0])
+    if event is JobEvent.REAP:
+        return world.reap(ref, 0)
+    if event is JobEvent.FAIL_LOST:
+        return world.fail_lost(ref, "b", 0)
+    if event in (JobEvent.RETRY, JobEvent.RELEASE):
+        return world.wait_again(ref, 0, failed=event is JobEvent.RETRY)
+    return world.report(ref, 0, JobState.SUCCESS if event is JobEvent.REPORT_SUCCESS else JobState.FAILED)
+
+
+def job_at(stage: JobStage) -> tuple[World, OperationRef]:
+    world, ref = ready()
+    if stage is not JobStage.FREE:
+        world.do(world.claim(ref, "a", [0]))
+    if stage is JobStage.WAITING:
+        world.do(world.wait_again(ref, 0, failed=True))
+    elif stage in (JobStage.SUCCESS, JobStage.FAILED):
+        world.do(world.report(ref, 0, JobState(stage.value)))
+    return world, ref
+
+
+JOB_ABOUT = {
+    JobEvent.CLAIM: JobStage.FREE,
+    JobEvent.RECLAIM: JobStage.WAITING,
+    JobEvent.TAKE_OVER: JobStage.CLAIMED,
+    JobEvent.REPORT_SUCCESS: JobStage.CLAIMED,
+    JobEvent.REPORT_FAILED: JobStage.CLAIMED,
+    JobEvent.RETRY: JobStage.CLAIMED,
+    JobEvent.RELEASE: JobStage.CLAIMED,
+    JobEvent.FAIL_LOST: JobStage.CLAIMED,
+    JobEvent.REAP: JobStage.WAITING,
+}
+"""What each event's sender has seen: its transaction pins the claim of that stage by its mod revision."""
+
+
+@pytest.mark.parametrize("stage", JobStage)
+@pytest.mark.parametrize("event", JobEvent)
+def test_job_table(stage: JobStage, event: JobEvent) -> None:
+    world, ref = job_at(stage)
+    leads_to = t.JOB_TABLE[stage].get(event)
+    gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST)
+    if gone:
+        world.die("a")
+    if event is JobEvent.REAP:
+        world.do(world.cancel(ref))
+        world.die("a")
+        world.do(world.elect("b"))
+    if leads_to is not None:
+        txn = job_build(world, event, ref)
+    else:
+        # Built in a world where the job is where the event's sender believes it to be; the two worlds had the same
+        # revisions up to there.
+        other, ref = job_at(JOB_ABOUT[event])
+        if event is JobEvent.REAP:
+            other.do(other.cancel(ref))
+            other.die("a")
+            other.do(other.elect("b"))
+        elif gone:
+            other.die("a")
+        txn = job_build(other, event, ref)
+    before = world.store.listing()
+    world.store.apply(txn)
+    if leads_to is None:
+        assert world.store.listing() == before
+        return
+    assert world.store.listing() != before
+    assert world.job_stage(ref, 0) is leads_to
+    if event is not JobEvent.FAIL_LOST:  # one lost executor is under the limit here
+        assert not check(world.keys, world.store.history)
+    after = world.store.listing()
+    world.store.apply(txn)
+    assert world.store.listing() == after
+
+
+def test_the_living_keep_their_claims() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0]))
+    before = world.store.listing()
+    for txn in (world.claim(ref, "b", [0]), world.fail_lost(ref, "b", 0)):
+        assert not world.store.apply(txn).succeeded
+    world.store.apply(world.cancel(ref))
+    assert not world.store.apply(world.reap(ref, 0)).succeeded
+    assert [kv for kv in before if "Claim" in kv.key] == [kv for kv in world.store.listing() if "Claim" in kv.key]
+
+
+def test_overlapping_blocks_are_shared() -> None:
+    world, ref = ready()
+    one, two = world.claim(ref, "a", [0, 1]), world.claim(ref, "b", [1, 0])
+    world.do(one)
+    result = world.store.apply(two)
+    assert result.succeeded  # the outer guards held; no claim was granted
+    assert [r.succeeded for r in result.responses] == [False, False]
+    assert {world.claim_of(ref, p).incarnation for p in (0, 1)} == {"a"}
+
+
+def test_a_group_is_all_or_nothing_and_then_one_by_one() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0, 1]))
+    claims = [world.claim_of(ref, p) for p in (0, 1)]
+    fences = [world.fence(ref, 0), 999]
+    writes = [t.report(world.keys, ref, p, fences[p], JobState.SUCCESS, outcome(p, claims[p])) for p in (0, 1)]
+    assert not world.store.apply(t.group(writes)).succeeded
+    result = world.store.apply(t.one_by_one(writes))
+    assert [r.succeeded for r in result.responses] == [True, False]
+    assert world.job_stage(ref, 0) is JobStage.SUCCESS
+    assert world.job_stage(ref, 1) is JobStage.CLAIMED
+
+
+def test_a_zombie_saves_no_progress() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0]))
+    stale = world.checkpoint(ref, 0, b"1")
+    world.do(stale)
+    world.die("a")
+    world.do(world.claim(ref, "b", [0]))
+    assert not world.store.apply(stale).succeeded
+
+
+def test_a_plan_that_was_begun_with_more_chunks_leaves_none_behind() -> None:
+    world, ref = ready(planned_first=False)
+    for n in range(3):
+        world.do(world.chunk(ref, n, encode_chunk([PartitionPlan(n, f"old={n}")])))
+    world.do(world.plan(ref, JOBS))
+    assert [kv.key for kv in world.store.range(*world.keys.chunks_range(ref))] == [world.keys.chunk(ref, 0)]
+    assert not check(world.keys, world.store.history)
+
+
+def test_a_late_chunk_and_a_late_plan_are_refused() -> None:
+    world, ref = ready(planned_first=False)
+    late = world.chunk(ref, 1, b"[]")
+    late_plan = world.plan(ref, 1)
+    world.do(world.give_up(ref))
+    assert not world.store.apply(late).succeeded
+    assert not world.store.apply(late_plan).succeeded
+
+
+# ---------------------------------------------------------------- limits (T1)
+
+
+def test_the_largest_transactions_fit() -> None:
+    world, ref = ready()
+    keys, election = world.keys, world.election
+    wants = [t.Want(p, Claim("x", "x", 2, 1), 7) for p in range(t.CLAIMS_PER_TXN)]
+    dead = [f"gone-{n}" for n in range(t.CLAIMS_PER_TXN)]
+    claim = Claim("ex-a", "a", 1, 0)
+    reports = [t.report(keys, ref, p, 7, JobState.SUCCESS, outcome(p, claim)) for p in range(t.REPORTS_PER_TXN)]
+    lost = [(p, 7, outcome(p, claim)) for p in range(t.REPORTS_PER_TXN)]
+    plan = Plan(1, "", "", t.CHUNKS_PER_PLAN)
+    mods = [1] * t.CHUNKS_PER_PLAN
+    txns = [
+        t.claim(keys, ref, 1, "a", wants),
+        t.claim(keys, ref, 1, "a", wants, dead),
+        t.group(reports),
+        t.one_by_one(reports),
+        t.fail_lost(keys, ref, 1, "a", "b", lost),
+        t.write_plan(keys, ref, election, plan, mods),
+        t.write_plan(keys, ref, election, plan, mods[:100], [b"[]"] * 100),
+        world.end(ref),
+        world.finish(ref),
+        world.finish_at_once(ref),
+    ]
+    for txn in txns:
+        assert operations(txn) <= MAX_OPERATIONS
+        world.store.apply(txn)  # the store counts for itself
+
+
+# --------------------------------------------------- random lives, late copies
+
+_RANDOM_EVENTS = (
+    "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
+    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
+    "decide decide complete_attempt finish finish finish_at_once clean end resign"
+).split()
+_RARE = frozenset({"cancel", "pause", "resign", "die", "plan_attempt", "fail_fast"})
+
+
+def random_event(world: World, rng: random.Random) -> Txn | None:
+    """A transaction that somebody may send now: built only where the event's own caller would build it."""
+    name = rng.choice(_RANDOM_EVENTS)
+    if name in _RARE and rng.random() < 0.7:
+        return None
+    live = sorted(world.leases)
+    elected = world.store.get(world.keys.coordinator("sales.orders", "noop"))
+    operations_ = sorted(world.view().operations)
+    if name == "join" and len(live) < 3:
+        world.join(f"n{len(world.store.leases)}-{world.store.revision}")
+        return None
+    if name == "die" and len(live) > 1:
+        world.die(rng.choice(live))
+        return None
+    if name == "start" and len(operations_) < 2:
+        return world.start(world.next_ref())
+    if not live:
+        return None
+    if name == "elect" and (elected is None or elected.value.decode() not in live):
+        return world.elect(rng.choice(live))
+    if name == "resign" and elected is not None:
+        return world.resign()
+    if not operations_:
+        return None
+    ref = rng.choice(operations_)
+    op = world.op(ref)
+    stage = op.stage
+    if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
+        return _job_event(world, rng, ref, name, live)
+    if elected is None and name not in ("pause", "resume", "cancel"):
+        return None
+    if name == "chunk":
+        return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
+    if name in ("join", "die", "elect", "resign", "start"):
+        return None
+    event = Event(name)
+    if event not in t.OPERATION_TABLE[stage]:
+        return None
+    if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
+        ended = op.plan is not None and op.ended >= op.plan.count
+        if op.claims or not (ended or stage is Stage.CANCELLING):
+            return None
+    if event is Event.END:
+        return world.end(ref)
+    if event is Event.REAP:
+        for p, seen in op.claims.items():
+            if seen.value.waiting or seen.value.incarnation not in live:
+                return world.reap(ref, p)
+        return None
+    if event is Event.FAIL_FAST and not op.failed:
+        return None
+    return build(world, event, ref)
+
+
+def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
+    op = world.op(ref)
+    if op.plan is None or not op.plan.count:
+        return None
+    p = rng.randrange(op.plan.count)
+    claim = world.claim_of(ref, p)
+    if name == "claim":
+        if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
+            return None
+        if claim is not None and not claim.waiting:
+            if claim.incarnation in live:
+                return None
+            if world.rules.at_limit(claim.failures + 1):
+                return world.fail_lost(ref, rng.choice(live), p)
+        return world.claim(ref, rng.choice(live), [p])
+    if claim is None or claim.waiting:
+        return None
+    if name == "retry" and world.rules.at_limit(claim.failures + 1):
+        name = "report_failed"
+    if name in ("retry", "release"):
+        return world.wait_again(ref, p, failed=name == "retry")
+    if name == "checkpoint":
+        return world.checkpoint(ref, p, b"%d" % world.store.revision)
+    return world.report(ref, p, JobState.FAILED if name == "report_failed" else JobState.SUCCESS)
+
+
+MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress"})
+"""Why these may apply after a refusal: an election that was resigned is free again, and its late holder takes it up; a
+planning that was paused and resumed is the same planning, and whichever plan comes first stands."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rules=Rules(retry=Retry(attempts=3)))
+    world.join("n0")
+    refused: list[Txn] = []
+    late: list[Txn] = []
+    for _ in range(250):
+        txn = random_event(world, rng)
+        if txn is not None:
+            late.append(txn)
+            if rng.random() < 0.8:
+                world.store.apply(txn)
+        if late and rng.random() < 0.3:  # a copy that was delayed, or a repetition
+            old = late.pop(rng.randrange(len(late)))
+            if not world.store.apply(old).succeeded and old.label not in MAY_COME_LATE:
+                refused.append(old)
+        if refused and rng.random() < 0.2:
+            assert not world.store.apply(rng.choice(refused)).succeeded
+    for old in refused:
+        assert not world.store.apply(old).succeeded, old.label
+    faults = check(world.keys, world.store.history)
+    assert not faults, "\n".join(map(str, faults))
+    assert planned(1)
