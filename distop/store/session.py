@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
+_REVOKE_LIMIT = 3.0  # seconds; after that the lease is left to expire
 _CHECK_EVERY = 0.2  # seconds at most between two looks at the clock
 
 
@@ -163,7 +164,7 @@ class Session:
         left = max(self.deadline - boottime(), 0.0)
         if not was_lost and left:
             with contextlib.suppress(DistopError):
-                await self._client.revoke(self.lease_id, deadline=min(left, 5.0))
+                await self._client.revoke(self.lease_id, deadline=min(left, _REVOKE_LIMIT))
 
     # ---- the deadline
 

@@ -93,14 +93,13 @@ class EtcdCluster:
         names = [f"m{number}" for number in range(size)]
         peers = dict(zip(names, ports[size:], strict=True))
         initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
-        timing = ["--heartbeat-interval", "50", "--election-timeout", "500"]
         self.members = [
             EmbeddedEtcd(
                 name=name,
                 port=client,
                 peer_port=peers[name],
                 compaction=None,
-                arguments=["--initial-cluster", initial, *timing],
+                arguments=["--initial-cluster", initial],
             )
             for name, client in zip(names, ports[:size], strict=True)
         ]

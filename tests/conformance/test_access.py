@@ -1,0 +1,168 @@
+"""Users, tokens, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Put, Txn
+from distop.errors import EtcdUnavailable, PermissionDenied
+from distop.store import transport as wire
+from distop.store._proto import auth_pb2
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.client import EtcdClient
+from distop.store.config import EtcdConfig
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.session import Session
+from distop.store.transport import Method
+from distop.store.watch import Feed
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.etcd import Mirror, connected, until
+from tests.support.proxy import TcpProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.etcd
+
+ROOT = {"username": "root", "password": "of all evil"}
+WORKER = {"username": "worker", "password": "bee"}
+
+
+async def admin(client: EtcdClient, name: str, request: object) -> None:
+    response = getattr(rpc, f"Auth{name.removeprefix('Auth')}Response")
+    method = Method(f"/etcdserverpb.Auth/{name}", type(request).SerializeToString, response.FromString)  # type: ignore[attr-defined]
+    await client.transport.unary(method, request, 5.0)
+
+
+async def enable_users(endpoint: str) -> None:
+    """Users root and worker; worker may only touch ``ours.``."""
+    async with connected(endpoint) as client:
+        for user in (ROOT, WORKER):
+            await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user["username"], password=user["password"]))
+        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="root"))
+        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="ours"))
+        permission = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"ours.", range_end=b"ours/")
+        await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="ours", perm=permission))
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
+        await admin(client, "AuthEnable", rpc.AuthEnableRequest())
+
+
+async def test_users() -> None:
+    async with EmbeddedEtcd(compaction=None) as server:
+        # A user name for an etcd without users, which are enabled while the client is connected.
+        async with connected(server.endpoint, **WORKER) as early, connected(server.endpoint) as nobody:
+            await early.commit(Txn((), (Put("ours.a", b"1"),)))
+            await enable_users(server.endpoint)
+            await early.commit(Txn((), (Put("ours.a", b"2"),)))
+            with pytest.raises(PermissionDenied):
+                await nobody.commit(Txn((), (Put("ours.a", b"3"),)))
+        with pytest.raises(PermissionDenied, match="wants a user name"):
+            await EtcdClient(EtcdConfig((server.endpoint,))).connect()
+        with pytest.raises(PermissionDenied, match="'worker' with this password"):
+            await EtcdClient(EtcdConfig((server.endpoint,), username="worker", password="wasp")).connect()
+        async with connected(server.endpoint, **WORKER) as client:
+            await client.commit(Txn((), (Put("ours.a", b"4"),)))
+            with pytest.raises(PermissionDenied):
+                await client.commit(Txn((), (Put("theirs.a", b""),)))
+            with pytest.raises(PermissionDenied):
+                await client.get("theirs.a")
+            with pytest.raises(PermissionDenied):
+                await Feed(client, "theirs.", "theirs/", lambda batch: None).start()
+            status = await client.status()
+            assert status.denied or status.version
+        async with connected(server.endpoint, **ROOT) as root:
+            assert (await root.status()).version
+
+
+async def test_tokens_that_expire_or_are_forgotten() -> None:
+    """Simple tokens live as long as the server lets them, and do not survive its restart."""
+    async with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
+        await enable_users(server.endpoint)
+        async with TcpProxy(server.port) as proxy, connected(proxy.endpoint, **WORKER) as client:
+            mirror = Mirror()
+            feed = Feed(client, "ours.", "ours/", mirror.apply)
+            await feed.start()
+            session = Session(client, "ours.node", b"", 6)
+            await session.start()
+            probe = rpc.RangeRequest(key=b"ours.a")
+
+            async def token_is_refused() -> None:
+                while True:  # without using it: use prolongs it
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(asyncio.shield(session.lost), 2.5)
+                    try:
+                        await client.transport.unary(wire.RANGE, probe, 5.0)
+                    except wire.RequestFailed as error:
+                        assert "token" in error.failure.detail
+                        return
+
+            await token_is_refused()
+            written = await client.commit(Txn((), (Put("ours.a", b"1"),)))
+            await feed.reached(written.revision)
+            proxy.cut()  # the streams are opened again, with a fresh token
+            written = await client.commit(Txn((), (Put("ours.a", b"2"),)))
+            await feed.reached(written.revision)
+            server.kill()
+            await asyncio.to_thread(server.restart)
+            written = await client.commit(Txn((), (Put("ours.a", b"3"),)))
+            await feed.reached(written.revision)
+            assert mirror.values["ours.a"] == b"3"
+            before = session.deadline
+            await until(lambda: session.deadline > before)
+            assert session.alive
+            await session.close()
+            await feed.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_etcd(certificates: Certificates) -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd(scheme="https", arguments=certificates.server_arguments, compaction=None) as server:
+        yield server
+
+
+async def test_tls(tls_etcd: EmbeddedEtcd, certificates: Certificates) -> None:
+    assert tls_etcd.endpoint.startswith("https://")
+    async with connected(tls_etcd.endpoint, ca_cert=certificates.ca) as client:
+        mirror = Mirror()
+        feed = Feed(client, "a", "b", mirror.apply)
+        await feed.start()
+        written = await client.commit(Txn((), (Put("a", b"1"),)))
+        await feed.reached(written.revision)
+        assert mirror.values == {"a": b"1"}
+        await feed.close()
+
+
+async def test_tls_that_does_not_fit(
+    tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
+) -> None:
+    async def sentence(endpoint: str, **options: str) -> str:
+        client = EtcdClient(EtcdConfig((endpoint,), connect_timeout=0.7, **options))  # type: ignore[arg-type]
+        with pytest.raises(EtcdUnavailable) as caught:
+            await client.connect()
+        await client.close()
+        return str(caught.value)
+
+    assert "it speaks TLS: write https://" in await sentence(f"127.0.0.1:{tls_etcd.port}")
+    assert "does not speak TLS" in await sentence(f"https://127.0.0.1:{shared_etcd.port}", ca_cert=certificates.ca)
+    assert "was not accepted" in await sentence(tls_etcd.endpoint, ca_cert=certificates.other_ca)
+
+
+async def test_client_certificates(certificates: Certificates) -> None:
+    async with EmbeddedEtcd(scheme="https", arguments=certificates.mutual_arguments, compaction=None) as server:
+        ours = {"ca_cert": certificates.ca, "cert": certificates.client_cert, "key": certificates.client_key}
+        async with connected(server.endpoint, **ours) as client:
+            assert await client.get("a") is None
+        stranger = EtcdClient(EtcdConfig((server.endpoint,), ca_cert=certificates.ca, connect_timeout=0.7))
+        with pytest.raises(EtcdUnavailable, match="certificate"):
+            await stranger.connect()
+        await stranger.close()

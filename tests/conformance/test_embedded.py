@@ -1,0 +1,97 @@
+"""The private server itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Put, Txn
+from distop.errors import DistopError, InvalidArgument
+from distop.store.embedded import EmbeddedEtcd, find_etcd
+from tests.support.etcd import connected, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.etcd
+
+
+async def test_a_given_folder_keeps_the_data(tmp_path: Path) -> None:
+    async with EmbeddedEtcd(tmp_path / "etcd") as server, connected(server.endpoint) as client:
+        await client.commit(Txn((), (Put("a", b"1"),)))
+    async with EmbeddedEtcd(tmp_path / "etcd") as server, connected(server.endpoint) as client:
+        kept = await client.get("a")
+        assert kept is not None
+        assert kept.value == b"1"
+        assert server.log_file == tmp_path / "etcd" / "etcd.log"
+
+
+def test_temporary_data_is_removed() -> None:
+    with EmbeddedEtcd() as server:
+        folder = server.folder
+        assert folder.is_dir()
+        assert server.running
+    assert not folder.exists()
+    assert not server.running
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DistopError, match=rf"{port}.* in use"):
+            EmbeddedEtcd(port=port).__enter__()
+
+
+def test_the_end_of_the_log_tells_why_it_ended() -> None:
+    with pytest.raises(DistopError, match="ended while it started: flag provided but not defined"):
+        EmbeddedEtcd(arguments=["--no-such-flag"]).__enter__()
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        EmbeddedEtcd(tmp_path / "file").start()
+
+
+def test_no_etcd_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("distop.store.embedded.find_spec", lambda name: None)
+    with pytest.raises(DistopError, match="no etcd on PATH: install"):
+        find_etcd()
+
+
+async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    program = """
+import sys
+from distop.store.embedded import EmbeddedEtcd
+server = EmbeddedEtcd(sys.argv[1]).start()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "etcd")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+
+    def gone() -> bool:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    await until(gone, "the end of etcd")

@@ -1,0 +1,163 @@
+"""Sessions: the deadline that is known without asking, and each way to lose one (L1–L6)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Delete, Put, Txn, exists
+from distop.errors import SessionLost
+from distop.store.session import Session, boottime, new_lease_id
+from tests.support.etcd import connected, until
+from tests.support.proxy import Mode, TcpProxy
+
+if TYPE_CHECKING:
+    from distop.store.client import EtcdClient
+    from distop.store.embedded import EmbeddedEtcd
+
+pytestmark = pytest.mark.etcd
+
+
+async def test_renewal_moves_the_deadline(client: EtcdClient, prefix: str) -> None:
+    moved: list[float] = []
+    begun = boottime()
+    session = Session(client, f"{prefix}node", b"{}", 2, margin=0.5, on_deadline_moved=moved.append)
+    await session.start()
+    assert session.alive
+    assert begun + session.ttl - 0.5 <= moved[0] <= boottime() + session.ttl - 0.5
+    await until(lambda: len(moved) >= 3)
+    assert moved == sorted(moved)
+    assert session.deadline == moved[-1] <= boottime() + session.ttl - 0.5
+    node = await client.get(f"{prefix}node")
+    assert node is not None
+    assert node.lease == session.lease_id
+    assert node.create_revision == session.create_revision
+    await session.update(b'{"slots": 4}')
+    node = await client.get(f"{prefix}node")
+    assert node is not None
+    assert (node.value, node.lease, node.create_revision) == (
+        b'{"slots": 4}',
+        session.lease_id,
+        session.create_revision,
+    )
+    await session.close()
+    assert not session.alive
+    assert session.lost.done()
+    assert await client.get(f"{prefix}node") is None
+    assert await client.time_to_live(session.lease_id) == (0, -1)
+
+
+async def test_the_granted_ttl_counts(client: EtcdClient, prefix: str) -> None:  # L2, L7
+    session = Session(client, f"{prefix}node", b"", 1)
+    await session.start()
+    granted, _ = await client.time_to_live(session.lease_id)
+    assert session.ttl == granted
+    await session.close()
+
+
+async def test_revocation_ends_it(client: EtcdClient, prefix: str) -> None:
+    session = Session(client, f"{prefix}node", b"", 2)
+    await session.start()
+    await client.revoke(session.lease_id)
+    await session.lost
+    assert not session.alive
+    with pytest.raises(SessionLost):
+        await session.update(b"x")
+    await session.close()
+
+
+async def test_the_deletion_of_the_node_key_ends_it(client: EtcdClient, prefix: str) -> None:  # L2
+    session = Session(client, f"{prefix}node", b"", 2)
+    await session.start()
+    await client.commit(Txn((), (Delete(f"{prefix}node"),)))
+    assert "was deleted" in await session.lost
+    await session.close()
+    told = Session(client, f"{prefix}told", b"", 60)
+    await told.start()
+    told.node_key_gone()
+    assert "was deleted" in await told.lost
+    updated = Session(client, f"{prefix}updated", b"", 60)
+    await updated.start()
+    await client.commit(Txn((), (Delete(f"{prefix}updated"),)))
+    with pytest.raises(SessionLost, match="was deleted"):
+        await updated.update(b"x")
+    await told.close()
+    await updated.close()
+
+
+async def test_silence_ends_it_by_the_deadline_before_the_lease_expires(
+    shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
+) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
+        session = Session(far, f"{prefix}node", b"", 3, margin=1.0)
+        await session.start()
+        proxy.set(Mode.BLACK_HOLE)
+        assert "before the deadline" in await session.lost
+        assert boottime() >= session.deadline
+        assert not session.alive
+        assert (await client.commit(Txn((exists(f"{prefix}node"),)))).succeeded  # etcd still holds the lease
+        deadline = session.deadline
+        proxy.set(Mode.PASS)
+        while await client.get(f"{prefix}node") is not None:
+            pass  # nobody renews it any more
+        assert session.deadline == deadline
+        await session.close()
+
+
+async def test_answers_that_are_lost_do_not_count(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    """Renewals that etcd has acknowledged, unheard, keep the lease alive but not the session."""
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
+        session = Session(far, f"{prefix}node", b"", 2, margin=0.5)
+        await session.start()
+        deadline = session.deadline
+        proxy.set(Mode.DROP_ANSWERS)
+        await session.lost
+        assert session.deadline - deadline <= session.ttl
+        await session.close()
+
+
+async def test_a_server_that_is_away_for_less_than_the_ttl(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        session = Session(client, "node", b"", 5)
+        await session.start()
+        own_etcd.kill()
+        await asyncio.to_thread(own_etcd.restart)
+        before = session.deadline
+        await until(lambda: session.deadline > before or session.lost.done())
+        assert session.alive
+        await session.close()
+
+
+async def test_an_incarnation_is_used_once(client: EtcdClient, prefix: str) -> None:
+    session = Session(client, f"{prefix}node", b"", 5)
+    await session.start()
+    other = Session(client, f"{prefix}node", b"", 5)
+    with pytest.raises(SessionLost, match="exists already"):
+        await other.start()
+    await other.close()
+    assert session.alive
+    await session.close()
+
+
+async def test_the_answer_to_the_start_is_lost(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.4) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        lease = new_lease_id()
+        session = Session(lossy, f"{prefix}node", b"", 30, lease_id=lease)
+        starting = asyncio.ensure_future(session.start())
+        while (await client.time_to_live(lease))[0] == 0:
+            pass
+        proxy.set(Mode.PASS)
+        await starting
+        assert session.alive
+        await session.close()
+
+
+async def test_a_put_under_the_lease_needs_it(client: EtcdClient, prefix: str) -> None:
+    session = Session(client, f"{prefix}node", b"", 5)
+    await session.start()
+    await client.commit(Txn((), (Put(f"{prefix}claim", b"", session.lease_id),)))
+    await session.close()
+    assert await client.get(f"{prefix}claim") is None

@@ -1,0 +1,134 @@
+"""T9: a transaction whose answer is lost is resolved by the identical transaction, and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Get, GetResult, Put, Txn, absent, unchanged
+from distop.errors import EtcdUnavailable, OutcomeUnknown
+from distop.store.client import EtcdClient
+from distop.store.config import EtcdConfig
+from tests.support.etcd import connected, until
+from tests.support.proxy import Mode, TcpProxy
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
+
+pytestmark = pytest.mark.etcd
+
+
+def claim(key: str, who: bytes) -> Txn:
+    return Txn((absent(key),), (Put(key, who),), (Get(key),), label="claim")
+
+
+async def test_an_answer_that_is_lost(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.5) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        commit = asyncio.ensure_future(lossy.commit(claim(f"{prefix}c", b"me")))
+        while await client.get(f"{prefix}c") is None:  # the first copy is applied
+            pass
+        assert not commit.done()
+        proxy.set(Mode.PASS)
+        result = await commit
+        assert result.repeated
+        assert not result.succeeded
+        (found,) = result.responses
+        assert isinstance(found, GetResult)
+        assert found.kv is not None
+        assert found.kv.value == b"me"  # the refusal was caused by our own earlier copy
+        assert found.kv.version == 1
+
+
+async def test_a_copy_that_arrives_after_its_repetition(
+    shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
+) -> None:
+    key = f"{prefix}key"
+    before = await client.commit(Txn((), (Put(key, b"0"),)))
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.5) as slow:
+        txn = Txn((unchanged(key, before.revision),), (Put(key, b"slow"),), (Get(key),))
+        proxy.set(Mode.HOLD_REQUESTS)
+        with pytest.raises(OutcomeUnknown):
+            await slow.commit(txn, deadline=0.6)
+        assert (await client.commit(txn)).succeeded
+        again = await client.commit(Txn((unchanged(key, before.revision + 1),), (Put(key, b"later"),)))
+        assert again.succeeded
+        sent = proxy.requested
+        proxy.cut_clients()
+        proxy.set(Mode.PASS)  # the first copy reaches etcd only now
+        await slow.get(key)
+        assert proxy.requested > sent
+        found = await client.get(key)
+        assert found is not None
+        assert found.value == b"later"
+
+
+async def test_the_deadline_ends_in_an_unknown_outcome(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.3) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        with pytest.raises(OutcomeUnknown, match="identical"):
+            await lossy.commit(claim(f"{prefix}c", b"me"), deadline=0.7)
+        with pytest.raises(OutcomeUnknown):
+            await lossy.try_commit(claim(f"{prefix}d", b"me"))
+
+
+async def test_a_lost_session_ends_the_repetitions(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        sent = proxy.requested
+        commit = asyncio.ensure_future(lossy.commit(claim(f"{prefix}c", b"me"), until=lost))
+        await until(lambda: proxy.requested > sent)
+        lost.set_result("gone")
+        with pytest.raises(OutcomeUnknown):
+            await commit
+
+
+async def test_what_was_never_sent_is_not_unknown(own_etcd: EmbeddedEtcd) -> None:  # T7
+    async with connected(own_etcd.endpoint, request_timeout=0.5) as client:
+        own_etcd.kill()
+        with pytest.raises((EtcdUnavailable, OutcomeUnknown)):
+            await client.commit(claim("c", b"me"), deadline=0.5)  # the connection broke under this one, perhaps
+        with pytest.raises(EtcdUnavailable, match="did not take the claim"):
+            await client.commit(claim("c", b"me"), deadline=0.5)
+        waiting = asyncio.ensure_future(client.commit(claim("d", b"me")))
+        await asyncio.to_thread(own_etcd.restart)
+        result = await waiting
+        assert result.succeeded
+        assert not result.repeated
+
+
+async def test_a_request_under_way_when_the_server_dies(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint, request_timeout=1.0) as client:
+        own_etcd.pause()
+        commit = asyncio.ensure_future(client.commit(claim("c", b"me")))
+        with pytest.raises(OutcomeUnknown):
+            await client.try_commit(claim("other", b""))
+        own_etcd.kill()
+        await asyncio.to_thread(own_etcd.restart)
+        result = await commit
+        assert result.repeated
+
+
+async def test_a_repeated_grant_finds_its_lease(shared_etcd: EmbeddedEtcd, client: EtcdClient) -> None:  # L6
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.5) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        grant = asyncio.ensure_future(lossy.grant(30, 0x7157))
+        while (await client.time_to_live(0x7157))[0] == 0:
+            pass
+        proxy.set(Mode.PASS)
+        assert await grant == 30
+        await client.revoke(0x7157)
+        await client.revoke(0x7157)  # gone already: fine
+        assert await client.time_to_live(0x7157) == (0, -1)
+
+
+async def test_no_etcd_is_one_sentence() -> None:
+    client = EtcdClient(EtcdConfig(("127.0.0.1:1",), connect_timeout=0.3))
+    with pytest.raises(EtcdUnavailable, match=r"could not be reached within 0.3 s at 127.0.0.1:1 \(nothing answers"):
+        await client.connect()
+    await client.close()
+    with pytest.raises(EtcdUnavailable, match="closed"):
+        await client.get("a")

@@ -1,0 +1,210 @@
+"""The watch feed against real servers, through everything that happens to streams (W1–W11)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Delete, Put, Txn
+from distop.store.watch import Feed, WatchStream, decode_response
+from tests.support.etcd import Mirror, connected, until
+from tests.support.proxy import Mode, TcpProxy
+
+if TYPE_CHECKING:
+    from distop.store.client import EtcdClient
+    from distop.store.embedded import EmbeddedEtcd
+
+pytestmark = pytest.mark.etcd
+
+
+async def put(client: EtcdClient, prefix: str, **values: str) -> int:
+    puts = tuple(Put(f"{prefix}{name}", value.encode()) for name, value in values.items())
+    return (await client.commit(Txn((), puts))).revision
+
+
+async def same(client: EtcdClient, mirror: Mirror, prefix: str) -> bool:
+    listing = await client.list(prefix, f"{prefix[:-1]}/")
+    return mirror.content == {pair.key: pair for pair in listing.kvs}
+
+
+async def test_listing_then_changes_in_order(client: EtcdClient, prefix: str) -> None:
+    await put(client, prefix, a="1", b="1")
+    mirror = Mirror()
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
+    await feed.start()
+    assert mirror.values == {f"{prefix}a": b"1", f"{prefix}b": b"1"}
+    assert feed.revision == mirror.revision
+    await put(client, prefix, a="2", c="1")
+    gone = await client.commit(Txn((), (Delete(f"{prefix}b"),)))
+    await feed.reached(gone.revision)
+    assert mirror.values == {f"{prefix}a": b"2", f"{prefix}c": b"1"}
+    assert await same(client, mirror, prefix)
+    assert mirror.listings == 1
+    deletion = mirror.batches[-1].events[-1]
+    assert deletion.deleted
+    assert (deletion.kv.key, deletion.kv.value, deletion.kv.mod_revision) == (f"{prefix}b", b"", gone.revision)
+    await feed.close()
+    applied = len(mirror.batches)
+    await put(client, prefix, a="3")
+    assert len(mirror.batches) == applied
+
+
+async def test_the_keys_of_one_revision_come_together(client: EtcdClient, prefix: str) -> None:  # W4
+    mirror = Mirror()
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
+    await feed.start()
+    result = await client.commit(Txn((), tuple(Put(f"{prefix}{number}", b"") for number in range(120))))
+    await feed.reached(result.revision)
+    assert [len(batch.events) for batch in mirror.batches if batch.events] == [120]
+    await feed.close()
+
+
+async def test_a_revision_that_touched_nothing_in_the_range(client: EtcdClient, prefix: str) -> None:  # W11
+    mirror = Mirror()
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
+    await feed.start()
+    elsewhere = await put(client, "elsewhere.", a="1")
+    await feed.reached(elsewhere)
+    assert feed.revision >= elsewhere
+    await feed.close()
+
+
+async def test_catching_up_thousands_of_revisions_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    """Catching-up batches end at 1,000 revisions and carry the current revision in their headers (W2)."""
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as client:
+        mirror = Mirror()
+        feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
+        await feed.start()
+        async with connected(shared_etcd.endpoint) as writer:
+            first = await put(writer, prefix, start="x")
+            await feed.reached(first)
+            proxy.set(Mode.BLACK_HOLE)
+            revisions = []
+            for _ in range(50):
+                results = await asyncio.gather(
+                    *(writer.commit(Txn((), (Put(f"{prefix}{n}", b"v" * 200),))) for n in range(70))
+                )
+                revisions += [result.revision for result in results]
+            proxy.set(Mode.PASS)
+            reached = asyncio.ensure_future(feed.reached(max(revisions)))
+            for _ in range(4):
+                before = len(mirror.mod_revisions)
+                await until(lambda before=before: reached.done() or len(mirror.mod_revisions) > before)
+                proxy.cut()
+            await reached
+            assert mirror.mod_revisions[1:] == sorted(revisions)  # each once, in order, none left out
+            assert mirror.listings == 1
+            assert await same(writer, mirror, prefix)
+        await feed.close()
+
+
+async def test_large_revisions_in_fragments_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:  # W5
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as client:
+        mirror = Mirror()
+        feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
+        await feed.start()
+        async with connected(shared_etcd.endpoint) as writer:
+            await feed.reached(await put(writer, prefix, start="x"))
+            proxy.set(Mode.BLACK_HOLE)
+            value = bytes(300_000)
+            for _ in range(8):
+                last = await writer.commit(Txn((), tuple(Put(f"{prefix}{n}", value) for n in range(4))))
+            fragments = 0
+            stream = WatchStream(writer, prefix, f"{prefix[:-1]}/", last.revision - 7)
+            await stream.open(5.0)
+            seen = 0
+            while seen < 32:
+                message = await stream.read()
+                assert message is not None
+                fragments += message.fragment
+                seen += len(decode_response(message).events)
+            stream.cut()
+            assert fragments, "the server sent no fragments: the test shows nothing"
+            proxy.set(Mode.PASS)
+            for size in (2_500_000, 4_000_000):
+                start = proxy.answered
+                await until(
+                    lambda start=start, size=size: proxy.answered - start > size or feed.revision >= last.revision
+                )
+                proxy.cut()
+            await feed.reached(last.revision)
+            assert sorted(set(mirror.mod_revisions)) == mirror.mod_revisions[:1] + [
+                last.revision - back for back in range(7, -1, -1)
+            ]
+            assert all(mirror.mod_revisions.count(last.revision - back) == 4 for back in range(8))
+            assert await same(writer, mirror, prefix)
+        await feed.close()
+
+
+async def test_compaction_while_lagging(own_etcd: EmbeddedEtcd) -> None:  # W6
+    async with (
+        TcpProxy(own_etcd.port) as proxy,
+        connected(proxy.endpoint, request_timeout=1.0) as client,
+        connected(own_etcd.endpoint) as writer,
+    ):
+        mirror = Mirror()
+        feed = Feed(client, "t.", "t/", mirror.apply)
+        await feed.start()
+        await feed.reached(await put(writer, "t.", a="1", b="1"))
+        proxy.set(Mode.BLACK_HOLE)
+        await writer.commit(Txn((), (Delete("t.a"),)))
+        last = 0
+        for number in range(20):
+            last = await put(writer, "t.", c=str(number))
+        await writer.compact(last)
+        proxy.set(Mode.PASS)
+        await feed.reached(last)
+        assert mirror.values == {"t.b": b"1", "t.c": b"19"}  # the deletion of a is implied by the listing
+        assert mirror.listings == 2
+        after = await put(writer, "t.", d="1")
+        await feed.reached(after)
+        assert mirror.values["t.d"] == b"1"
+        await feed.close()
+
+
+async def test_listing_again_on_request_and_by_the_clock(client: EtcdClient, prefix: str) -> None:
+    mirror = Mirror()
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply, relist_every=0.2)
+    await feed.start()
+    await feed.relist()
+    assert mirror.listings >= 2
+    await until(lambda: mirror.listings >= 4)
+    await feed.reached(await put(client, prefix, a="1"))
+    assert mirror.values == {f"{prefix}a": b"1"}
+    await feed.close()
+
+
+async def test_a_server_that_restarts(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        mirror = Mirror()
+        feed = Feed(client, "t.", "t/", mirror.apply)
+        await feed.start()
+        await feed.reached(await put(client, "t.", a="1"))
+        await asyncio.to_thread(own_etcd.halt)  # its streams end cleanly
+        await asyncio.to_thread(own_etcd.restart)
+        await feed.reached(await put(client, "t.", a="2"))
+        own_etcd.kill()
+        await asyncio.to_thread(own_etcd.restart)
+        await feed.reached(await put(client, "t.", a="3"))
+        assert mirror.values == {"t.a": b"3"}
+        await feed.close()
+
+
+async def test_a_consumer_that_fails_ends_the_feed(client: EtcdClient, prefix: str) -> None:
+    mirror = Mirror()
+
+    def apply(batch: object) -> None:
+        if mirror.batches:
+            raise ValueError("a bug of the consumer")
+        mirror.batches.append(batch)  # type: ignore[arg-type]
+
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", apply)
+    await feed.start()
+    revision = await put(client, prefix, a="1")
+    with pytest.raises(ValueError, match="a bug"):
+        await feed.reached(revision)
+    with pytest.raises(ValueError, match="a bug"):
+        await feed.wait()
+    await feed.close()
