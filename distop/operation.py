@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
-    from distop.store.watch import Batch
+    from distop.store.watch import Batch, Feed
 
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
 _LONGEST_CANCEL_TEXT = 1_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_CLOSING = 0.5
+
+
+async def _close(feed: Feed) -> None:
+    # Python 3.11's wait_for() drops a cancellation that comes together with its result: then it is sent once more.
+    while True:
+        closing = asyncio.ensure_future(feed.close())
+        if (await asyncio.wait([closing], timeout=_CLOSING))[0]:
+            return
+        closing.cancel()
 
 
 class Operation:
@@ -96,11 +106,11 @@ class Operation:
         try:
             while not found:
                 try:
+                    if (value := await self._ended_by_now()) is not None:
+                        return History.decode(value)
                     if not started:
                         await feed.start()
                         started = True
-                    if not found and (value := await self._ended_by_now()) is not None:
-                        return History.decode(value)
                     pause = _FIRST_PAUSE
                 except ClusterChanged:
                     raise
@@ -113,7 +123,7 @@ class Operation:
                     await asyncio.wait_for(ended.wait(), _POLL)
             return History.decode(found[-1])
         finally:
-            await feed.close()
+            await _close(feed)
 
     async def _ended_by_now(self) -> bytes | None:
         """The history record, if there is one. Raises NotFound when there is no operation either."""

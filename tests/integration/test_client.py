@@ -1,0 +1,475 @@
+"""The client against a real etcd, with the daemons' part played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distop
+from distop import aio
+from distop.client import configure
+from distop.core.digest import plan_digest
+from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
+from distop.core.txn import Get
+from distop.submit import find_request, request, submit
+from tests.support.etcd import own_etcd, shared_etcd
+from tests.support.hand import Hand
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from distop.store.embedded import EmbeddedEtcd
+
+__all__ = ["own_etcd", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+TABLE = "nyc.flights"
+_numbers = itertools.count()
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"column": {"type": "string"}, "depth": {"type": "integer"}},
+    "required": ["column"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
+    async with aio.connect(shared_etcd.endpoint, namespace=f"client{next(_numbers)}") as client:
+        yield client
+
+
+@pytest.fixture
+async def hand(client: aio.Client) -> Hand:
+    hand = Hand(client.etcd, client.keys)
+    await hand.publish("noop")
+    await hand.table(TABLE)
+    await hand.join("n1", "noop", "index", "purge", "one")
+    return hand
+
+
+async def content(client: aio.Client) -> dict[str, bytes]:
+    """Every key of operations in the namespace, without the namespace."""
+    start = f"{client.config.namespace}/"
+    listing = await client.etcd.list(f"{start}distOp", f"{start}distOq")
+    return {kv.key.removeprefix(start): kv.value for kv in listing.kvs}
+
+
+# ----------------------------------------------------------------------- start
+
+
+async def test_a_start_writes_the_keys_of_the_contract_and_nothing_else(client: aio.Client, hand: Hand) -> None:
+    before = await content(client)
+    op = await client.start_operation("noop", TABLE, {"jobs": 3}, partitions=["a", "b"], submitter="me")
+    assert (op.ref, op.instance_id) == ("nyc.flights/noop/1", 1)
+    after = await content(client)
+    root = "distOp.nyc%2Eflights.noop.1"
+    new = {key: value for key, value in after.items() if key not in before}
+    assert set(new) == {
+        "distOp.nyc%2Eflights.runOps",
+        "distOp.nyc%2Eflights.noop.nextInstanceId",
+        f"{root}.arg",
+        f"{root}.spec",
+        f"{root}.state",
+        "distOpPending.nyc%2Eflights.noop.1",
+    }
+    assert json.loads(new["distOp.nyc%2Eflights.runOps"]) == {"noop": 1}
+    assert new["distOp.nyc%2Eflights.noop.nextInstanceId"] == b"2"
+    assert json.loads(new[f"{root}.arg"]) == {"jobs": 3}
+    assert new[f"{root}.state"] == b"running"
+    assert new["distOpPending.nyc%2Eflights.noop.1"] == b"planning"
+    spec = json.loads(new[f"{root}.spec"])
+    assert spec["v"] == 1
+    assert spec["partitions"] == ["a", "b"]
+    assert spec["submitter"] == "me"
+    assert spec["table"]["location"] == "/data"
+    assert spec["request_id"]
+
+
+async def test_a_cluster_operation_brings_its_plan_and_opens_at_once(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", CLUSTER_TABLE)
+    keys = client.keys
+    plan, chunk, gate, pending = await client.etcd.read(
+        Get(keys.of(op.parts, "plan")),
+        Get(keys.chunk(op.parts, 0)),
+        Get(keys.gate(op.parts)),
+        Get(keys.pending(op.parts)),
+    )
+    assert plan.kv is not None
+    assert chunk.kv is not None
+    assert gate.kv is not None
+    assert pending.kv is None
+    assert json.loads(plan.kv.value)["digest"] == plan_digest([chunk.kv.value])
+    assert [row["name"] for row in json.loads(chunk.kv.value)] == ["all"]
+
+
+async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: aio.Client, hand: Hand) -> None:
+    await hand.publish("index", arg_schema=SCHEMA, object_field="column")
+    before = await content(client)
+    wrong: list[tuple[Any, ...]] = [
+        (distop.UnknownBehavior, r"no behavior 'nope' \(published: index, noop\)", "nope", TABLE, {}, {}),
+        (distop.NotFound, "no table 'elsewhere'", "noop", "elsewhere", {}, {}),
+        (distop.InvalidArgument, "'column' is missing", "index", TABLE, {}, {}),
+        (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),
+        (distop.InvalidArgument, r"'dept' \(known: column, depth\)", "index", TABLE, {"column": "c", "dept": 1}, {}),
+        (distop.InvalidArgument, "needs 'column'", "index", TABLE, {"column": ""}, {}),
+        (distop.InvalidArgument, "not JSON", "noop", TABLE, {"x": object()}, {}),
+        (distop.InvalidArgument, "512 KiB", "noop", TABLE, {"x": "y" * 600_000}, {}),
+        (distop.InvalidArgument, "list of partitions is empty", "noop", TABLE, {}, {"partitions": []}),
+        (distop.InvalidArgument, "'a' is named twice", "noop", TABLE, {}, {"partitions": ["a", "b", "a"]}),
+        (distop.InvalidArgument, "a list of names", "noop", TABLE, {}, {"partitions": "a"}),
+        (distop.InvalidArgument, "must be a text", "noop", TABLE, {}, {"partitions": [""]}),
+        (distop.InvalidArgument, "name no partitions", "noop", CLUSTER_TABLE, {}, {"partitions": ["a"]}),
+        (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": "never"}),
+        (distop.InvalidArgument, "attempts", "noop", TABLE, {}, {"retry_attempts": 0}),
+        (distop.InvalidArgument, "not an operation type", "no.op", TABLE, {}, {}),
+        (distop.InvalidArgument, "must not be empty", "noop", "", {}, {}),
+    ]  # fmt: skip
+    for kind, words, type_name, table, arg, options in wrong:
+        with pytest.raises(kind, match=words) as caught:
+            await client.start_operation(type_name, table, arg, **options)
+        assert "\n" not in str(caught.value)
+    assert await content(client) == before
+
+
+async def test_a_namespace_without_behaviors_says_that_an_executor_must_publish(client: aio.Client) -> None:
+    with pytest.raises(distop.UnknownBehavior, match=r"none is published yet\); an executor"):
+        await client.start_operation("noop", TABLE)
+
+
+async def test_an_object_id_is_taken_from_the_argument(client: aio.Client, hand: Hand) -> None:
+    await hand.publish("index", arg_schema=SCHEMA, object_field="column")
+    op = await client.start_operation("index", TABLE, {"column": "dep/time%"})
+    assert op.ref == "nyc.flights/index/dep%2Ftime%25/1"
+    assert client.operation(op.ref).parts == op.parts
+
+
+async def test_names_in_any_script(client: aio.Client, hand: Hand) -> None:
+    for name in ("a.b/c d%", "订单", "🛒", "..", "a", "ab"):
+        await hand.table(name)
+        op = await client.start_operation("noop", name)
+        assert client.operation(op.ref).parts.table == name
+        assert (await op.status()).state == "running"
+    assert len(await client.operations()) == 6
+    assert len(await client.operations("a")) == 1
+
+
+@pytest.mark.parametrize("declaring", ["purge", "noop"])
+async def test_conflicts_are_refused_whichever_of_the_two_declares_them(
+    client: aio.Client, hand: Hand, declaring: str
+) -> None:
+    await hand.publish("purge", conflicts_with=("noop",) if declaring == "purge" else ())
+    await hand.publish("noop", conflicts_with=("purge",) if declaring == "noop" else ())
+    op = await client.start_operation("noop", TABLE)
+    before = await content(client)
+    with pytest.raises(distop.Incompatible, match=r"purge on nyc.flights cannot start while nyc.flights/noop/1 runs"):
+        await client.start_operation("purge", TABLE)
+    assert await content(client) == before
+    await hand.table("other")
+    assert (await client.start_operation("purge", "other")).instance_id == 1
+    await hand.plan(op.parts, "n1", [])
+    await hand.finish(op.parts, "n1", State.SUCCESS)
+    assert (await client.start_operation("purge", TABLE)).instance_id == 1
+
+
+async def test_a_type_that_runs_one_at_a_time(client: aio.Client, hand: Hand) -> None:
+    await hand.publish("one", instances="one", arg_schema=SCHEMA, object_field="column")
+    first = await client.start_operation("one", TABLE, {"column": "a"})
+    await client.start_operation("one", TABLE, {"column": "b"})
+    with pytest.raises(distop.Incompatible, match=r"while nyc.flights/one/a/1 runs: one runs one at a time"):
+        await client.start_operation("one", TABLE, {"column": "a"})
+    await hand.plan(first.parts, "n1", [])
+    await hand.finish(first.parts, "n1", State.SUCCESS)
+    assert (await client.start_operation("one", TABLE, {"column": "a"})).instance_id == 3
+
+
+async def test_sixteen_starts_at_once_are_numbered_without_gaps(client: aio.Client, hand: Hand) -> None:
+    ops = await asyncio.gather(*(client.start_operation("noop", TABLE, {"n": n}) for n in range(16)))
+    assert sorted(op.instance_id for op in ops) == list(range(1, 17))
+    run_ops, following = await client.etcd.read(
+        Get(client.keys.run_ops(TABLE)), Get(client.keys.next_instance(TABLE, "noop"))
+    )
+    assert run_ops.kv is not None
+    assert following.kv is not None
+    assert json.loads(run_ops.kv.value) == {"noop": 16}
+    assert following.kv.value == b"17"
+    for n, op in enumerate(ops):
+        arg = await client.etcd.get(client.keys.of(op.parts, "arg"))
+        assert arg is not None
+        assert json.loads(arg.value) == {"n": n}
+
+
+async def test_one_request_gives_one_operation(client: aio.Client, hand: Hand) -> None:
+    ops = await asyncio.gather(*(client.start_operation("noop", TABLE, request_id="r") for _ in range(5)))
+    assert {op.ref for op in ops} == {"nyc.flights/noop/1"}
+    other = await client.start_operation("noop", TABLE, request_id="s")
+    assert other.instance_id == 2
+    await hand.plan(ops[0].parts, "n1", [])
+    await hand.finish(ops[0].parts, "n1", State.SUCCESS)
+    await hand.clean(ops[0].parts, "n1")
+    again = await client.start_operation("noop", TABLE, request_id="r")
+    assert again.ref == ops[0].ref, "the history knows the request"
+
+
+async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
+    wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
+    assert await find_request(client.etcd, client.keys, wanted) is None
+    ref = await submit(client.etcd, client.keys, wanted)
+    assert await find_request(client.etcd, client.keys, wanted) == ref
+
+
+async def test_options_of_a_start_override_the_declaration(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE, failure_policy="collect_all", retry_attempts=7)
+    spec = await client.etcd.get(client.keys.of(op.parts, "spec"))
+    assert spec is not None
+    rules = Spec.decode(spec.value).rules
+    assert (rules.failure_policy, rules.retry.attempts) == ("collect_all", 7)
+
+
+# ------------------------------------------------------------ status and waiting
+
+
+async def test_status_tells_what_an_operation_waits_for(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    seen = await op.status()
+    assert (seen.state, seen.stage, seen.waiting_for, seen.jobs["total"]) == ("running", "planning", "planning", None)
+    await hand.plan(op.parts, "n1", ["a", "b", "c", "d"])
+    seen = await op.status()
+    assert (seen.stage, seen.waiting_for, seen.jobs["total"]) == ("open", "free slots", 4)
+    fences = await hand.claim(op.parts, "n1", 0, 1, 2)
+    await hand.report(op.parts, 0, fences[0])
+    await hand.report(op.parts, 1, fences[1], error="no")
+    seen = await op.status()
+    assert seen.jobs == {"total": 4, "success": 1, "failed": 1, "running": 1, "waiting": 0}
+    assert (seen.waiting_for, seen.progress) == (None, 0.5)
+    assert seen.eta_seconds is not None
+    await hand.wait_again(op.parts, 2, fences[2], "disk full")
+    fences = await hand.claim(op.parts, "n1", 3)
+    await hand.report(op.parts, 3, fences[3])
+    seen = await op.status()
+    assert seen.waiting_for == "retry of 1 job, the next at 2013-01-01T00:00:02.500Z"
+    assert seen.errors == ({"partition": 2, "text": "disk full"},)
+    assert [s.op for s in await client.operations()] == [op.ref]
+
+
+async def test_status_without_a_capable_executor(client: aio.Client, hand: Hand) -> None:
+    await hand.publish("rare")
+    op = await client.start_operation("rare", TABLE)
+    assert (await op.status()).waiting_for == "an executor that offers `rare`"
+
+
+async def test_wait_returns_the_history_record(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    waiting = asyncio.create_task(op.wait(30))
+    await hand.plan(op.parts, "n1", ["a"])
+    fences = await hand.claim(op.parts, "n1", 0)
+    await hand.report(op.parts, 0, fences[0])
+    await hand.decide(op.parts, "n1", State.SUCCESS, 1, 0)
+    assert (await op.status()).waiting_for == "completion"
+    with pytest.raises(distop.NotAllowed, match="completing as success"):
+        await op.cancel()
+    await hand.finish(op.parts, "n1", State.SUCCESS, {"rows": 7})
+    result = await waiting
+    assert (result.state, result.report, result.seconds) == ("success", {"rows": 7}, 2.5)
+    assert result.jobs == {"total": 1, "success": 1, "failed": 0}
+    assert result.raise_for_state() is result
+    await hand.clean(op.parts, "n1")
+    assert await op.wait(30) == result
+    assert (await op.status()).result == result
+    assert [r.op for r in await client.history()] == [op.ref]
+    assert await client.history("other") == []
+    with pytest.raises(distop.NotAllowed, match="ended as success at 2013"):
+        await op.cancel()
+
+
+async def test_a_failed_operation_raises_with_its_report(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    await hand.plan(op.parts, "n1", ["a"])
+    fences = await hand.claim(op.parts, "n1", 0)
+    await hand.report(op.parts, 0, fences[0], error="bad row")
+    await hand.decide(op.parts, "n1", State.FAILED, 1, 1)
+    await hand.finish(op.parts, "n1", State.FAILED, {"v": 1}, [{"partition": "a", "text": "bad row\nmore"}])
+    with pytest.raises(distop.OperationFailed, match=r"1 of 1 jobs failed \(partition a: bad row\)$") as caught:
+        (await op.wait(30)).raise_for_state()
+    assert caught.value.report == {"v": 1}
+
+
+async def test_watch_ends_with_the_result(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    stages = []
+    async for seen in op.watch(0.01):
+        stages.append(seen.stage)
+        if seen.stage == "planning":
+            await hand.plan(op.parts, "n1", [])
+        elif seen.stage == "open":
+            await hand.finish(op.parts, "n1", State.SUCCESS)
+    assert stages == ["planning", "open", "ended"]
+
+
+async def test_waiting_has_an_end(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    with pytest.raises(distop.WaitTimeout, match=r"nyc.flights/noop/1 has not ended within 0.05 s; it goes on"):
+        await op.wait(0.05)
+    for look in (client.operation("nyc.flights/noop/9").wait(30), client.operation("nyc.flights/noop/9").status()):
+        with pytest.raises(distop.NotFound, match="no operation nyc.flights/noop/9"):
+            await look
+    with pytest.raises(distop.InvalidArgument, match="is not an operation"):
+        client.operation("noop/9")
+
+
+# ---------------------------------------------------------------------- commands
+
+
+async def test_pause_resume_and_cancel(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    keys = client.keys
+    await op.pause()
+    await op.pause()
+    assert (await op.status()).waiting_for == "resume"
+    await op.resume()
+    assert (await op.status()).stage == "planning"
+    await hand.plan(op.parts, "n1", ["a"])
+    await op.pause()
+    assert await client.etcd.get(keys.gate(op.parts)) is None
+    await op.resume()
+    await op.resume()
+    assert await client.etcd.get(keys.gate(op.parts)) is not None
+    assert await client.etcd.get(keys.pending(op.parts)) is None
+    await hand.claim(op.parts, "n1", 0)
+    await op.cancel("not needed")
+    await op.cancel("again")
+    seen = await op.status()
+    assert (seen.state, seen.waiting_for) == ("cancelling", "its holders to stop")
+    assert seen.cancel == {"reason": "user", "text": "not needed"}
+    for command in (op.pause(), op.resume()):
+        with pytest.raises(distop.NotAllowed, match="is cancelling"):
+            await command
+    with pytest.raises(distop.NotFound):
+        await client.operation("nyc.flights/noop/9").cancel()
+
+
+# ------------------------------------------------------------------------ tables
+
+
+async def test_the_table_registry(client: aio.Client, hand: Hand) -> None:
+    record = TableRecord("t", "parquet", "/somewhere")
+    await client.add_table(record, check=False)
+    await client.add_table(record, check=False)
+    moved = TableRecord("t", "parquet", "/elsewhere", {"types": {"month": "int"}})
+    with pytest.raises(distop.NotAllowed, match="registered already, as parquet at /somewhere"):
+        await client.add_table(moved, check=False)
+    await client.add_table(moved, replace=True, check=False)
+    assert moved in await client.tables()
+    op = await client.start_operation("noop", "t")
+    with pytest.raises(distop.NotAllowed, match=r"1 operation \(noop\) runs on 't'"):
+        await client.remove_table("t")
+    await hand.plan(op.parts, "n1", [])
+    await hand.finish(op.parts, "n1", State.SUCCESS)
+    await client.remove_table("t")
+    with pytest.raises(distop.NotFound):
+        await client.remove_table("t")
+    with pytest.raises(distop.InvalidArgument, match="@cluster"):
+        await client.add_table(TableRecord(CLUSTER_TABLE, "parquet", "/x"), check=False)
+    await client.add_table(record, check=False)
+    assert (await client.start_operation("noop", "t")).instance_id == 2, "numbers go on after a removal (fault 42)"
+
+
+async def test_the_registry_checks_what_it_is_given(client: aio.Client) -> None:
+    with pytest.raises(distop.InvalidArgument, match="does not exist|cannot be"):
+        await client.add_table(TableRecord("t", "parquet", "/there/is/no/such/folder"))
+
+
+# ------------------------------------------------------------------ blocking face
+
+
+def test_the_blocking_face_from_threads_and_inside_a_running_loop(shared_etcd: EmbeddedEtcd) -> None:
+    with distop.connect(shared_etcd.endpoint, namespace=f"client{next(_numbers)}") as client:
+
+        async def prepare() -> None:
+            async with aio.connect(shared_etcd.endpoint, namespace=client._inner.config.namespace) as other:
+                hand = Hand(other.etcd, other.keys)
+                await hand.publish("noop")
+                await hand.table(TABLE)
+                await hand.join("n1", "noop")
+
+        asyncio.run(prepare())
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(client.start_operation("noop", TABLE).instance_id))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(found) == list(range(1, 9))
+
+        async def inside() -> str:
+            op = client.start_operation("noop", TABLE)
+            op.cancel()
+            return op.status().state
+
+        assert asyncio.run(inside()) == "cancelling"
+        op = client.operation("nyc.flights/noop/1")
+        assert next(iter(op.watch())).stage == "planning"
+        with pytest.raises(distop.WaitTimeout):
+            op.wait(timeout=0.05)
+        with pytest.raises(distop.NotFound):
+            client.operation("nyc.flights/noop/99").wait()
+        assert len(client.operations()) == 9
+        assert client.history() == []
+        assert list(client.nodes()) == ["n1"]
+        assert [b.type_name for b in client.behaviors()] == ["noop"]
+        assert [t.name for t in client.tables()] == [TABLE]
+        assert repr(op) == "<Operation nyc.flights/noop/1>"
+
+
+def test_the_default_client(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTOP_ETCD", shared_etcd.endpoint)
+    monkeypatch.setenv("DISTOP_NAMESPACE", f"client{next(_numbers)}")
+    with pytest.raises(distop.UnknownBehavior):
+        distop.start_operation("noop", TABLE)
+    from distop import blocking
+
+    assert blocking._default is not None
+    blocking._default.close()
+
+
+def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:
+    etcd3 = distop.compat.etcd3()
+    theirs = etcd3.client(host="127.0.0.1", port=shared_etcd.port)
+    with distop.connect(client=theirs, namespace=f"client{next(_numbers)}") as client:
+        assert client.tables() == []
+    theirs.close()
+    with pytest.raises(distop.InvalidArgument, match="not both"):
+        configure("127.0.0.1:1", client=theirs)
+    with pytest.raises(distop.InvalidArgument, match=r"no etcd3\.Etcd3Client"):
+        configure(client=object())
+
+
+async def test_an_outage_in_the_middle_of_waiting_is_waited_out(own_etcd: EmbeddedEtcd) -> None:
+    async with aio.connect(own_etcd.endpoint) as client:
+        hand = Hand(client.etcd, client.keys)
+        await hand.publish("noop")
+        await hand.table(TABLE)
+        await hand.join("n1", "noop")
+        op = await client.start_operation("noop", TABLE)
+        waiting = asyncio.create_task(op.wait(60))
+        await hand.plan(op.parts, "n1", [])
+        own_etcd.kill()
+        await asyncio.to_thread(own_etcd.restart)
+        await hand.finish(op.parts, "n1", State.SUCCESS)
+        assert (await waiting).state == "success"
+
+
+def test_no_etcd_is_one_sentence_after_the_connect_timeout() -> None:
+    with pytest.raises(distop.EtcdUnavailable, match="could not be reached within 0.2 s") as caught:
+        distop.connect("127.0.0.1:1", connect_timeout=0.2)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,149 @@
+"""Plays the daemons' part by hand, on a real etcd: publishes behaviors, and walks an operation to its end with the
+transactions that a coordinator and executors would send.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.core import transitions as t
+from distop.core.digest import plan_digest
+from distop.core.keys import Keys
+from distop.core.model import (
+    Claim,
+    Decision,
+    Declaration,
+    History,
+    JobState,
+    Node,
+    OperationRef,
+    Outcome,
+    PartitionPlan,
+    Plan,
+    Spec,
+    State,
+    TableRecord,
+    chunked,
+    loads,
+)
+from distop.core.txn import Put, Txn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.store.client import EtcdClient
+
+TIME = "2013-01-01T00:00:00.000Z"
+LATER = "2013-01-01T00:00:02.500Z"
+
+
+class Hand:
+    """The daemons of one namespace."""
+
+    def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
+        self.etcd = etcd
+        self.keys = keys
+
+    async def put(self, key: str, value: bytes) -> None:
+        await self.etcd.commit(Txn((), (Put(key, value),)))
+
+    async def publish(self, type_name: str, **fields: Any) -> None:
+        declaration = Declaration(type_name, **fields)
+        await self.put(self.keys.behavior(type_name), declaration.encode())
+
+    async def table(self, name: str) -> None:
+        await self.put(self.keys.table(name), TableRecord(name, "parquet", "/data").encode())
+
+    async def join(self, incarnation: str, *types: str) -> None:
+        await self.put(self.keys.node(incarnation), Node(f"executor-{incarnation}", "host", 2, types).encode())
+
+    async def elect(self, ref: OperationRef, incarnation: str) -> Any:
+        key = self.keys.coordinator(ref.table, ref.type)
+        held = await self.etcd.get(key)
+        if held is None:
+            await self._commit(t.elect(self.keys, ref.table, ref.type, incarnation, 0, ""))
+            held = await self.etcd.get(key)
+        assert held is not None
+        return t.election_guard(self.keys, ref.table, ref.type, held.mod_revision)
+
+    async def _commit(self, txn: Txn) -> None:
+        result = await self.etcd.commit(txn, deadline=10)
+        assert result.succeeded, f"{txn.label} was refused: {result}"
+
+    async def plan(self, ref: OperationRef, incarnation: str, names: Sequence[str]) -> None:
+        chunks = chunked([PartitionPlan(n, name) for n, name in enumerate(names)])
+        plan = Plan(len(names), "1", plan_digest(chunks), len(chunks))
+        guard = await self.elect(ref, incarnation)
+        await self._commit(t.write_plan(self.keys, ref, guard, plan, [0] * len(chunks), chunks))
+
+    async def claim(self, ref: OperationRef, incarnation: str, *partitions: int) -> dict[int, int]:
+        """Returns the fences."""
+        gate = await self.etcd.get(self.keys.gate(ref))
+        assert gate is not None
+        wants = [t.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
+        await self._commit(t.claim(self.keys, ref, gate.mod_revision, incarnation, wants))
+        fences = {}
+        for p in partitions:
+            held = await self.etcd.get(self.keys.claim(ref, p))
+            assert held is not None
+            fences[p] = held.mod_revision
+        return fences
+
+    async def report(self, ref: OperationRef, partition: int, fence: int, *, error: str = "") -> None:
+        state = JobState.FAILED if error else JobState.SUCCESS
+        outcome = Outcome(str(partition), "e", "i", 1, TIME, LATER, error=error)
+        await self._commit(t.group([t.report(self.keys, ref, partition, fence, state, outcome)]))
+
+    async def wait_again(self, ref: OperationRef, partition: int, fence: int, error: str) -> None:
+        waiting = Claim("e", "", 1, 1, LATER, error)
+        await self._commit(t.group([t.wait_again(self.keys, ref, partition, fence, waiting)]))
+
+    async def decide(self, ref: OperationRef, incarnation: str, verdict: State, total: int, failed: int) -> None:
+        guard = await self.elect(ref, incarnation)
+        state = await self.etcd.get(self.keys.of(ref, "state"))
+        assert state is not None
+        decision = Decision(verdict, total, total - failed, failed)
+        await self._commit(t.decide(self.keys, ref, guard, state.mod_revision, decision))
+
+    async def finish(
+        self, ref: OperationRef, incarnation: str, verdict: State, report: Any = None, errors: Sequence[Any] = ()
+    ) -> None:
+        """From decided (or without a decision) to the history record."""
+        guard = await self.elect(ref, incarnation)
+        state, decided, run_ops, spec = [
+            await self.etcd.get(key)
+            for key in (
+                self.keys.of(ref, "state"),
+                self.keys.of(ref, "decision"),
+                self.keys.run_ops(ref.table),
+                self.keys.of(ref, "spec"),
+            )
+        ]
+        assert state is not None
+        assert run_ops is not None
+        assert spec is not None
+        about = Spec.decode(spec.value)
+        counts = Decision.decode(decided.value) if decided else Decision(verdict, 1, int(verdict == "success"), 0)
+        history = History(
+            str(ref), verdict, TIME, LATER, counts.total, counts.success, counts.failed, report, tuple(errors), "",
+            about.request_id,
+        )
+        await self._commit(
+            t.finish(
+                self.keys,
+                ref,
+                guard,
+                state.mod_revision,
+                decided.mod_revision if decided else 0,
+                loads(run_ops.value),
+                run_ops.mod_revision,
+                history,
+                about.one_at_a_time,
+            )
+        )
+
+    async def clean(self, ref: OperationRef, incarnation: str) -> None:
+        guard = await self.elect(ref, incarnation)
+        state = await self.etcd.get(self.keys.of(ref, "state"))
+        assert state is not None
+        await self._commit(t.end(self.keys, ref, guard, state.mod_revision, 0))
