@@ -32,6 +32,14 @@ def test_what_is_named_exists() -> None:
     assert missing == []
 
 
+def test_every_fault_is_listed() -> None:
+    text = (ROOT / "docs" / "requirements.md").read_text()
+    numbers = re.findall(r"^\| F(\d+) \|", text, flags=re.MULTILINE)
+    assert numbers == [str(n) for n in range(1, 44)]
+    named = re.findall(r"^\| F\d+ \|.*\| `(.+)` \|$", text, flags=re.MULTILINE)
+    assert [path for line in named for path in line.split("`, `") if not (ROOT / path).exists()] == []
+
+
 def test_a_column_says_where_or_not_yet() -> None:
     for number, *columns in rows():
         for column in columns:
