@@ -1,3 +1,4 @@
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH123 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def hidden(name: str) -> bool:
-    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``. A folder ``_column=…`` is data, as in Spark."""
+    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``. ``_column=…`` is data, as in Spark."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 

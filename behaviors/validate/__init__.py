@@ -1,0 +1,70 @@
+"""``validate``: does the data hold what a schema change is about to promise? See docs/behaviors.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import Behavior, JobFailed, OperationFailed
+from distop_behaviors.validate.argument import Argument
+from distop_behaviors.validate.report import Report, Result, combine, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+
+
+class Validate(Behavior):
+    """Checks every row of a table: not null, ranges, narrowing, sets, lengths, patterns and CHECK expressions."""
+
+    type_name = "validate"
+    Arg = Argument
+    Result = Result
+    Report = Report
+    failure_policy = "collect_all"
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """The partition's result; raises JobFailed with it where a check is violated or errs."""
+        for _, outcome in self.run_batch(arg, [partition], ctx):
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        raise AssertionError("a batch of one partition gave no outcome")
+
+    def run_batch(  # type: ignore[override]
+        self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
+    ) -> Iterator[tuple[PartitionPlan, Any]]:
+        """Every partition with its result, or with JobFailed. Raises what is unexpected, for all that are left."""
+        from distop_behaviors.validate.batch import Batch
+
+        argument = _argument(arg)
+        for plan, result in Batch(argument, ctx).run(partitions):
+            if isinstance(result, Exception):
+                yield plan, result
+            elif result.verdict in ("violated", "error"):
+                partial = combine(argument, [(plan.name, result)], complete=False)
+                yield plan, JobFailed(sentence(partial), result.compact())
+            else:
+                yield plan, result.compact()
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """The report; raises OperationFailed with it unless every check is valid."""
+        argument = _argument(arg)
+        seen = 0
+
+        def results() -> Iterator[tuple[str, Result | str]]:
+            nonlocal seen
+            for row in summary.outcomes():
+                seen += 1
+                known = isinstance(row.result, dict) and "checks" in row.result
+                yield row.name, Result.model_validate(row.result) if known else row.error or "the job gave no result"
+
+        report = combine(argument, results(), complete=summary.verdict != "cancelled")
+        data = report.model_dump(mode="json")
+        if report.verdict == "valid" or summary.verdict == "cancelled":
+            return data
+        raise OperationFailed(sentence(report), data)
+
+
+def _argument(arg: Any) -> Argument:
+    return arg if isinstance(arg, Argument) else Argument.model_validate(arg)

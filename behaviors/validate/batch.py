@@ -1,0 +1,261 @@
+"""One batch of partitions: footers, then one fused pass over what they leave open, then samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobCancelled
+from distop_behaviors.validate import footers, scan
+from distop_behaviors.validate.bounds import canonical
+from distop_behaviors.validate.expressions import column_at, references, violated
+from distop_behaviors.validate.facts import VOID, Unreadable, match
+from distop_behaviors.validate.isolate import Isolated
+from distop_behaviors.validate.part import Names, Part, Tally, prepare
+from distop_behaviors.validate.report import Sample
+from distop_behaviors.validate.samples import Wish, fetch
+from distop_behaviors.validate.scan import Group
+from distop_behaviors.validate.session import session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import Column, SparkSession
+
+    from distop.behavior import JobContext, PartitionPlan
+    from distop_behaviors.validate.argument import Argument
+    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.validate.report import Result
+
+
+class Batch:
+    """The checks of one argument on some partitions of a table. Spark is not touched unless something needs it."""
+
+    def __init__(self, argument: Argument, ctx: JobContext) -> None:
+        self._argument = argument
+        self._ctx = ctx
+        table = ctx.table
+        self._base = table.location if table is not None else ""
+        options = table.options if table is not None else {}
+        self._types: Mapping[str, str] = options.get("partition_types") or {}
+        self._check_names = argument.names()
+
+    @property
+    def _session(self) -> SparkSession:
+        return session_of(self._ctx.spark)
+
+    def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
+        """Each partition with its result, those that need no scan first. Raises what is unexpected."""
+        self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
+        names = self._names()
+        parts = self._prepared(plans, names)
+        quick = [p for p in parts if not self._files(p) and not self._samples_wanted(p)]
+        yield from self._results(quick)
+        slow = [p for p in parts if p not in quick]
+        groups = self._grouped(slow, names)
+        for group in groups:
+            self._scan(group, names)
+        if self._argument.sample and self._argument.statistics != "only":
+            self._sample(groups, names)
+        yield from self._results(slow)
+
+    def _results(self, parts: Sequence[Part]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
+        for part in parts:
+            if self._ctx.is_cancelled(part.plan):
+                yield part.plan, JobCancelled("the job was told to stop")
+                continue
+            limit = self._argument.max_violations
+            for tally in part.tallies:
+                if limit is not None and tally.violations >= limit:
+                    tally.violations, tally.exact = limit, False
+            yield part.plan, part.result()
+
+    def _names(self) -> Names:
+        """The columns that the argument names; Spark's parser is asked only where an expression may be run."""
+        checks: list[tuple[str, ...]] = []
+        failed: dict[int, str] = {}
+        parse = self._argument.statistics != "only"
+        for n, check in enumerate(self._argument.checks):
+            found: tuple[str, ...] = (check.column,) if check.column else ()
+            if check.check is not None and parse:
+                found = self._references(n, check.check, failed)
+            checks.append(found)
+        where: tuple[str, ...] = ()
+        if self._argument.where is not None and parse:
+            where = self._references(-1, self._argument.where, failed)
+        return Names(tuple(checks), where, failed)
+
+    def _references(self, n: int, text: str, failed: dict[int, str]) -> tuple[str, ...]:
+        from pyspark.errors import ParseException
+
+        try:
+            return references(self._session, text)
+        except ParseException as e:
+            what = "where" if n < 0 else "the expression"
+            failed[n] = f"{what} does not parse: {scan.sentence_of(e)}"
+            return ()
+
+    def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> list[Part]:
+        files = [f for p in plans for f in p.files]
+        read = iter(footers.read_all(files, names.wanted()))
+        parts = []
+        for plan in plans:
+            facts = [next(read) for _ in plan.files]
+            problem = next((f for f in facts if isinstance(f, Unreadable)), None)
+            if problem is None:
+                good = [f for f in facts if not isinstance(f, Unreadable)]
+                part = prepare(plan, good, self._argument, names, self._types)
+            else:
+                part = Part(plan, [], [Tally() for _ in self._argument.checks])
+                part.fail(str(problem))
+            parts.append(part)
+        return parts
+
+    def _files(self, part: Part) -> list[PlannedFile]:
+        """The files of a partition that have to be scanned."""
+        if part.erred:
+            return []
+        if self._argument.where is not None and self._argument.statistics != "only":
+            return list(part.plan.files)
+        pending = {path for t in part.tallies for path in t.pending}
+        return [f for f in part.plan.files if f[0] in pending]
+
+    def _samples_wanted(self, part: Part) -> bool:
+        sampled = self._argument.sample > 0 and self._argument.statistics != "only"
+        return sampled and any(t.violations and t.error is None for t in part.tallies)
+
+    def _grouped(self, parts: Sequence[Part], names: Names) -> list[list[Part]]:
+        """Parts whose columns have the same names and types can be read by one query."""
+        groups: dict[Any, list[Part]] = {}
+        for part in parts:
+            key = (tuple(sorted(part.columns.items())), part.absent, tuple(self._path_columns(part, names)))
+            groups.setdefault(key, []).append(part)
+        return list(groups.values())
+
+    def _path_columns(self, part: Part, names: Names) -> dict[str, str]:
+        """All partition columns with their types, if one of them is named."""
+        named = {*names.where, *(n for check in names.checks for n in check)}
+        values = part.plan.values
+        if not any(match(n, values) is not None for n in named):
+            return {}
+        return {v: canonical(self._types.get(v, "string")) for v in values}
+
+    def _group(self, part: Part, names: Names, files: Sequence[PlannedFile]) -> Group:
+        of_path = self._path_columns(part, names)
+        columns = {n: t for n, t in sorted(part.columns.items()) if match(n, of_path) is None}
+        absent = tuple(n for n in part.absent if match(n, of_path) is None)
+        return Group(tuple(files), columns, absent, of_path, self._base)
+
+    def _column(self, n: int, part: Part) -> Column:
+        from pyspark.sql import functions as F
+
+        check, target = self._argument.checks[n], part.tallies[n].target
+        column = column_at(target.path) if target.path else F.lit(None)
+        return violated(check, column, target.kind, self._argument.null_is)
+
+    def _where(self) -> Column | None:
+        from pyspark.sql import functions as F
+
+        return None if self._argument.where is None else F.expr(self._argument.where)
+
+    def _stop(self) -> None:
+        self._ctx.check_cancelled()
+
+    def _scan(self, parts: list[Part], names: Names) -> None:
+        files = {p.plan.partition: self._files(p) for p in parts}
+        total = sum(map(len, files.values()))
+        if not total:
+            return
+        self._ctx.status(f"scanning {total} files")
+        first = parts[0]
+        pending = [n for n in range(len(self._check_names)) if any(p.tallies[n].pending for p in parts)]
+        checks = {}
+        for n in pending:
+            owner = next(p for p in parts if p.tallies[n].pending)
+            checks[n] = self._column(n, owner)
+        isolated = Isolated(
+            self._session, lambda some: self._group(first, names, some), checks, self._where(), self._stop
+        )
+        active = [p for p in parts if files[p.plan.partition]]
+        counts = isolated.count(active, files)
+        for part in active:
+            if part.erred:
+                continue
+            try:
+                for file in files[part.plan.partition]:
+                    footers.unchanged(*file)
+            except Unreadable as e:
+                part.fail(str(e))
+                continue
+            self._apply(part, files[part.plan.partition], counts)
+
+    def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
+        if self._argument.where is not None:
+            part.rows = sum((counts[f[0]].rows or 0) for f in files if f[0] in counts)
+        for n, tally in enumerate(part.tallies):
+            if tally.error is not None:
+                continue
+            for path in tally.pending:
+                found = counts[path].violations.get(n, 0) if path in counts else 0
+                tally.scanned += 1
+                tally.violations += found
+                if found:
+                    tally.files[path] = found
+            tally.pending.clear()
+
+    def _sample(self, groups: Sequence[Sequence[Part]], names: Names) -> None:
+        room = [self._argument.sample] * len(self._check_names)
+        for parts in groups:
+            wishes = [w for n in range(len(room)) if (w := self._wish(n, parts, room)) is not None]
+            if not wishes:
+                continue
+            self._stop()
+            self._ctx.status("fetching samples")
+            owner = {f[0]: p for p in parts for f in p.plan.files}
+            try:
+                rows = fetch(self._session, self._group(parts[0], names, ()), wishes, self._where())
+            except Exception as e:
+                self._stop()
+                if scan.is_unexpected(e):
+                    raise
+                self._ctx.log.warning("no samples: %s", scan.sentence_of(e))
+                continue
+            for row in rows:
+                part = owner[row.file]
+                sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
+                part.tallies[row.check].samples.append(sample)
+
+    def _wish(self, n: int, parts: Sequence[Part], room: list[int]) -> Wish | None:
+        """The first files that hold as many violations of the check as are still wanted."""
+        files: list[PlannedFile] = []
+        known = 0
+        owner: Part | None = None
+        for part in parts:
+            tally = part.tallies[n]
+            if tally.error is not None:
+                continue
+            for file in part.plan.files:
+                if known < room[n] and file[0] in tally.files:
+                    files.append(file)
+                    known += tally.files[file[0]]
+                    owner = owner or part
+        if owner is None or not files:
+            return None
+        limit = room[n]
+        room[n] -= min(known, limit)
+        return Wish(n, self._column(n, owner), tuple(files), known, limit, self._shown(n, owner))
+
+    def _shown(self, n: int, part: Part) -> tuple[tuple[str, tuple[str, ...], Any], ...]:
+        check, target = self._argument.checks[n], part.tallies[n].target
+        if check.check is None:
+            return ((check.column, target.path, target.kind),)
+        shown = []
+        for name in references(self._session, check.check):
+            own = match(name, part.plan.values)
+            mine = match(name, part.columns)
+            if own is not None:
+                shown.append((name, (own,), canonical(self._types.get(own, "string"))))
+            elif mine is not None:
+                shown.append((name, (mine,), part.columns[mine]))
+            else:
+                shown.append((name, (), VOID))
+        return tuple(shown)

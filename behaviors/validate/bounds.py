@@ -1,0 +1,174 @@
+"""Turns a bound or value of the argument into what compares with a column of some type, exactly.
+
+Whole numbers, decimals, dates and times become integers in the column's own unit (unscaled, days, micro- or
+milliseconds), so a bound between two values of the column is rounded inwards and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+from distop_behaviors.validate.facts import decimal_of
+
+RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+MAX_DECIMAL = 10**38 - 1
+
+_ALIASES = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "timestamp_ltz": "timestamp",
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{1,9}))?)?\s*(Z|[+-]\d{2}:?\d{2})?")
+
+
+class Unfit(Exception):
+    """The bound does not fit the column's type; the text says so."""
+
+
+def canonical(kind: str) -> str:
+    """Spark's type name in one spelling: ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
+    text = re.sub(r"\s+", "", kind.lower())
+    if text.startswith(("decimal", "dec", "numeric")):
+        precision, scale = decimal_of(text)
+        return f"decimal({precision},{scale})"
+    return _ALIASES.get(text, text)
+
+
+def family(kind: str) -> str:
+    """whole, decimal, float, date, timestamp, string, or the type itself where bounds mean nothing."""
+    if kind in RANGES:
+        return "whole"
+    if kind.startswith("decimal"):
+        return "decimal"
+    if kind in ("float", "double"):
+        return "float"
+    if kind in ("timestamp", "timestamp_ntz"):
+        return "timestamp"
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound in a column's unit: an integer with ``scale`` decimal places, a float, or text."""
+
+    value: Any
+    scale: int = 0
+
+
+def exact(value: Any) -> Fraction:
+    """A number, or text that is one, as it is written (a JSON number as the double that it is).
+
+    Raises Unfit.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise Unfit(f"{value!r} is no number")
+    try:
+        return Fraction(Decimal(value) if isinstance(value, str) else Fraction(value))
+    except (InvalidOperation, ValueError, OverflowError):
+        raise Unfit(f"{value!r} is no number") from None
+
+
+def of(value: Any, kind: str, *, up: bool) -> Bound:
+    """The bound for a column of Spark type ``kind``, rounded ``up`` (for a minimum) or down (for a maximum).
+
+    Raises Unfit.
+    """
+    group = family(kind)
+    if group in ("whole", "decimal"):
+        scale = decimal_of(kind)[1] if group == "decimal" else 0
+        return Bound(_round(_decimal(value) * 10**scale, up), scale)
+    if group == "float":
+        return Bound(_double(value, up))
+    if group == "date":
+        days = _seconds(value) / 86_400
+        return Bound(_round(days, up))
+    if group == "timestamp":
+        return Bound(_round(_seconds(value) * 10**6, up), 6)
+    if group == "string":
+        if not isinstance(value, str):
+            raise Unfit(f"the column holds text, and {value!r} is none: write it in quotes")
+        return Bound(value)
+    raise Unfit(f"a column of type {kind} has no order that bounds apply to")
+
+
+def _decimal(value: Any) -> Fraction:
+    """A JSON number such as 0.1 is meant as it is written, in columns that hold such numbers exactly."""
+    return exact(repr(value) if isinstance(value, float) else value)
+
+
+def member(value: Any, kind: str) -> Bound | None:
+    """A value of ``in_set`` for a column of this type; None where the column cannot hold it. Raises Unfit."""
+    if kind == "boolean":
+        if not isinstance(value, bool):
+            raise Unfit(f"the column holds true or false, and {value!r} is neither")
+        return Bound(value)
+    if isinstance(value, bool):
+        raise Unfit(f"{value!r} is no value of a column of type {kind}")
+    low, high = of(value, kind, up=True), of(value, kind, up=False)
+    return low if low == high else None
+
+
+def limits(kind: str) -> tuple[int, int] | None:
+    """The smallest and the largest whole number (decimals: unscaled) of a type; None where it has none."""
+    if kind in RANGES:
+        bits = RANGES[kind]
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if kind.startswith("decimal"):
+        precision = decimal_of(kind)[0]
+        return 1 - 10**precision, 10**precision - 1
+    return None
+
+
+def _round(value: Fraction, up: bool) -> int:
+    return math.ceil(value) if up else math.floor(value)
+
+
+def _double(value: Any, up: bool) -> float:
+    if isinstance(value, float):
+        return value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            raise Unfit(f"{value!r} is no number") from None
+        if math.isnan(number):
+            raise Unfit("NaN is above every bound and cannot be one")
+        return number
+    wanted = exact(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    if up and Fraction(number) < wanted:
+        return math.nextafter(number, math.inf)
+    if not up and Fraction(number) > wanted:
+        return math.nextafter(number, -math.inf)
+    return number
+
+
+def _seconds(value: Any) -> Fraction:
+    """Seconds since the epoch of a date or time; without a zone it is UTC."""
+    if not isinstance(value, str):
+        raise Unfit(f"{value!r} is no date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'")
+    found = _TIME.fullmatch(value.strip())
+    try:
+        if found is None:
+            raise ValueError
+        day, clock, fraction, zone = found.groups()
+        date.fromisoformat(day)
+        moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{zone or '+00:00'}")
+    except ValueError:
+        raise Unfit(f"{value!r} is no date or time: write it as '2013-01-31' or '2013-01-31 12:00:00'") from None
+    whole = moment - _EPOCH
+    seconds = Fraction(whole.days * 86_400 + whole.seconds)
+    return seconds + (Fraction(int(fraction), 10 ** len(fraction)) if fraction else 0)

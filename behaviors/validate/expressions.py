@@ -1,0 +1,179 @@
+"""Each check as a Spark column that is true for the rows that violate it (false or null for all others)."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
+from distop_behaviors.validate.facts import ddl, quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+    from distop_behaviors.validate.argument import Check
+    from distop_behaviors.validate.facts import SparkType
+
+_MAX_REFERENCES = 2_000
+
+
+def fit(check: Check, kind: SparkType) -> None:
+    """Raises Unfit where the check makes no sense on a column of this type, whatever its rows are. Loads no Spark."""
+    if check.kind in ("not_null", "check") or kind == "void":
+        return
+    if not isinstance(kind, str):
+        raise Unfit(f"{check.kind} applies to columns of single values, and {check.column!r} is {ddl(kind)}")
+    if check.range is not None:
+        for bound in (check.range.min, check.range.max):
+            if bound is not None:
+                of(bound, kind, up=True)
+    elif check.in_set is not None:
+        for value in check.in_set.values:
+            member(value, kind)
+    elif check.kind in ("length", "matches") and kind != "string":
+        raise Unfit(f"{check.kind} applies to text, and {check.column!r} is {kind}")
+
+
+def violated(check: Check, column: Column | None, kind: SparkType, null_is: str) -> Column:
+    """``column`` and its type ``kind``; neither matters for ``check``. Raises Unfit, as :func:`fit` does."""
+    from pyspark.sql import functions as F
+
+    if check.check is not None:
+        return ~F.coalesce(F.expr(check.check), F.lit(null_is == "pass"))
+    assert column is not None
+    fit(check, kind)
+    if check.not_null is not None:
+        return column.isNull()
+    if kind == "void":
+        return F.lit(False)
+    if check.range is not None:
+        return _outside(column, kind, check.range.min, check.range.max)
+    if check.fits is not None:
+        return _misfit(column, kind, canonical(check.fits.type))
+    if check.in_set is not None:
+        members = [b for b in (member(v, kind) for v in check.in_set.values) if b is not None and _holds(b, kind)]
+        if not members:
+            return column.isNotNull()
+        return ~column.isin([_literal(b, kind) for b in members])
+    if check.length is not None:
+        return _length(column, check.length.min, check.length.max)
+    assert check.matches is not None
+    return ~column.rlike(check.matches.pattern)
+
+
+def any_of(columns: list[Column]) -> Column:
+    """True where one of them is; at least one must be given."""
+    return reduce(lambda a, b: a | b, columns)
+
+
+def column_at(path: tuple[str, ...]) -> Column:
+    """The column, or the field of a struct, at this path."""
+    from pyspark.sql import functions as F
+
+    return F.col(".".join(quote(part) for part in path))
+
+
+def _outside(column: Column, kind: str, low: Any, high: Any) -> Column:
+    sides = []
+    if low is not None:
+        bound = of(low, kind, up=True)
+        if not _below_all(bound, kind):
+            if not _holds(bound, kind):
+                return column.isNotNull()
+            sides.append(column < _literal(bound, kind))
+    if high is not None:
+        bound = of(high, kind, up=False)
+        if not _above_all(bound, kind):
+            if not _holds(bound, kind):
+                return column.isNotNull()
+            sides.append(column > _literal(bound, kind))
+    from pyspark.sql import functions as F
+
+    return any_of(sides) if sides else F.lit(False)
+
+
+def _below_all(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is not None and bound.value <= ends[0]
+
+
+def _above_all(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is not None and bound.value >= ends[1]
+
+
+def _holds(bound: Bound, kind: str) -> bool:
+    ends = limits(kind)
+    return ends is None or ends[0] <= bound.value <= ends[1]
+
+
+def _literal(bound: Bound, kind: str) -> Column:
+    """A constant of the column's own type, so that the column itself is never cast."""
+    from decimal import Decimal
+
+    from pyspark.sql import functions as F
+
+    group = family(kind)
+    if group == "decimal":
+        return F.lit(str(Decimal(bound.value).scaleb(-bound.scale)) if bound.value else "0").cast(kind)
+    if group == "whole":
+        return F.lit(bound.value).cast(kind)
+    if group == "date":
+        return F.expr(f"date_from_unix_date({bound.value})")
+    if group == "timestamp":
+        return F.expr(f"timestamp_micros({bound.value}L)").cast(kind)
+    return F.lit(bound.value)
+
+
+def _misfit(column: Column, kind: str, target: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if target.startswith(("varchar(", "char(")):
+        # Spark casts to these as to any text: their length is the promise.
+        limit = int(target.partition("(")[2].rstrip(")"))
+        return F.char_length(column.cast("string")) > limit
+    back = column.try_cast(target).try_cast(kind)
+    return column.isNotNull() & ~back.eqNullSafe(column)
+
+
+def _length(column: Column, low: int | None, high: int | None) -> Column:
+    from pyspark.sql import functions as F
+
+    length = F.char_length(column)
+    sides = ([length < low] if low is not None else []) + ([length > high] if high is not None else [])
+    return any_of(sides)
+
+
+def references(session: SparkSession, text: str) -> tuple[str, ...]:
+    """The first parts of the column names in an expression (of ``a.b``: ``a``), in order.
+
+    Raises Spark's ParseException.
+    """
+    tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)  # type: ignore[attr-defined]
+    names: dict[str, None] = {}
+    todo, seen = [tree], 0
+    while todo and seen < _MAX_REFERENCES:
+        node = todo.pop(0)
+        seen += 1
+        if node.getClass().getSimpleName() == "UnresolvedAttribute":
+            names[str(node.nameParts().apply(0))] = None
+            continue
+        children = node.children()
+        todo.extend(children.apply(i) for i in range(children.size()))
+    return tuple(names)
+
+
+def attempted(session: SparkSession, column: Column) -> Column:
+    """A struct with the field ``v``; null where evaluating ``column`` throws, which then fails no query.
+
+    It is Spark's own expression behind ``try_`` functions, which SQL does not offer for any expression.
+    """
+    from pyspark.sql import Column as PlainColumn
+    from pyspark.sql import functions as F
+
+    jvm: Any = session.sparkContext._jvm  # type: ignore[attr-defined]
+    classic = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    wrapped = F.struct(column.alias("v"))
+    tried = jvm.org.apache.spark.sql.catalyst.expressions.TryEval(classic.expression(wrapped._jc))
+    made: Column = type(wrapped)(classic.column(tried)) if type(wrapped) is not PlainColumn else wrapped
+    return made

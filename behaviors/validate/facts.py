@@ -1,0 +1,206 @@
+"""What a Parquet footer says, as plain values: types, row counts, and the statistics of leaves.
+
+Types are strings (Spark's names) or tuples: ``("struct", ((name, type), …))``, ``("array", type)``,
+``("map", key, value)``, and ``("unreadable", reason)`` for what Spark cannot read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SparkType = Any
+"""str or tuple, as the module's text says."""
+
+VOID = "void"
+"""The type of a column that no file of a partition has."""
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A column that holds single values. ``kind`` says how its physical values are to be read."""
+
+    path: tuple[str, ...]
+    kind: str
+    """int, uint, bool, float, decimal, date, timestamp, string, binary, or other (never decided by bounds)."""
+    type: str
+    """Spark's type."""
+    bits: int = 64
+    scale: int = 0
+    """Decimal places; for timestamps, the digits after the second."""
+    optional: bool = True
+    """Some level of its path may be null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The statistics of one leaf in one row group. Bounds are physical values, or None where there are none."""
+
+    rows: int
+    nulls: int | None
+    low: Any = None
+    high: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One file. ``columns`` holds its top-level columns, ``leaves`` those single values outside of lists that were
+    asked for, ``chunks`` their statistics, one for each row group that has rows.
+    """
+
+    path: str
+    rows: int
+    columns: Mapping[str, SparkType] = field(default_factory=dict)
+    leaves: Mapping[tuple[str, ...], Leaf] = field(default_factory=dict)
+    chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
+
+
+class Unreadable(Exception):
+    """A file cannot be read, is not what was planned, or does not fit the others; the text names it."""
+
+
+class Ambiguous(Exception):
+    """A name stands for several columns that differ in case alone."""
+
+
+def match(name: str, names: Iterable[str]) -> str | None:
+    """The column of this name: exactly, else ignoring case as Spark does. Raises Ambiguous."""
+    found = None
+    folded = name.lower()
+    for candidate in names:
+        if candidate == name:
+            return candidate
+        if candidate.lower() == folded:
+            if found is not None:
+                raise Ambiguous(f"the name {name!r} stands for both {found!r} and {candidate!r}")
+            found = candidate
+    return found
+
+
+def split_path(text: str) -> tuple[str, ...]:
+    """``a.b`` → ``("a", "b")``; dots between backticks belong to the name, and a doubled backtick is one."""
+    parts: list[str] = []
+    part, quoted, i = "", False, 0
+    while i < len(text):
+        c = text[i]
+        if c == "`":
+            if quoted and text[i + 1 : i + 2] == "`":
+                part += "`"
+                i += 1
+            else:
+                quoted = not quoted
+        elif c == "." and not quoted:
+            parts.append(part)
+            part = ""
+        else:
+            part += c
+        i += 1
+    return (*parts, part)
+
+
+def resolve(text: str, columns: Mapping[str, SparkType]) -> tuple[str, ...] | None:
+    """The path of a column named in a check: a top-level column of just this name first, then a path into structs.
+
+    None: the file has no such column. Raises Ambiguous.
+    """
+    whole = match(text, columns)
+    if whole is not None:
+        return (whole,)
+    path: list[str] = []
+    level: Mapping[str, SparkType] = columns
+    for part in split_path(text):
+        name = match(part, level)
+        if name is None:
+            return None
+        path.append(name)
+        inner = level[name]
+        level = dict(inner[1]) if isinstance(inner, tuple) and inner[0] == "struct" else {}
+    return tuple(path)
+
+
+def type_at(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> SparkType:
+    """The type at a path that :func:`resolve` gave."""
+    found: SparkType = ("struct", tuple(columns.items()))
+    for name in path:
+        found = dict(found[1])[name]
+    return found
+
+
+def ddl(kind: SparkType) -> str:
+    """The type in Spark's DDL."""
+    if isinstance(kind, str):
+        return kind
+    if kind[0] == "struct":
+        return "struct<" + ",".join(f"{quote(n)}:{ddl(t)}" for n, t in kind[1]) + ">"
+    if kind[0] == "array":
+        return f"array<{ddl(kind[1])}>"
+    return f"map<{ddl(kind[1])},{ddl(kind[2])}>"
+
+
+def quote(name: str) -> str:
+    """The name as Spark SQL reads it literally."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def widest(a: SparkType, b: SparkType) -> SparkType | None:
+    """The type that holds the values of both as Spark's Parquet reader widens them; None where there is none."""
+    if a == b:
+        return a
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return _widest_nested(a, b)
+    if not (isinstance(a, str) and isinstance(b, str)):
+        return None
+    if a in _WHOLE and b in _WHOLE:
+        return max(a, b, key=_WHOLE.index)
+    pair = {a, b}
+    if pair == {"float", "double"}:
+        return "double"
+    if "double" in pair and pair & set(_WHOLE[:3]):
+        return "double"
+    if a.startswith("decimal") and b.startswith("decimal"):
+        (p1, s1), (p2, s2) = decimal_of(a), decimal_of(b)
+        scale = max(s1, s2)
+        precision = max(p1 - s1, p2 - s2) + scale
+        return f"decimal({precision},{scale})" if precision <= 38 else None
+    return None
+
+
+def _widest_nested(a: tuple[Any, ...], b: tuple[Any, ...]) -> SparkType | None:
+    if a[0] != b[0] or a[0] == "unreadable":
+        return None
+    if a[0] == "struct":
+        merged = dict(a[1])
+        for name, kind in b[1]:
+            try:
+                mine = match(name, merged)
+            except Ambiguous:
+                return None
+            both = kind if mine is None else widest(merged[mine], kind)
+            if both is None:
+                return None
+            merged[mine or name] = both
+        return ("struct", tuple(merged.items()))
+    parts = [widest(x, y) for x, y in zip(a[1:], b[1:], strict=True)]
+    return None if None in parts else (a[0], *parts)
+
+
+def decimal_of(kind: str) -> tuple[int, int]:
+    """Precision and scale of ``decimal(p,s)``; Spark's defaults where they are left out."""
+    inside = kind.partition("(")[2].rstrip(") ")
+    precision, _, scale = inside.partition(",")
+    return int(precision or 10), int(scale or 0)
+
+
+def problem(kind: SparkType) -> str | None:
+    """Why Spark cannot read a column of this type, or None."""
+    if not isinstance(kind, tuple):
+        return None
+    if kind[0] == "unreadable":
+        return str(kind[1])
+    inner = [t for _, t in kind[1]] if kind[0] == "struct" else list(kind[1:])
+    return next((p for p in map(problem, inner) if p), None)

@@ -1,0 +1,234 @@
+"""Reads Parquet footers with pyarrow, in parallel threads, and nothing but footers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+THREADS = 8
+KEPT_FILES = 20_000
+
+PlannedFile = tuple[str, int, int]
+"""Path, size in bytes, modification time in ns."""
+
+_kept: dict[tuple[Any, ...], FileFacts] = {}
+
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SOUND_BYTES = re.compile(r"parquet-cpp-arrow|parquet-rs|parquet-mr version 1\.1[0-9]")
+"""Writers whose bounds of decimals in byte arrays compare as numbers; older ones compared bytes as unsigned."""
+
+_SIGNED = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
+_UNSIGNED = {8: "smallint", 16: "int", 32: "bigint", 64: "decimal(20,0)"}
+_DIGITS = {"milliseconds": 3, "microseconds": 6}
+
+
+def unchanged(path: str, size: int, mtime_ns: int) -> None:
+    """Raises Unreadable where the file is not as it was planned."""
+    try:
+        if _REMOTE.match(path):
+            from pyarrow import fs
+
+            filesystem, inner = fs.FileSystem.from_uri(path)
+            info = filesystem.get_file_info(inner)
+            if info.type != fs.FileType.File:
+                raise FileNotFoundError
+            found = (info.size, info.mtime_ns or 0)
+        else:
+            status = os.stat(path)  # noqa: PTH116
+            found = (status.st_size, status.st_mtime_ns)
+    except FileNotFoundError:
+        raise Unreadable(f"the file {path} is gone since the operation was planned") from None
+    except OSError as e:
+        raise Unreadable(f"the file {path} cannot be read: {e.strerror or e}") from e
+    if found != (size, mtime_ns):
+        raise Unreadable(f"the file {path} has changed since the operation was planned")
+
+
+def read_all(files: Sequence[PlannedFile], wanted: frozenset[str]) -> list[FileFacts | Unreadable]:
+    """The facts of each planned file, in order, or why it cannot be read.
+
+    ``wanted``: the top-level columns, in lower case, whose statistics are needed. What was read of a file is kept for
+    the next operation: each time, size and modification time are compared with the plan's first.
+    """
+    schemas = _Schemas(wanted)
+    with ThreadPoolExecutor(THREADS, "footers") as pool:
+        return list(pool.map(lambda f: _read(f, schemas), files))
+
+
+def _read(file: PlannedFile, schemas: _Schemas) -> FileFacts | Unreadable:
+    path = file[0]
+    try:
+        unchanged(*file)
+        key = (*file, schemas.wanted)
+        facts = _kept.get(key)
+        if facts is None:
+            facts = _open(path, schemas)
+            if len(_kept) >= KEPT_FILES:
+                _kept.clear()
+            _kept[key] = facts
+        return facts
+    except Unreadable as e:
+        return e
+
+
+def _open(path: str, schemas: _Schemas) -> FileFacts:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if _REMOTE.match(path):
+            from pyarrow import fs
+
+            filesystem, inner = fs.FileSystem.from_uri(path)
+            metadata = pq.read_metadata(inner, filesystem=filesystem)
+        else:
+            metadata = pq.read_metadata(path)
+        return _facts(path, metadata, schemas)
+    except (pa.ArrowException, OSError, ValueError) as e:
+        reason = str(e).strip().split("\n")[0]
+        raise Unreadable(f"the file {path} is no readable Parquet file: {reason}") from e
+
+
+class _Schemas:
+    """Columns and leaves of the last schema seen: the files of a table mostly share one."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self.wanted = wanted
+        self._last: tuple[Any, dict[str, Any], dict[tuple[str, ...], Leaf], dict[tuple[str, ...], int]] | None = None
+
+    def of(
+        self, path: str, schema: Any
+    ) -> tuple[dict[str, Any], dict[tuple[str, ...], Leaf], dict[tuple[str, ...], int]]:
+        last = self._last
+        if last is not None and last[0].equals(schema):
+            return last[1:]
+        columns: dict[str, Any] = {}
+        leaves: dict[tuple[str, ...], Leaf] = {}
+        indices: dict[tuple[str, ...], int] = {}
+        index = 0
+        for field in schema.to_arrow_schema():
+            where: list[tuple[tuple[str, ...], int]] = []
+            columns[field.name], index = _spark_type(field.type, schema, index, (field.name,), where)
+            if field.name.lower() in self.wanted:
+                for leaf_path, leaf_index in where:
+                    leaves[leaf_path] = _leaf(schema.column(leaf_index), leaf_path)
+                    indices[leaf_path] = leaf_index
+        if index != len(schema):
+            raise Unreadable(f"the file {path} has a schema that is not understood")
+        self._last = (schema, columns, leaves, indices)
+        return columns, leaves, indices
+
+
+def _facts(path: str, metadata: Any, schemas: _Schemas) -> FileFacts:
+    columns, leaves, indices = schemas.of(path, metadata.schema)
+    sound = bool(_SOUND_BYTES.match(metadata.created_by or ""))
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if leaves else []
+    chunks = {p: tuple(_chunk(g, indices[p], leaf, sound) for g in groups if g.num_rows) for p, leaf in leaves.items()}
+    return FileFacts(path, metadata.num_rows, columns, leaves, chunks)
+
+
+def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
+    statistics = group.column(index).statistics
+    if statistics is None:
+        return Chunk(group.num_rows, None)
+    nulls = statistics.null_count if statistics.has_null_count else None
+    bounded = statistics.has_min_max and leaf.kind != "other"
+    if bounded and leaf.kind == "decimal" and statistics.physical_type not in ("INT32", "INT64"):
+        bounded = sound and statistics.physical_type == "FIXED_LEN_BYTE_ARRAY"
+    if not bounded:
+        return Chunk(group.num_rows, nulls)
+    return Chunk(group.num_rows, nulls, _number(statistics.min_raw, leaf), _number(statistics.max_raw, leaf))
+
+
+def _number(raw: Any, leaf: Leaf) -> Any:
+    """A physical value as one that compares: unsigned where it is, decimals unscaled."""
+    if leaf.kind == "decimal" and isinstance(raw, bytes):
+        return int.from_bytes(raw, "big", signed=True)
+    if leaf.kind == "uint" and isinstance(raw, int) and raw < 0:
+        return raw + (1 << (64 if leaf.bits == 64 else 32))
+    return raw
+
+
+def _spark_type(
+    kind: pa.DataType, schema: Any, index: int, path: tuple[str, ...], where: list[tuple[tuple[str, ...], int]]
+) -> tuple[Any, int]:
+    """The type and the index of the leaf after it; ``where`` collects the leaves that are outside of lists."""
+    import pyarrow.types as t
+
+    if isinstance(kind, _extension()):
+        kind = kind.storage_type
+    if t.is_struct(kind):
+        fields = []
+        for i in range(kind.num_fields):
+            child = kind.field(i)
+            inner, index = _spark_type(child.type, schema, index, (*path, child.name), where)
+            fields.append((child.name, inner))
+        return ("struct", tuple(fields)), index
+    if t.is_map(kind):
+        key, index = _spark_type(kind.key_type, schema, index, path, [])
+        item, index = _spark_type(kind.item_type, schema, index, path, [])
+        return ("map", key, item), index
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        inner, index = _spark_type(kind.value_type, schema, index, path, [])
+        return ("array", inner), index
+    column = schema.column(index)
+    if column.max_repetition_level == 0:
+        where.append((path, index))
+    return _primitive(column)[1], index + 1
+
+
+def _extension() -> type:
+    import pyarrow as pa
+
+    return pa.BaseExtensionType  # type: ignore[no-any-return]
+
+
+def _leaf(column: Any, path: tuple[str, ...]) -> Leaf:
+    kind, spark, bits, scale = _primitive(column)
+    return Leaf(path, kind, spark if isinstance(spark, str) else "", bits, scale, column.max_definition_level > 0)
+
+
+def _primitive(column: Any) -> tuple[str, Any, int, int]:
+    """(kind, Spark type, bits, scale) of a leaf, by Spark's rules for Parquet."""
+    logical = json.loads(column.logical_type.to_json())
+    name, physical = logical["Type"], column.physical_type
+    if name == "Int":
+        bits, signed = logical["bitWidth"], logical["isSigned"]
+        return ("int", _SIGNED[bits], bits, 0) if signed else ("uint", _UNSIGNED[bits], bits, 0)
+    if name == "Decimal":
+        precision, scale = logical["precision"], logical["scale"]
+        if precision > 38:
+            return "other", ("unreadable", f"Spark has no decimal of {precision} digits"), 0, 0
+        return "decimal", f"decimal({precision},{scale})", 0, scale
+    if name == "Date":
+        return "date", "date", 32, 0
+    if name in ("Timestamp", "Time"):
+        unit = logical["timeUnit"]
+        if name == "Time" or unit not in _DIGITS:
+            what = f"{name.lower()}s in {unit}"
+            return "other", ("unreadable", f"Spark does not read {what}"), 64, 0
+        return "timestamp", "timestamp" if logical["isAdjustedToUTC"] else "timestamp_ntz", 64, _DIGITS[unit]
+    if name in ("String", "Enum", "JSON"):
+        return "string", "string", 0, 0
+    if name == "Float16":
+        return "other", ("unreadable", "Spark does not read 16-bit floats"), 16, 0
+    plain = {
+        "BOOLEAN": ("bool", "boolean", 1, 0),
+        "INT32": ("int", "int", 32, 0),
+        "INT64": ("int", "bigint", 64, 0),
+        "FLOAT": ("float", "float", 32, 0),
+        "DOUBLE": ("float", "double", 64, 0),
+        # Spark reads the old 96-bit timestamps; their bounds mean nothing.
+        "INT96": ("other", "timestamp", 96, 0),
+    }
+    return plain.get(physical, ("binary", "binary", 0, 0))

@@ -1,0 +1,155 @@
+"""Runs the fused pass, and where it breaks, finds the file, the check or the partition that broke it.
+
+What errs gets the verdict ``error``; all others keep the verdicts that they would have alone. Trouble of Spark itself
+is raised: it says nothing about the data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop_behaviors.validate import scan
+from distop_behaviors.validate.facts import Unreadable
+from distop_behaviors.validate.footers import unchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, SparkSession
+
+    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.validate.part import Part
+    from distop_behaviors.validate.scan import Counts, Group
+
+
+class Isolated:
+    """One group of partitions. ``group_of`` makes the group of some of the files, ``check_stop`` raises once
+    the job has to stop.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        group_of: Callable[[Sequence[PlannedFile]], Group],
+        checks: Mapping[int, Column],
+        where: Column | None,
+        check_stop: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._group_of = group_of
+        self._checks = dict(checks)
+        self._where = where
+        self._check_stop = check_stop
+
+    def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
+        """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
+        that err are marked in ``parts``, and have no counts.
+        """
+        left = [p for p in parts if not p.erred]
+        attempts = False
+        while left:
+            self._check_stop()
+            checks = {n: c for n, c in self._checks.items() if any(p.tallies[n].error is None for p in left)}
+            group = self._group_of([f for p in left for f in files[p.plan.partition]])
+            try:
+                if attempts:
+                    counts = scan.count_attempts(self._session, group, checks, self._where)
+                    self._mark_throwing(left, files, counts)
+                else:
+                    counts = scan.count(self._session, group, checks, self._where)
+                return counts
+            except Exception as e:
+                self._check_stop()
+                if scan.is_unexpected(e):
+                    raise
+                found = self._blame(e, left, files, group, checks)
+                if not found and attempts:
+                    return self._halves(e, left, files)
+                attempts = attempts or not found
+                left = [p for p in left if not p.erred]
+        return {}
+
+    def _blame(
+        self,
+        error: Exception,
+        parts: Sequence[Part],
+        files: Mapping[int, Sequence[PlannedFile]],
+        group: Group,
+        checks: Mapping[int, Column],
+    ) -> bool:
+        """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
+        found = False
+        broken = scan.broken_file(error, group.files)
+        for part in parts:
+            try:
+                for file in files[part.plan.partition]:
+                    unchanged(*file)
+                    if file[0] == broken:
+                        raise Unreadable(f"the file {broken} cannot be read: {_cause(error)}")
+            except Unreadable as e:
+                part.fail(str(e))
+                found = True
+        return found or self._blame_conditions(parts, group, checks)
+
+    def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
+        if self._where is not None:
+            why = scan.analysed(self._session, group, self._where)
+            if why is not None:
+                for part in parts:
+                    part.fail(f"where: {why}")
+                return True
+        found = False
+        for n, column in checks.items():
+            why = scan.analysed(self._session, group, column)
+            if why is not None:
+                found = True
+                for part in parts:
+                    part.tallies[n].fail(why)
+        return found
+
+    def _mark_throwing(
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], counts: Mapping[str, Counts]
+    ) -> None:
+        reasons: dict[int, str] = {}
+        for part in parts:
+            for file in files[part.plan.partition]:
+                found = counts.get(file[0])
+                if found is None:
+                    continue
+                if found.where_threw:
+                    reason = reasons.setdefault(-1, self._reason(file, None))
+                    part.fail(f"where throws on {found.where_threw} row(s) of the file {file[0]}: {reason}")
+                for n, threw in found.threw.items():
+                    if threw and part.tallies[n].error is None:
+                        if n not in reasons:
+                            reasons[n] = self._reason(file, n)
+                        part.tallies[n].fail(f"throws on {threw} row(s) of the file {file[0]}: {reasons[n]}")
+
+    def _reason(self, file: PlannedFile, check: int | None) -> str:
+        """What Spark says when the check runs on this file alone."""
+        group = self._group_of([file])
+        try:
+            if check is None:
+                scan.count(self._session, group, {}, self._where)
+            else:
+                scan.count(self._session, group, {check: self._checks[check]}, self._where)
+        except Exception as e:
+            if scan.is_unexpected(e):
+                raise
+            return scan.sentence_of(e)
+        return "an error"
+
+    def _halves(
+        self, error: Exception, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
+    ) -> dict[str, Counts]:
+        """Nothing tells who is at fault: split until a partition stands alone."""
+        if len(parts) == 1:
+            part = parts[0]
+            part.fail(f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
+            return {}
+        middle = len(parts) // 2
+        return {**self.count(parts[:middle], files), **self.count(parts[middle:], files)}
+
+
+def _cause(error: Exception) -> str:
+    return scan.sentence_of(error)

@@ -1,0 +1,302 @@
+"""One partition: which columns its checks need, what statistics decide of it, and what is left to scan. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop_behaviors.validate import statistics
+from distop_behaviors.validate.bounds import Unfit, canonical
+from distop_behaviors.validate.expressions import fit
+from distop_behaviors.validate.facts import (
+    VOID,
+    Ambiguous,
+    ddl,
+    match,
+    problem,
+    resolve,
+    split_path,
+    type_at,
+    widest,
+)
+from distop_behaviors.validate.report import CheckResult, Result, Sample, shorten, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.behavior import PartitionPlan
+    from distop_behaviors.validate.argument import Argument, Check
+    from distop_behaviors.validate.facts import FileFacts, SparkType
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The columns that the argument names: by each check, and by ``where``. Of ``check`` they are known only where
+    its expression has been parsed; ``failed`` says of which checks (or of ``where``: -1) it could not be.
+    """
+
+    checks: tuple[tuple[str, ...], ...]
+    where: tuple[str, ...] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+    def wanted(self) -> frozenset[str]:
+        """Top-level columns whose statistics may decide something, in lower case."""
+        first = {split_path(name)[0] for names in self.checks for name in names}
+        return frozenset(n.lower() for n in first | {name for names in self.checks for name in names})
+
+
+@dataclass(slots=True)
+class Target:
+    """Where a check looks in this partition: the column's path and type (of ``check``: none)."""
+
+    path: tuple[str, ...] = ()
+    kind: SparkType = VOID
+
+
+@dataclass(slots=True)
+class Tally:
+    """One check in one partition, while it is being decided. ``pending``: files that only a scan can decide."""
+
+    violations: int = 0
+    exact: bool = True
+    by_statistics: int = 0
+    scanned: int = 0
+    pending: set[str] = field(default_factory=set)
+    error: str | None = None
+    unknown: bool = False
+    missing: list[str] = field(default_factory=list)
+    target: Target = field(default_factory=Target)
+    files: dict[str, int] = field(default_factory=dict)
+    """Violations by file, for samples."""
+    samples: list[Sample] = field(default_factory=list)
+
+    def fail(self, text: str) -> None:
+        """The check errs here; the first reason stays."""
+        self.error = self.error or shorten(text)
+        self.pending.clear()
+
+    def result(self) -> CheckResult:
+        if self.error is not None:
+            verdict = "error"
+        elif self.violations:
+            verdict = "violated"
+        else:
+            verdict = "unknown" if self.unknown else "valid"
+        erred = self.error is not None
+        return CheckResult(
+            verdict=verdict,
+            violations=0 if erred else self.violations,
+            exact=self.exact and not erred and not self.unknown,
+            samples=[] if erred else self.samples,
+            files_statistics=self.by_statistics,
+            files_scanned=self.scanned,
+            error=self.error,
+            missing=self.missing,
+        )
+
+
+@dataclass(slots=True)
+class Part:
+    """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
+    expressions name and none of them has; ``rows``: None as long as ``where`` has not been counted.
+    """
+
+    plan: PartitionPlan
+    facts: list[FileFacts]
+    tallies: list[Tally]
+    columns: dict[str, SparkType] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    rows: int | None = 0
+
+    def fail(self, text: str) -> None:
+        """Nothing can be said of this partition."""
+        self.rows = 0
+        for tally in self.tallies:
+            tally.fail(text)
+
+    @property
+    def erred(self) -> bool:
+        """No check is left that could still be decided."""
+        return all(t.error is not None for t in self.tallies)
+
+    def result(self) -> Result:
+        checks = [t.result() for t in self.tallies]
+        return Result(verdict=worst(c.verdict for c in checks), rows=self.rows, checks=checks)
+
+
+class _Columns:
+    """The columns of a partition's files together, and of its path."""
+
+    def __init__(self, facts: Sequence[FileFacts], values: Mapping[str, Any], types: Mapping[str, str]) -> None:
+        self.of_path = {name: canonical(types.get(name, "string")) for name in values}
+        self._facts = facts
+        self._merged: dict[str, tuple[str, SparkType, str | None] | None] = {}
+
+    def find(self, name: str) -> tuple[str, SparkType, str | None] | None:
+        """(name, type, problem) of a top-level column of the files; None where none has it. Raises Ambiguous."""
+        if name not in self._merged:
+            self._merged[name] = self._merge(name)
+        return self._merged[name]
+
+    def _merge(self, name: str) -> tuple[str, SparkType, str | None] | None:
+        found: tuple[str, SparkType, str | None] | None = None
+        first = ""
+        for facts in self._facts:
+            mine = match(name, facts.columns)
+            if mine is None:
+                continue
+            kind = facts.columns[mine]
+            if found is None:
+                why = problem(kind)
+                text = f"the column {mine!r} of the file {facts.path} cannot be read: {why}" if why else None
+                found, first = (mine, kind, text), facts.path
+                continue
+            both = widest(found[1], kind)
+            if both is None:
+                text = (
+                    f"the column {mine!r} is {_say(kind)} in the file {facts.path}, which does not go with "
+                    f"{_say(found[1])} in {first}"
+                )
+                return found[0], found[1], text
+            found = (found[0], both, found[2])
+        return found
+
+
+def _say(kind: SparkType) -> str:
+    return "of a type that Spark does not read" if problem(kind) else ddl(kind)
+
+
+def prepare(
+    plan: PartitionPlan,
+    facts: list[FileFacts],
+    argument: Argument,
+    names: Names,
+    types: Mapping[str, str],
+) -> Part:
+    """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
+    part = Part(plan, facts, [Tally() for _ in argument.checks])
+    columns = _Columns(facts, plan.values, types)
+    where = _resolve_where(part, columns, names)
+    absent: dict[str, None] = dict.fromkeys(where)
+    for n, check in enumerate(argument.checks):
+        tally = part.tallies[n]
+        tally.missing.extend(where)
+        if n in names.failed:
+            tally.fail(names.failed[n])
+        if tally.error is None:
+            _resolve_check(part, tally, check, columns, names.checks[n], argument.statistics)
+            if check.kind == "check":
+                absent.update(dict.fromkeys(tally.missing))
+        if tally.error is None:
+            _decide(part, tally, check, argument, columns)
+    part.absent = tuple(absent)
+    part.rows = None if argument.where is not None else sum(f.rows for f in facts)
+    return part
+
+
+def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
+    """The columns that ``where`` names and this partition has not."""
+    if -1 in names.failed:
+        part.fail(names.failed[-1])
+        return []
+    missing = []
+    for name in names.where:
+        try:
+            if not _need(part, columns, name):
+                missing.append(name)
+        except (Unfit, Ambiguous) as e:
+            part.fail(f"where: {e}")
+    return missing
+
+
+def _need(part: Part, columns: _Columns, name: str) -> bool:
+    """Note that a top-level column is needed; False where there is none. Raises Unfit where it cannot be read."""
+    if match(name, columns.of_path) is not None:
+        return True
+    found = columns.find(name)
+    if found is None:
+        return False
+    if found[2] is not None:
+        raise Unfit(found[2])
+    part.columns[found[0]] = found[1]
+    return True
+
+
+def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, names: Sequence[str], mode: str) -> None:
+    try:
+        if check.kind == "check":
+            tally.missing.extend(n for n in names if not _need(part, columns, n))
+            return
+        text = check.column
+        own = match(text, columns.of_path)
+        if own is not None:
+            tally.target = Target((own,), columns.of_path[own])
+            fit(check, tally.target.kind)
+            return
+        found = columns.find(text) or columns.find(split_path(text)[0])
+        path = resolve(text, {found[0]: found[1]}) if found is not None else None
+        if found is None or path is None:
+            tally.missing.append(text)
+            return
+        kind = type_at(path, {found[0]: found[1]})
+        if found[2] is not None and (check.kind != "not_null" or mode == "never"):
+            raise Unfit(found[2])
+        fit(check, kind)
+        tally.target = Target(path, kind)
+        if found[2] is None:
+            part.columns[found[0]] = found[1]
+    except (Unfit, Ambiguous) as e:
+        tally.fail(str(e) if "file" in str(e) else f"{e} (partition {part.plan.name})")
+
+
+def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: _Columns) -> None:
+    own = match(check.column, columns.of_path) if check.column else None
+    for facts in part.facts:
+        if argument.statistics == "never":
+            decision = statistics.UNKNOWN
+        elif own is not None:
+            decision = _by_path(check, part.plan.values[own], facts.rows)
+        else:
+            decision = statistics.decide(check, facts)
+        if argument.where is not None:
+            decision = statistics.masked(decision)
+        _count(tally, facts.path, decision, argument)
+    if argument.max_violations is not None and tally.violations >= argument.max_violations and tally.pending:
+        tally.pending.clear()
+        tally.exact = False
+    if argument.statistics == "only" and tally.pending:
+        tally.pending.clear()
+        tally.unknown = True
+        tally.exact = False
+    if tally.pending and not _readable(part, tally, check, columns):
+        found = columns.find(tally.target.path[0])
+        tally.fail(found[2] or "" if found else "")
+
+
+def _readable(part: Part, tally: Tally, check: Check, columns: _Columns) -> bool:
+    if check.kind == "check" or not tally.target.path or match(tally.target.path[0], columns.of_path) is not None:
+        return True
+    return tally.target.path[0] in part.columns
+
+
+def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Argument) -> None:
+    sure = decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
+    if sure:
+        tally.by_statistics += 1
+        if decision.violations:
+            tally.violations += decision.violations
+            tally.files[path] = decision.violations
+        return
+    tally.pending.add(path)
+    enough = argument.max_violations is not None and decision.violations >= argument.max_violations
+    if decision.violations and (argument.statistics == "only" or enough):
+        # Not exact: the file stays pending, and is scanned where that is allowed.
+        tally.violations += decision.violations
+        tally.exact = False
+
+
+def _by_path(check: Check, value: str | None, rows: int) -> statistics.Decision:
+    """A partition column has one value: its nulls are known without a look at the data."""
+    if check.kind == "not_null":
+        return statistics.PASS if value is not None else statistics.Decision("violated", rows)
+    return statistics.PASS if value is None else statistics.UNKNOWN

@@ -1,0 +1,184 @@
+"""What a partition's job answers, and how the answers become the report (a contract). Pure but for pydantic."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from distop_behaviors.validate.argument import Argument
+
+Verdict = Literal["valid", "violated", "unknown", "error"]
+WORST_FIRST: tuple[Verdict, ...] = ("violated", "error", "unknown", "valid")
+
+MAX_TEXT = 256
+MAX_ERROR = 600
+RESULT_SAMPLE_BYTES = 40 * 1024
+REPORT_SAMPLE_BYTES = 256 * 1024
+
+
+class Sample(BaseModel):
+    """One violating row: where it is, and the values looked at."""
+
+    partition: str
+    file: str
+    row_index: int
+    values: dict[str, Any]
+
+
+class Evidence(BaseModel):
+    """How many files were decided by their statistics, and how many by a scan."""
+
+    files_statistics: int = 0
+    files_scanned: int = 0
+
+
+class CheckReport(BaseModel):
+    """One check over all partitions. ``exact`` false: at least ``violations``."""
+
+    name: str
+    check: dict[str, Any]
+    verdict: Verdict
+    violations: int = 0
+    exact: bool = True
+    samples: list[Sample] = Field(default_factory=list)
+    evidence: Evidence = Field(default_factory=Evidence)
+    error: str | None = None
+
+
+class Report(BaseModel):
+    """``rows``: the rows that were to be checked; with ``where``, those that it picks (null: not counted)."""
+
+    verdict: Verdict
+    rows: int | None
+    checks: list[CheckReport]
+
+
+class CheckResult(BaseModel):
+    """One check in one partition. ``missing``: columns that none of the partition's files has."""
+
+    verdict: Verdict = "valid"
+    violations: int = 0
+    exact: bool = True
+    samples: list[Sample] = Field(default_factory=list)
+    files_statistics: int = 0
+    files_scanned: int = 0
+    error: str | None = None
+    missing: list[str] = Field(default_factory=list)
+
+
+class Result(BaseModel):
+    """One partition: its checks in the argument's order."""
+
+    verdict: Verdict
+    rows: int | None
+    checks: list[CheckResult]
+
+    def compact(self) -> dict[str, Any]:
+        """As JSON without defaults, well below 64 KiB: samples beyond a budget are left out."""
+        left = RESULT_SAMPLE_BYTES
+        checks = []
+        for check in self.checks:
+            data = check.model_dump(mode="json", exclude_defaults=True)
+            data["verdict"] = check.verdict
+            if check.samples:
+                data["samples"], left = within(data["samples"], left)
+            checks.append(data)
+        return {"verdict": self.verdict, "rows": self.rows, "checks": checks}
+
+
+def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], int]:
+    """As many samples as fit in so many bytes of JSON, and the bytes left."""
+    kept = []
+    for sample in samples:
+        size = len(json.dumps(sample, ensure_ascii=False).encode())
+        if size > budget:
+            return kept, 0
+        kept.append(sample)
+        budget -= size
+    return kept, budget
+
+
+def worst(verdicts: Iterable[str]) -> Verdict:
+    """Violated before error before unknown before valid; valid where there is none."""
+    found = set(verdicts)
+    return next((v for v in WORST_FIRST if v in found), "valid")
+
+
+def shorten(text: str, limit: int = MAX_ERROR) -> str:
+    """At most ``limit`` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def empty(argument: Argument) -> Report:
+    """The report before any partition is added: valid, of no rows."""
+    checks = [
+        CheckReport(name=name, check=check.as_given(), verdict="valid")
+        for name, check in zip(argument.names(), argument.checks, strict=True)
+    ]
+    return Report(verdict="valid", rows=0, checks=checks)
+
+
+def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:
+    """The report of all partitions: their names with their results, or with the error of a job that gave none.
+
+    Not ``complete``: jobs are missing, so what is valid so far is unknown.
+    """
+    report = empty(argument)
+    verdicts: list[set[str]] = [set() for _ in report.checks]
+    missing: list[list[str] | None] = [None] * len(report.checks)
+    budget = REPORT_SAMPLE_BYTES
+    for partition, result in results:
+        if isinstance(result, str):
+            report.rows = None
+            for n, check in enumerate(report.checks):
+                verdicts[n].add("error")
+                check.error = check.error or shorten(f"partition {partition}: {result}")
+            continue
+        report.rows = None if report.rows is None or result.rows is None else report.rows + result.rows
+        for n, (check, part) in enumerate(zip(report.checks, result.checks, strict=True)):
+            verdicts[n].add(part.verdict)
+            check.violations += part.violations
+            check.exact = check.exact and part.exact
+            check.evidence.files_statistics += part.files_statistics
+            check.evidence.files_scanned += part.files_scanned
+            check.error = check.error or part.error
+            if part.verdict != "error":
+                before = missing[n]
+                missing[n] = part.missing if before is None else [c for c in before if c in part.missing]
+            room = argument.sample - len(check.samples)
+            if room > 0 and part.samples and budget > 0:
+                kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
+                check.samples.extend(part.samples[: len(kept)])
+    for n, check in enumerate(report.checks):
+        check.verdict = worst(verdicts[n])
+        nowhere = missing[n]
+        if nowhere and complete:
+            check.verdict, check.violations, check.samples = "error", 0, []
+            check.error = check.error or f"the column {nowhere[0]!r} is in none of the table's files"
+        elif check.verdict == "valid" and not complete:
+            check.verdict = "unknown"
+        check.exact = check.exact and check.verdict in ("valid", "violated") and not verdicts[n] & {"error", "unknown"}
+        limit = argument.max_violations
+        if limit is not None and check.violations >= limit:
+            check.violations, check.exact = limit, False
+    report.verdict = worst(c.verdict for c in report.checks)
+    return report
+
+
+def sentence(report: Report) -> str:
+    """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid."""
+    parts = []
+    for check in report.checks:
+        if check.verdict == "violated":
+            count = f"{check.violations} violation{'' if check.violations == 1 else 's'}"
+            parts.append(f"{check.name}: {count if check.exact else 'at least ' + count}")
+        elif check.verdict == "error":
+            parts.append(f"{check.name}: error: {check.error}")
+        elif check.verdict == "unknown":
+            parts.append(f"{check.name}: unknown")
+    return shorten("; ".join(parts), 2_000)

@@ -1,0 +1,111 @@
+"""The second, small pass: fetches a few violating rows with their file, row index and values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distop_behaviors.validate import scan
+from distop_behaviors.validate.expressions import any_of, column_at
+from distop_behaviors.validate.report import MAX_TEXT, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, SparkSession
+
+    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.validate.scan import Group
+
+FEW = 1_000
+"""So many violating rows are fetched at once for all checks; a check that has more gets a query with a limit."""
+
+_AS_IS = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Samples of one check from one group's files, taken in order: so many rows are known to violate it in them.
+
+    ``shown``: the columns to show, as (name, path, type); no path: none of the files has it.
+    """
+
+    check: int
+    column: Column
+    files: tuple[PlannedFile, ...]
+    known: int
+    limit: int
+    shown: tuple[tuple[str, tuple[str, ...], Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One violating row of a check."""
+
+    check: int
+    file: str
+    index: int
+    values: dict[str, Any]
+
+
+def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None) -> list[Row]:
+    """The rows, at most ``limit`` for each wish. Raises what Spark raises."""
+    few = [w for w in wishes if w.known <= FEW]
+    many = [w for w in wishes if w.known > FEW]
+    rows = _query(session, group, few, where, None) if few else []
+    for wish in many:
+        rows += _query(session, group, [wish], where, wish.limit)
+    return rows
+
+
+def _query(
+    session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None, limit: int | None
+) -> list[Row]:
+    from pyspark.sql import functions as F
+
+    files = tuple(dict.fromkeys(f for w in wishes for f in w.files))
+    frame = scan.relation(session, scan.of_files(group, files), keep=False)
+    if where is not None:
+        frame = frame.where(where)
+    frame = frame.where(any_of([w.column for w in wishes]))
+    shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
+    position = {path: i for i, path in enumerate(shown)}
+    frame = frame.select(
+        F.col("_metadata.file_path").alias("file"),
+        F.col("_metadata.row_index").alias("row"),
+        *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
+        *(_shown(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
+    )
+    rows = frame.limit(limit).collect() if limit is not None else frame.collect()
+    order = {f[0]: i for i, f in enumerate(files)}
+    found = sorted(((scan.plain_path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
+    out = []
+    for wish in wishes:
+        mine = {f[0] for f in wish.files}
+        hits = [(file, row) for file, row in found if row[f"c{wish.check}"] and file in mine]
+        for file, row in hits[: wish.limit]:
+            values = {name: _plain(row[f"v{position[path]}"]) if path else None for name, path, _ in wish.shown}
+            out.append(Row(wish.check, file, row["row"], values))
+    return out
+
+
+def _shown(path: tuple[str, ...], kind: Any) -> Column:
+    from pyspark.sql import functions as F
+
+    column = column_at(path)
+    if isinstance(kind, str) and kind in _AS_IS:
+        # Only the beginning of a long text is fetched.
+        return F.substring(column, 1, MAX_TEXT + 1) if kind == "string" else column
+    if kind == "binary":
+        return F.hex(F.substring(column, 1, MAX_TEXT // 2 + 1))
+    return column.cast("string")
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own values; NaN and infinities as text."""
+    if isinstance(value, str):
+        return shorten(value, MAX_TEXT)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,39 @@
+"""The Spark session that checks run in: the worker's Spark context, with settings of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    # What a check means must not depend on how the worker was started.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    # Above this many paths Spark lists with a job of its own, which costs more than the listing.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
+    # A row per file that has violations is all that is shuffled.
+    "spark.sql.shuffle.partitions": "4",
+}
+
+_sessions: dict[str, tuple[Any, SparkSession]] = {}
+
+
+def session_of(spark: SparkSession) -> SparkSession:
+    """The session for checks in the context of ``spark``: made once for each context."""
+    context = spark.sparkContext
+    key = str(context.applicationId)
+    kept = _sessions.get(key)
+    if kept is not None and kept[0] is context:
+        return kept[1]
+    session = spark.newSession()
+    for name, value in SETTINGS.items():
+        session.conf.set(name, value)
+    _sessions.clear()
+    _sessions[key] = (context, session)
+    return session

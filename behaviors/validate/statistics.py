@@ -1,0 +1,182 @@
+"""The lattice: what a file's statistics prove about a check. Pure.
+
+PASS: no row violates it. VIOLATED: exactly, or at least, so many rows do. UNKNOWN: scan. Nothing is guessed: bounds
+need not be tight to prove that all rows pass or that all fail; only "some row fails" needs bounds that are values of
+the column, which text bounds (cut off by many writers) are not known to be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
+from distop_behaviors.validate.facts import Ambiguous, decimal_of, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop_behaviors.validate.argument import Check
+    from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``verdict`` pass, violated or unknown; ``violations`` exactly, or at least that many."""
+
+    verdict: str
+    violations: int = 0
+    exact: bool = True
+
+
+PASS = Decision("pass")
+UNKNOWN = Decision("unknown")
+
+_DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
+"""Up to here every whole number is one of the type."""
+
+
+def decide(check: Check, facts: FileFacts) -> Decision:
+    """What the footer proves about a check of one column, for the rows of one file, without ``where``."""
+    if facts.rows == 0:
+        return PASS
+    if check.kind == "check":
+        return UNKNOWN
+    try:
+        path = resolve(check.column, facts.columns)
+    except Ambiguous:
+        return UNKNOWN
+    if path is None:
+        return Decision("violated", facts.rows) if check.kind == "not_null" else PASS
+    leaf, chunks = facts.leaves.get(path), facts.chunks.get(path)
+    if leaf is None or chunks is None:
+        return UNKNOWN
+    if check.kind == "not_null":
+        return PASS if not leaf.optional else total([_not_null(c, leaf) for c in chunks])
+    if all(c.nulls == c.rows for c in chunks) and leaf.type:
+        return PASS
+    if not leaf.type or check.kind in ("length", "matches"):
+        return UNKNOWN
+    try:
+        if check.in_set is not None:
+            return total([_in_set(check.in_set.values, leaf, c) for c in chunks])
+        interval = _interval(check, leaf)
+    except Unfit:
+        return UNKNOWN
+    return UNKNOWN if interval is None else total([_within(c, leaf, *interval) for c in chunks])
+
+
+def masked(decision: Decision) -> Decision:
+    """With ``where``: what holds for all rows holds for some of them; nothing else is known."""
+    return decision if decision.verdict == "pass" else UNKNOWN
+
+
+def total(decisions: Sequence[Decision]) -> Decision:
+    """Several row groups together. One that is not known makes the sum a lower bound."""
+    violations = sum(d.violations for d in decisions)
+    exact = all(d.exact and d.verdict != "unknown" for d in decisions)
+    if violations:
+        return Decision("violated", violations, exact)
+    return PASS if exact else UNKNOWN
+
+
+def _not_null(chunk: Chunk, leaf: Leaf) -> Decision:
+    nulls = _nulls(chunk, leaf)
+    if nulls is None:
+        return UNKNOWN
+    return Decision("violated", nulls) if nulls else PASS
+
+
+def _nulls(chunk: Chunk, leaf: Leaf) -> int | None:
+    """None within structs: writers differ in whether a null of the enclosing struct counts as one of the leaf."""
+    return chunk.nulls if len(leaf.path) == 1 or not leaf.optional else None
+
+
+def _interval(check: Check, leaf: Leaf) -> tuple[Any, Any] | None:
+    """The allowed interval in the unit of the column's statistics; None at an end: open. None: not decidable."""
+    if check.range is not None:
+        low = None if check.range.min is None else _unit(check.range.min, leaf, up=True)
+        high = None if check.range.max is None else _unit(check.range.max, leaf, up=False)
+        return low, high
+    if check.fits is None:
+        return None
+    return _narrowing(leaf, canonical(check.fits.type))
+
+
+def _unit(value: Any, leaf: Leaf, *, up: bool) -> Any:
+    bound = of(value, leaf.type, up=up).value
+    if leaf.kind == "timestamp" and leaf.scale == 3:
+        return -(-bound // 1000) if up else bound // 1000
+    return bound.encode() if leaf.kind == "string" else bound
+
+
+def _narrowing(leaf: Leaf, target: str) -> tuple[Any, Any] | None:
+    if target == leaf.type and leaf.kind in ("int", "bool", "date", "string", "binary", "timestamp", "decimal"):
+        return None, None
+    if leaf.kind not in ("int", "uint", "decimal"):
+        return None
+    bounds = limits(target)
+    if family(target) == "float" and leaf.kind == "int":
+        # Beyond the limit some whole numbers fit and some do not; _within reports no violation for a kept promise.
+        return _Soft(-_DOUBLE_WHOLE[target]), _Soft(_DOUBLE_WHOLE[target])
+    if bounds is None:
+        return None
+    scale = decimal_of(target)[1] if family(target) == "decimal" else 0
+    if scale < leaf.scale:
+        return None
+    shift = 10 ** (scale - leaf.scale)
+    return -(-bounds[0] // shift), bounds[1] // shift
+
+
+class _Soft(int):
+    """A bound within which all is well and beyond which nothing is known."""
+
+
+def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
+    if chunk.nulls == chunk.rows:
+        return PASS
+    if low is None and high is None:
+        return PASS
+    if not _bounded(chunk, leaf):
+        return UNKNOWN
+    floating = leaf.kind == "float"
+    above_low = low is None or chunk.low >= low
+    below_high = high is None or chunk.high <= high
+    if above_low and below_high:
+        # NaN is above every bound, and statistics leave it out.
+        return UNKNOWN if floating and high is not None else PASS
+    if isinstance(low, _Soft) or isinstance(high, _Soft):
+        return UNKNOWN
+    all_below = low is not None and chunk.high < low
+    all_above = high is not None and chunk.low > high
+    nulls = _nulls(chunk, leaf)
+    nan_may_pass = floating and high is None
+    if (all_below or all_above) and nulls is not None and not nan_may_pass:
+        return Decision("violated", chunk.rows - nulls)
+    if leaf.kind in ("string", "binary"):
+        return UNKNOWN
+    return Decision("violated", 1, exact=False)
+
+
+def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
+    if chunk.nulls == chunk.rows:
+        return PASS
+    if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not _bounded(chunk, leaf):
+        return UNKNOWN
+    members = {b.value for b in (member(v, leaf.type) for v in values) if b is not None}
+    if chunk.low == chunk.high and chunk.low in members:
+        return PASS
+    disjoint = not any(chunk.low <= m <= chunk.high for m in members)
+    nulls = _nulls(chunk, leaf)
+    if disjoint and nulls is not None:
+        return Decision("violated", chunk.rows - nulls)
+    if chunk.low not in members or chunk.high not in members:
+        return Decision("violated", 1, exact=False)
+    return UNKNOWN
+
+
+def _bounded(chunk: Chunk, leaf: Leaf) -> bool:
+    """The bounds are there, and in order (a NaN among them is not)."""
+    if leaf.kind == "other" or chunk.low is None or chunk.high is None:
+        return False
+    return bool(chunk.low <= chunk.high)

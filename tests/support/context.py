@@ -1,0 +1,124 @@
+"""A JobContext for tests that drive a behavior without etcd, and a driver for a whole operation."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary
+from distop.tables import plan_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import Behavior, PartitionPlan, TableRecord
+
+
+class MemoryProgress(Progress):
+    """Checkpoints in memory."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def load(self) -> Any:
+        return self.value
+
+    def save(self, value: Any, *, force: bool = False) -> bool:
+        self.value = value
+        return True
+
+
+class FakeContext(JobContext):
+    """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop."""
+
+    def __init__(
+        self,
+        work_dir: Path,
+        table: TableRecord | None = None,
+        spark: SparkSession | None = None,
+        partition: PartitionPlan | None = None,
+    ) -> None:
+        self.work_dir = work_dir
+        self.shared_dir = str(work_dir)
+        self.table = table
+        self.partition = partition
+        self.attempt = 1
+        self.operation = f"{table.name if table else '@cluster'}/test/1"
+        self.log = logging.LoggerAdapter(logging.getLogger("tests.context"), {})
+        self.progress = MemoryProgress()
+        self.stopped = False
+        self.statuses: list[str] = []
+        self._spark = spark
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            raise AssertionError("this must be done without Spark")
+        return self._spark
+
+    @property
+    def cancelled(self) -> bool:
+        return self.stopped
+
+    def status(self, text: str) -> None:
+        self.statuses.append(text)
+
+
+class Ran:
+    """What became of an operation: its report, its failing sentence ("" where it succeeded), and its outcomes."""
+
+    def __init__(self, report: Any, message: str, outcomes: list[OutcomeRow]) -> None:
+        self.report = report
+        self.message = message
+        self.outcomes = outcomes
+
+    @property
+    def by_name(self) -> dict[str, OutcomeRow]:
+        return {o.name: o for o in self.outcomes}
+
+
+def run_operation(
+    behavior: Behavior,
+    table: TableRecord,
+    arg: Any,
+    context: Callable[[TableRecord], FakeContext],
+    *,
+    partitions: Sequence[PartitionPlan] | None = None,
+    batches: int = 1,
+) -> Ran:
+    """Plan, run every partition (in so many batches), complete: what executors and coordinator do, in one thread."""
+    if partitions is None:
+        partitions = plan_table(table).partitions
+    argument = behavior.Arg.model_validate(arg)
+    rows: list[OutcomeRow] = []
+    for n in range(batches):
+        for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):
+            if isinstance(outcome, JobFailed):
+                rows.append(OutcomeRow(plan.partition, plan.name, False, outcome.result, str(outcome)))
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                rows.append(OutcomeRow(plan.partition, plan.name, True, outcome, ""))
+    rows.sort(key=lambda r: r.partition)
+    failed = sum(not r.success for r in rows)
+    summary = Summary("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows))
+    try:
+        return Ran(behavior.complete_operation(argument, table, summary, context(table)), "", rows)
+    except OperationFailed as e:
+        return Ran(e.report, str(e), rows)
+
+
+def _batch(behavior: Behavior, argument: Any, partitions: list[PartitionPlan], ctx: FakeContext) -> Any:
+    if behavior.run_batch is not None:
+        return list(behavior.run_batch(argument, partitions, ctx)) if partitions else []
+    pairs: list[tuple[PartitionPlan, Any]] = []
+    for plan in partitions:
+        ctx.partition = plan
+        try:
+            pairs.append((plan, behavior.start_or_resume_job(argument, plan, ctx)))
+        except JobFailed as e:
+            pairs.append((plan, e))
+    return pairs
