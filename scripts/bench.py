@@ -1,0 +1,55 @@
+"""Measures distop's speed and size: ``scripts/bench coordination|latency|validate|size|all``.
+
+Prints a table, or with ``--json`` one JSON document; progress goes to stderr. Each ratio comes from one run. Exit
+code 0 unless it broke; with ``--check`` 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
+
+from benchmarks import coordination, latency, size, validate
+from benchmarks.common import Result, document, machine, show
+
+RUNS = {"coordination": coordination.run, "latency": latency.run, "validate": validate.run, "size": size.run}
+
+
+def main() -> int:
+    """Run what the command line names."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one JSON document")
+    common.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what, options in (
+        ("coordination", "jobs a second, beside the raw limit of etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
+        ("latency", "a one-job operation, call to result", {"runs": 200}),
+        ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7}),
+        ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
+        ("all", "all of them", {}),
+    ):
+        command = commands.add_parser(name, parents=[common], help=what)
+        for option, default in options.items():
+            command.add_argument(f"--{option}", type=type(default), default=default, help=f"default {default}")
+    given = vars(parser.parse_args())
+    command, as_json, check = given.pop("command"), given.pop("json"), given.pop("check")
+    if any(value <= 0 for value in given.values()):
+        parser.error("every number is greater than 0")
+    where = machine()
+    results: list[Result] = [RUNS[command](**given)] if command in RUNS else [run() for run in RUNS.values()]
+    if as_json:
+        print(document(where, results))
+    else:
+        show(where, results)
+    return 1 if check and any(result.missed for result in results) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

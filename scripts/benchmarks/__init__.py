@@ -1,0 +1,1 @@
+"""The benchmarks of distop, one module each; ``scripts/bench`` runs them."""

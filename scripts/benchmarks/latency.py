@@ -1,0 +1,51 @@
+"""The time of a one-job no-op operation, from the call to its result, on an otherwise idle machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import distop
+from benchmarks.common import Look, Result, Row, cluster, median, percentile, say
+from distop.core.txn import Put, Txn
+
+WARM = 20
+
+
+def run(runs: int = 200) -> Result:
+    """One operation after the other, each with a single raw commit beside it."""
+    with cluster(1) as bench:
+        etcd = Look(bench.endpoint).version()
+        ours, raw = asyncio.run(_measure(bench.endpoint, runs))
+        bench.quiet()
+    ours_ms, raw_ms = [1000 * s for s in ours], [1000 * s for s in raw]
+    rows = [
+        Row("p50, call to result", percentile(ours_ms, 0.50), "ms", 10),
+        Row("p95", percentile(ours_ms, 0.95), "ms"),
+        Row("p99", percentile(ours_ms, 0.99), "ms", 40),
+        Row("one raw commit, median", median(raw_ms), "ms"),
+        Row("raw commits in the p50", percentile(ours_ms, 0.50) / median(raw_ms), "×"),
+    ]
+    return Result("latency", {"runs": runs, "etcd": etcd}, rows, {"distop": ours, "raw": raw})
+
+
+async def _measure(endpoint: str, runs: int) -> tuple[list[float], list[float]]:
+    ours: list[float] = []
+    raw: list[float] = []
+    async with distop.aio.connect(endpoint) as client:
+        for n in range(WARM + runs):
+            began = time.perf_counter()
+            operation = await client.start_operation("noop", "@cluster", {})
+            result = await operation.wait(60)
+            ended = time.perf_counter()
+            if result.state != "success":
+                raise RuntimeError(f"the no-op operation ended as {result.state}: {result.errors}")
+            await asyncio.sleep(0.02)  # its cleanup is not part of the next one
+            before = time.perf_counter()
+            await client.etcd.commit(Txn((), (Put("raw.single", b"x" * 100),)))
+            if n >= WARM:
+                ours.append(ended - began)
+                raw.append(time.perf_counter() - before)
+            if n % 100 == 99:
+                say(f"latency {n + 1 - WARM}/{runs}")
+    return ours, raw

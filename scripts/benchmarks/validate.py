@@ -1,0 +1,162 @@
+"""``validate`` beside one hand-written Spark SQL statement that makes the same checks and counts exactly.
+
+TPC-H lineitem in 84 monthly partitions. The hand-written statement runs in a session of its own in this process, as
+warm as the daemon's and with the same settings; its DataFrame is made outside the timing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, median, say
+from distop.core.model import TableRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = "tpch.lineitem"
+WARM = 3
+Pair = tuple[Mapping[str, Any], str]
+"""A check, and the SQL condition of the rows that violate it."""
+
+SIMPLE: Sequence[Pair] = (
+    ({"not_null": "l_orderkey"}, "l_orderkey IS NULL"),
+    ({"not_null": "l_shipdate"}, "l_shipdate IS NULL"),
+    ({"range": {"column": "l_quantity", "min": 1, "max": 50}}, "NOT (l_quantity BETWEEN 1 AND 50)"),
+    ({"range": {"column": "l_linenumber", "min": 1, "max": 7}}, "NOT (l_linenumber BETWEEN 1 AND 7)"),
+)
+"""Footers can decide all of these."""
+
+TEN: Sequence[Pair] = (
+    *SIMPLE,
+    ({"check": "l_shipdate <= l_receiptdate"}, "NOT (l_shipdate <= l_receiptdate)"),
+    ({"check": "l_extendedprice * (1 - l_discount) > 0"}, "NOT (l_extendedprice * (1 - l_discount) > 0)"),
+    ({"check": "l_quantity < 50 OR l_tax > 0", "name": "taxed"}, "NOT (l_quantity < 50 OR l_tax > 0)"),
+    ({"in_set": {"column": "l_returnflag", "values": ["A", "N", "R"]}}, "NOT (l_returnflag IN ('A', 'N', 'R'))"),
+    ({"length": {"column": "l_shipmode", "min": 3, "max": 7}}, "NOT (length(l_shipmode) BETWEEN 3 AND 7)"),
+    ({"matches": {"column": "l_shipinstruct", "pattern": "^[A-Z ]+$"}}, "NOT (l_shipinstruct RLIKE '^[A-Z ]+$')"),
+)
+"""``taxed`` is violated, the others hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared: the checks, whether statistics may decide, and the ratio to reach."""
+
+    name: str
+    checks: Sequence[Pair]
+    statistics: str
+    target: float
+
+    def arg(self) -> dict[str, Any]:
+        """Validate's argument. No samples: the statement gives none."""
+        return {"checks": [check for check, _ in self.checks], "statistics": self.statistics, "sample": 0}
+
+    def statement(self) -> str:
+        """The same checks with exact counts, as a person writes them."""
+        counts = ", ".join(f"count_if({wrong})" for _, wrong in self.checks)
+        return f"SELECT {counts} FROM lineitem"
+
+
+CASES = (
+    Case("decided from statistics", SIMPLE, "auto", 0.1),
+    Case("full scan", SIMPLE, "never", 1.15),
+    Case("ten checks, full scan", TEN, "never", 1.15),
+)
+
+
+def run(scale: float = 1, runs: int = 7) -> Result:
+    """Each case ``runs`` times, alternating; the medians and their ratios."""
+    location = table(scale)
+    with cluster(1) as bench:
+        result = Result("validate", {"scale": scale, "runs": runs, "etcd": Look(bench.endpoint).version()})
+        bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
+        session = _session(bench.folder / "hand")
+        try:
+            for case in CASES:
+                _compare(result, bench, session, location, case, runs)
+        finally:
+            session.stop()
+    return result
+
+
+def _compare(result: Result, bench: Cluster, session: SparkSession, location: Path, case: Case, runs: int) -> None:
+    session.read.parquet(str(location)).createOrReplaceTempView("lineitem")
+    hand: list[float] = []
+    listing: list[float] = []
+    ours: list[float] = []
+    for n in range(WARM + runs):
+        expected, plain = _by_hand(session, case)
+        _, with_listing = _by_hand(session, case, location)
+        found, seconds = _by_distop(bench, case)
+        if found != expected:
+            raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
+        if n >= WARM:
+            hand.append(plain)
+            listing.append(with_listing)
+            ours.append(seconds)
+    say(f"validate, {case.name}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
+    result.samples |= {f"{case.name}: distop": ours, f"{case.name}: by hand": hand, f"{case.name}: listing": listing}
+    note = f"{median(ours):.3f} s : {median(hand):.3f} s; with the listing by hand {median(listing):.3f} s"
+    result.rows.append(Row(case.name, median(ours) / median(hand), "×", case.target, note=note))
+    result.rows.append(Row(f"{case.name}, the listing on both sides", median(ours) / median(listing), "×"))
+
+
+def _by_hand(session: SparkSession, case: Case, location: Path | None = None) -> tuple[list[int], float]:
+    """The statement's counts and seconds; with ``location`` the listing is inside."""
+    began = time.perf_counter()
+    if location is not None:
+        session.read.parquet(str(location)).createOrReplaceTempView("lineitem")
+    row = session.sql(case.statement()).collect()[0]
+    return [int(count) for count in row], time.perf_counter() - began
+
+
+def _by_distop(bench: Cluster, case: Case) -> tuple[list[int], float]:
+    """The report's counts, and the seconds from the call to the report."""
+    began = time.perf_counter()
+    done = bench.client.start_operation("validate", TABLE, case.arg()).wait(600)
+    seconds = time.perf_counter() - began
+    if done.report is None or any(not check["exact"] for check in done.report["checks"]):
+        raise RuntimeError(f"validate ended as {done.state}, without exact counts: {done.errors or done.report}")
+    bench.quiet()
+    return [check["violations"] for check in done.report["checks"]], seconds
+
+
+def _session(folder: Path) -> SparkSession:
+    """A session with the settings of the worker's: distop's own, and those of validate's session."""
+    from pyspark.sql import SparkSession
+
+    from distop.worker.spark import settings
+    from distop_behaviors.validate.session import SETTINGS
+
+    for name in ("warehouse", "local", "derby"):
+        (folder / "spark" / name).mkdir(parents=True, exist_ok=True)
+    builder = SparkSession.builder.master("local[*]")
+    for key, value in {**settings("local[*]", "by-hand", folder, {}), **SETTINGS}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def table(scale: float) -> Path:
+    """The laid-out table, made once for each scale: written beside and renamed, so that none is left half made."""
+    from tests.support.tables import lay_out_lineitem, lineitem
+
+    target = CACHE / f"lineitem-{scale:g}"
+    if not target.exists():
+        say(f"validate: making lineitem at scale {scale:g} in 84 monthly partitions")
+        CACHE.mkdir(exist_ok=True)
+        (CACHE / ".gitignore").write_text("*\n")
+        scratch = Path(tempfile.mkdtemp(dir=CACHE))
+        try:
+            lay_out_lineitem(lineitem(scratch / "source", scale), scratch / "table").rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
