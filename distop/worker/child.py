@@ -59,6 +59,8 @@ class Child:
         threading.Thread(target=self._interrupt_again, daemon=True).start()
         for message in messages:
             if message["t"] == "stop":
+                env.stopping = True
+                self._outbox.flush()
                 env.spark.stop()
                 return 0
             self._dispatch(env, message)

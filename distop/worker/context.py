@@ -39,6 +39,8 @@ class Environment:
         self.outbox = outbox
         self.spark = SparkHolder(config["spark_master"], config["executor"], work_dir, config["spark_conf"])
         self.log = logging.getLogger("distop.child")
+        self.stopping = False
+        """The child was told to end: errors of jobs say nothing about them any more."""
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
 

@@ -112,8 +112,9 @@ class Worker:
     async def stop(self, grace: float) -> None:
         """Let the child stop Spark and exit, kill what is left of it after ``grace`` seconds. Final."""
         await self._keeper.stop(grace)
-        for task in list(self._background):
-            task.cancel()
+        if self._background:
+            # They end by themselves: what they wait for is dead, and there will be no other child.
+            await asyncio.wait(list(self._background))
 
     async def forget(self, op: str) -> None:
         """Remove the operation's private directory: the operation is gone."""
@@ -138,6 +139,16 @@ class Worker:
         """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded."""
         run = RunSink(request, self.incarnation, on_events, on_status, on_progress, self._log)
         self._runs.add(run)
+        task = self._spawn(self._in_slot(run))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Nobody listens any more, but the child still has the jobs: the slot is theirs until they stopped.
+            run.silence()
+            self._cancel(run, list(run.pending))
+            raise
+
+    async def _in_slot(self, run: RunSink) -> None:
         try:
             async with self._slots:
                 await self._drive(run)
@@ -145,9 +156,6 @@ class Worker:
             run.end_rest("refused", str(error))
         finally:
             self._runs.discard(run)
-            if run.child is not None:
-                # Given up by the caller: the child still has it.
-                run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=None))
 
     async def _drive(self, run: RunSink) -> None:
         cleanup = run.request.cleanup_first
@@ -248,7 +256,6 @@ class Worker:
             )
         self._enforce(run)
         await first(run.done, child.died)
-        # Not in a finally: a caller that gives up leaves the run in the child, where run() cancels it.
         child.runs.pop(number, None)
         run.child = None
         if not run.done.done():
@@ -262,16 +269,18 @@ class Worker:
         """Stop these jobs of an operation (None: all of it, also its calls). What does not stop within the
         configured grace loses its child."""
         for run in [r for r in self._runs if r.request.op == op]:
-            chosen = [p for p in run.pending if partitions is None or p in partitions]
-            run.cancelled.update(chosen)
-            if chosen and run.child is not None:
-                run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=chosen))
-            self._enforce(run)
+            self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
         if partitions is None:
             for call in [c for c in self._calls if c.op == op and not c.cancelled]:
                 call.cancelled = True
                 call.child.send(protocol.CancelMessage(t="cancel", call=call.number))
                 self._spawn(self._enforce_call(call))
+
+    def _cancel(self, run: RunSink, partitions: list[int]) -> None:
+        run.cancelled.update(partitions)
+        if partitions and run.child is not None:
+            run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=partitions))
+        self._enforce(run)
 
     def _enforce(self, run: RunSink) -> None:
         if run.cancelled and run.child is not None and (run.enforcer is None or run.enforcer.done()):

@@ -75,18 +75,21 @@ class Run:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of what runs now, if all of it is to stop."""
         with self._lock:
-            tag = self._tag if self._current and all(p in self._cancelled for p in self._current) else ""
+            tag = self._tag if self._all_told() else ""
         if tag and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
 
     def stubborn(self, grace: float) -> bool:
         """What runs now was told to stop at least ``grace`` seconds ago."""
         with self._lock:
-            open_now = [p for p in self._current if p in self._open]
-            if not open_now or any(p not in self._cancelled for p in open_now):
-                return False
-            told = max(self._since, *(self._cancelled[p] for p in open_now))
-        return time.monotonic() - told >= grace
+            told = self._all_told()
+            last = max([self._since, *(self._cancelled[p] for p in told)])
+        return bool(told) and time.monotonic() - last >= grace
+
+    def _all_told(self) -> list[int]:
+        """What runs now, if all of it was told to stop."""
+        running = [p for p in self._current if p in self._open]
+        return running if all(p in self._cancelled for p in running) else []
 
     # ------------------------------------------------------------------ the thread
 
@@ -102,6 +105,8 @@ class Run:
             self._env.log.exception("run %d of %s broke", self.number, self.op)
             self._check_spark(error)
             self._end_all("error", explain(error))
+        if self._env.stopping:
+            return  # whatever has no end yet was stopped with the child
         self._env.outbox.send(protocol.DoneMessage(t="done", run=self.number))
 
     def _run(self) -> None:
@@ -185,13 +190,13 @@ class Run:
         ctx = self._batch_context(group)
         self._set_current(tuple(group), ctx.tag)
         started = time.time()
-        members = set(group)
+        loaded = {p: self._items[p][0] for p in group}
         broke: BaseException | None = None
         try:
             todo: list[PartitionPlan] = []
             late = self._late()
             for ordinal in group:
-                partition = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
+                partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
                 if ordinal in self._cancelled:
                     self._end_cancelled(behavior, ctx, partition, cleans, started)
                 elif late:
@@ -204,21 +209,25 @@ class Run:
                 assert behavior.run_batch is not None
                 yielded: Iterable[tuple[PartitionPlan, Any]] = behavior.run_batch(self._arg, todo, ctx)
                 for partition, value in yielded:
-                    if partition.partition not in self._open or partition.partition not in members:
+                    if partition.partition not in self._open or partition.partition not in loaded:
                         continue
                     if isinstance(value, BaseException):
                         self._end_with_error(behavior, ctx, partition, cleans, value, started)
                     else:
                         self._end(partition.partition, "success", value, "", started)
+                    if self._cancelled and ctx.cancelled:
+                        break  # all that is left was cancelled: do not wait for the generator to notice
         except UsageError as error:
             for ordinal in [p for p in group if p in self._open]:
                 self._end(ordinal, "fatal", None, str(error), started)
         except BaseException as error:
             self._check_spark(error)
             broke = error
+        if self._env.stopping:
+            return None, started
         for ordinal in [p for p in group if p in self._open]:
             if ordinal in self._cancelled:
-                self._end_cancelled(behavior, ctx, self._items[ordinal][0], cleans, started)
+                self._end_cancelled(behavior, ctx, loaded[ordinal], cleans, started)
             elif broke is None:
                 self._end(ordinal, "error", None, "run_batch gave no outcome for this partition", started)
         return broke, started
@@ -268,7 +277,9 @@ class Run:
     ) -> None:
         ordinal = partition.partition
         self._check_spark(error)
-        if isinstance(error, JobFailed):
+        if self._env.stopping:
+            return  # it may come of Spark being stopped under it; the daemon knows that it stopped the job
+        if isinstance(error, JobFailed) and behavior.can_fail:
             problem = self._cleanup(behavior, ctx, partition) if cleans else ""
             if problem:
                 # The verdict stands only once nothing is left behind: the attempt is tried again.

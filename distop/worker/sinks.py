@@ -73,6 +73,11 @@ class RunSink:
         """End these jobs, or all that have not ended, for one reason."""
         self.end([JobEnded(p, kind, None, error) for p in list(self.pending if ordinals is None else ordinals)])
 
+    def silence(self) -> None:
+        """Nobody wants to hear of it any more."""
+        self._on_events = lambda _: None
+        self._on_status = self._on_progress = None
+
     async def _save(self, child: Child, message: dict[str, Any]) -> None:
         saved = False
         if self._on_progress is not None and message["partition"] in self.pending:

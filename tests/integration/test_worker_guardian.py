@@ -1,0 +1,205 @@
+"""The guardian kills all of the child's session: at the deadline, when the daemon is gone or frozen, on request, and
+when the child ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.worker.guardian import boottime, session_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STAND_IN = Path(__file__).parents[1] / "support" / "guarded.py"
+
+# A child with company: one process in a group of its own (as PySpark's workers), one that ignores signals, one that
+# is an orphan of the second generation. It tells their pids once all are there.
+FAMILY = """
+import json, os, signal, sys, time
+def spawn(prepare):
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        prepare()
+        os.write(w, b'x')
+        while True: time.sleep(60)
+    os.read(r, 1)
+    return pid
+def orphan():
+    if os.fork(): os._exit(0)
+def deaf():
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
+spawn(lambda: os.setpgid(0, 0)); spawn(deaf); spawn(orphan)
+open({ready!r} + '.part', 'w').write(str(os.getpid()))
+os.rename({ready!r} + '.part', {ready!r})
+{then}
+"""
+FOREVER = "while True: time.sleep(60)"
+HOLDING_THE_GIL = "import re; re.match(r'(a+)+$', 'a' * 60 + 'b')"
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
+    limit = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < limit, f"not reached: {what}"
+        time.sleep(0.005)
+
+
+class Guarded:
+    """A stand-in for the daemon with a guardian and a child."""
+
+    def __init__(self, tmp_path: Path, deadline: float, then: str) -> None:
+        self.ready = tmp_path / "ready"
+        code = FAMILY.format(ready=str(self.ready), then=then)
+        command = [sys.executable, str(STAND_IN), str(deadline), code]
+        self.daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.daemon.stdout is not None
+        guardian, _, child = self.daemon.stdout.readline().split()
+        self.guardian, self.child = int(guardian), int(child)
+        wait_for(lambda: self.ready.exists() or not self.alive(), "the family is there")
+
+    def alive(self) -> list[int]:
+        return session_members(self.child)
+
+    def tell(self, line: str) -> None:
+        assert self.daemon.stdin is not None
+        assert self.daemon.stdout is not None
+        self.daemon.stdin.write(line + "\n")
+        self.daemon.stdin.flush()
+        assert self.daemon.stdout.readline() == "told\n"
+
+    def last_words(self) -> str:
+        assert self.daemon.stdin is not None
+        assert self.daemon.stdout is not None
+        self.daemon.stdin.close()
+        return self.daemon.stdout.readline().strip()
+
+    def close(self) -> None:
+        self.daemon.kill()
+        self.daemon.wait()
+        for pipe in (self.daemon.stdin, self.daemon.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def wait_dead(self) -> None:
+        wait_for(lambda: not self.alive(), "all of the session is dead")
+        wait_for(lambda: gone(self.guardian), "the guardian ended")
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
+@contextmanager
+def guarded(tmp_path: Path, deadline: float = 0.0, then: str = FOREVER) -> Iterator[Guarded]:
+    it = Guarded(tmp_path, deadline, then)
+    try:
+        yield it
+    finally:
+        it.daemon.kill()
+        it.wait_dead()
+        it.close()
+
+
+def test_on_request(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        assert len(it.alive()) == 4
+        it.tell("K enough")
+        it.wait_dead()
+        assert it.last_words() == f"X enough {int(signal.SIGKILL)}"
+
+
+def test_at_the_deadline(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        it.tell(f"D {boottime() + 0.3}")
+        it.wait_dead()
+        assert it.last_words().startswith("X deadline")
+
+
+def test_a_deadline_moves_and_goes(tmp_path: Path) -> None:
+    with guarded(tmp_path, boottime() + 3600) as it:
+        it.tell(f"D {boottime() + 7200}")
+        it.tell("D 0")
+        assert len(it.alive()) == 4
+        it.tell("D 1.0")
+        it.wait_dead()
+
+
+def test_a_deadline_that_has_passed_at_the_start(tmp_path: Path) -> None:
+    with guarded(tmp_path, 1.0) as it:
+        it.wait_dead()
+
+
+def test_at_the_deadline_while_the_daemon_is_frozen(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        it.tell(f"D {boottime() + 0.5}")
+        os.kill(it.daemon.pid, signal.SIGSTOP)
+        it.wait_dead()
+        os.kill(it.daemon.pid, signal.SIGCONT)
+
+
+def test_when_the_daemon_is_killed(tmp_path: Path) -> None:
+    with guarded(tmp_path, boottime() + 3600) as it:
+        it.daemon.kill()
+        it.wait_dead()
+
+
+@pytest.mark.parametrize("end", ["D", "K now"])
+def test_a_child_that_holds_the_gil(tmp_path: Path, end: str) -> None:
+    with guarded(tmp_path, then=HOLDING_THE_GIL) as it:
+        it.tell(end if end.startswith("K") else f"D {boottime() + 0.2}")
+        it.wait_dead()
+
+
+def test_when_the_child_ends_by_itself_its_company_dies_too(tmp_path: Path) -> None:
+    with guarded(tmp_path, then="sys.exit(7)") as it:
+        it.wait_dead()
+        assert it.last_words() == f"X exited {7 << 8}"
+
+
+def test_a_stopped_child_dies_too(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        os.kill(it.child, signal.SIGSTOP)
+        it.tell("K now")
+        it.wait_dead()
+
+
+def test_signals_to_the_guardian_do_not_end_it(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(it.guardian, number)
+        it.tell("K asked")
+        it.wait_dead()
+        assert it.last_words().startswith("X asked")
+
+
+def test_the_child_dies_with_a_killed_guardian(tmp_path: Path) -> None:
+    it = Guarded(tmp_path, 0.0, FOREVER)
+    try:
+        os.kill(it.guardian, signal.SIGKILL)
+        wait_for(lambda: it.child not in it.alive(), "the child is dead")
+    finally:
+        for pid in it.alive():
+            os.kill(pid, signal.SIGKILL)
+        it.close()
+
+
+def test_the_guardian_is_small(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        status = Path(f"/proc/{it.guardian}/status").read_text()
+        kilobytes = int(status.partition("VmRSS:")[2].split()[0])
+        assert kilobytes < 16_000
+        maps = Path(f"/proc/{it.guardian}/maps").read_text()
+        assert "grpc" not in maps

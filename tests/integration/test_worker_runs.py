@@ -1,0 +1,305 @@
+"""Jobs in a child: every kind of end, batches that break, children that die, jobs that do not stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.model import MAX_ERROR_TEXT
+from distop.worker.guardian import boottime
+from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from tests.support.behaviors import sample_env
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+__all__ = ["sample_env"]
+
+OP = "t/sample/1"
+
+
+@pytest.fixture
+async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Worker]:
+    async with started(tmp_path, sample_env) as one:
+        yield one
+
+
+@asynccontextmanager
+async def started(tmp_path: Path, env: dict[str, str], **settings: Any) -> AsyncIterator[Worker]:
+    settings = {"slots": 4, "grace": 0.3, "shared_dir": str(tmp_path / "shared")} | settings
+    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, **settings))
+    try:
+        await worker.start()
+        yield worker
+    finally:
+        await worker.stop(10)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit, f"not reached: {what}"
+        await asyncio.sleep(0.005)
+
+
+def request(does: dict[str, str], names: str, tmp_path: Path, *, batch: bool = False, **fields: Any) -> RunRequest:
+    arg = {"does": does, "diary": str(tmp_path / "diary")}
+    items = tuple(JobItem({"partition": i, "name": name}, 1, 100 + i) for i, name in enumerate(names))
+    return RunRequest(OP, "batches" if batch else "sample", arg, None, items, batch, **fields)
+
+
+async def run(worker: Worker, what: RunRequest, **callbacks: Any) -> dict[str, JobEnded]:
+    """The ends by partition name; each item has exactly one."""
+    events: list[JobEnded] = []
+    await asyncio.wait_for(worker.run(what, events.extend, **callbacks), 60)
+    assert sorted(event.partition for event in events) == [item.ordinal for item in what.items]
+    return {str(what.items[event.partition].partition["name"]): event for event in events}
+
+
+def kinds(ends: dict[str, JobEnded]) -> str:
+    """``a:success b:error``"""
+    return " ".join(f"{name}:{ends[name].kind}" for name in sorted(ends))
+
+
+def diary(tmp_path: Path) -> list[str]:
+    path = tmp_path / "diary"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def child_pid(worker: Worker) -> int:
+    child = worker._keeper.child
+    assert child is not None
+    return child._sid
+
+
+async def test_declarations_of_all_that_can_be_loaded(worker: Worker) -> None:
+    declared = {d.type_name: d for d in worker.declarations}
+    assert {"sample", "batches", "noop"} <= set(declared)
+    assert "absent" not in declared
+    assert "ModuleNotFoundError" in worker._keeper.skipped["absent"]
+    assert declared["batches"].batch
+    assert not declared["sample"].batch
+    assert declared["sample"].conflicts_with == ("other",)
+    assert "does" in declared["sample"].arg_schema["properties"]
+
+
+ONE_EACH = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "large", "object", "nan"], strict=True))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_every_kind_of_end(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    ends = await run(worker, request(ONE_EACH, "abcdefghi", tmp_path, batch=batch))
+    assert kinds(ends) == "a:success b:verdict c:error d:fatal e:error f:error g:fatal h:fatal i:fatal"
+    assert ends["a"].result == {"partition": "a", "attempt": 1}
+    assert ends["b"].result == {"why": "told to"}
+    assert ends["b"].error == "the answer is no"
+    assert ends["c"].error.startswith("RuntimeError: something went wrong\n  at ")
+    assert ends["d"].error == "this cannot work"
+    assert "70002 bytes" in ends["g"].error
+    assert all(len(end.error) <= MAX_ERROR_TEXT for end in ends.values())
+    assert all(0 < end.started <= end.finished for end in ends.values())
+    # A verdict is reported only after the cleanup; an unexpected error is left to the next attempt.
+    assert "clean b" in diary(tmp_path)
+    assert "clean c" not in diary(tmp_path)
+    assert worker.deaths == 0
+
+
+async def test_a_wrong_argument_is_fatal_in_one_sentence(worker: Worker, tmp_path: Path) -> None:
+    what = RunRequest(OP, "noop", {"sleep": "long", "nap": 1}, None, request({}, "ab", tmp_path).items, batch=True)
+    ends = await run(worker, what)
+    assert kinds(ends) == "a:fatal b:fatal"
+    assert ends["a"].error.startswith("the argument does not fit noop: sleep: Input should be a valid number")
+    assert "nap" in ends["a"].error
+
+
+async def test_what_is_not_installed_is_refused(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, RunRequest(OP, "nothing", {}, None, request({}, "a", tmp_path).items, batch=False))
+    assert kinds(ends) == "a:refused"
+
+
+async def test_a_start_that_arrives_late_is_refused(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, request({}, "ab", tmp_path, deadline=boottime() - 1))
+    assert kinds(ends) == "a:refused b:refused"
+    assert diary(tmp_path) == []
+
+
+async def test_taken_over_jobs_are_cleaned_first(worker: Worker, tmp_path: Path) -> None:
+    await run(worker, request({}, "ab", tmp_path, cleanup_first=True))
+    assert diary(tmp_path) == ["clean a", "start a", "clean b", "start b"]
+
+
+async def test_the_broken_partition_of_a_batch_stands_alone(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, request({"c": "break", "f": "break", "g": "forget"}, "abcdefgh", tmp_path, batch=True))
+    assert kinds(ends) == "a:success b:success c:error d:success e:success f:error g:error h:success"
+    assert "c breaks the batch" in ends["c"].error
+    assert ends["g"].error == "run_batch gave no outcome for this partition"
+    starts = [line for line in diary(tmp_path) if line.startswith("start")]
+    assert len(starts) == len(set(starts)), "what a batch had given before it broke is not run again"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("death", ["die", "kill"])
+async def test_only_who_kills_the_child_is_blamed(worker: Worker, tmp_path: Path, batch: bool, death: str) -> None:
+    guilty, neighbours = await asyncio.gather(
+        run(worker, request({"c": death}, "abcdef", tmp_path, batch=batch)),
+        run(worker, request({}, "uvwxyz", tmp_path, batch=not batch)),
+    )
+    assert kinds(guilty) == "a:success b:success c:crash d:success e:success f:success"
+    assert ("exit code 3" if death == "die" else "killed by signal 9") in guilty["c"].error
+    assert {end.kind for end in neighbours.values()} == {"success"}
+    assert worker.deaths >= 2
+
+
+async def test_a_single_job_alone_is_blamed_at_once(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, request({"a": "die"}, "a", tmp_path))
+    assert kinds(ends) == "a:crash"
+    assert diary(tmp_path) == ["start a"]
+    assert worker.deaths == 1
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_jobs_that_listen_are_cancelled_and_cleaned(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path, batch=batch)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.cancel("t/sample/2")
+    worker.cancel(OP)
+    ends = await task
+    assert kinds(ends) == "a:cancelled b:cancelled"
+    assert {"clean a", "clean b"} <= set(diary(tmp_path))
+    assert "start b" not in diary(tmp_path)
+    assert worker.deaths == 0
+
+
+async def test_one_partition_is_cancelled_others_go_on(worker: Worker, tmp_path: Path) -> None:
+    task = asyncio.create_task(run(worker, request({"a": "wait"}, "abc", tmp_path)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.cancel(OP, [0, 2])
+    assert kinds(await task) == "a:cancelled b:success c:cancelled"
+    assert worker.deaths == 0
+
+
+async def test_a_job_that_does_not_listen_loses_its_child(worker: Worker, tmp_path: Path) -> None:
+    deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
+    other = RunRequest("t/sample/2", "noop", {"sleep": 1.5}, None, request({}, "x", tmp_path).items, batch=False)
+    neighbour = asyncio.create_task(run(worker, other))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.cancel(OP, [0])
+    assert kinds(await deaf) == "a:cancelled b:success"
+    # The neighbour was run again in the next child, and not blamed.
+    assert kinds(await neighbour) == "x:success"
+    assert worker.deaths == 1
+    assert diary(tmp_path) == ["start a", "clean a", "clean b", "start b"]
+
+
+async def test_a_run_that_its_caller_gives_up_is_stopped(worker: Worker, tmp_path: Path) -> None:
+    task = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    task.cancel()
+    await until(lambda: "clean a" in diary(tmp_path), "the job is cleaned up")
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_cleanup_that_fails_is_told(worker: Worker, tmp_path: Path) -> None:
+    ends = await run(worker, request({"a": "fail-unclean"}, "a", tmp_path))
+    assert kinds(ends) == "a:verdict"
+    arg = {"does": {"a": "unclean"}}
+    with pytest.raises(WorkerError, match="it cannot be removed") as caught:
+        await worker.cleanup(OP, "sample", arg, None, request({}, "a", tmp_path).items)
+    assert caught.value.kind == "transient"
+
+
+async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None:
+    saved: list[tuple[int, Any]] = []
+    told: list[tuple[int, str]] = []
+
+    async def save(partition: int, value: Any) -> bool:
+        saved.append((partition, value))
+        return True
+
+    what = request({"a": "progress", "b": "status", "c": "stage"}, "abc", tmp_path)
+    items = (JobItem(what.items[0].partition, 2, 100, {"at": 41}), *what.items[1:])
+    what = RunRequest(what.op, what.type, what.arg, None, items, batch=False)
+    ends = await run(worker, what, on_progress=save, on_status=lambda p, text: told.append((p, text)))
+    # The second checkpoint came too soon after the first.
+    assert ends["a"].result == {"loaded": {"at": 41}, "saved": [True, False]}
+    assert saved == [(0, {"at": 0})]
+    assert told == [(1, "half way")]
+    assert ends["c"].result["stage"] == str(tmp_path / "shared/stage/t/sample/1/000002/102-inc-1")
+    assert Path(ends["c"].result["stage"]).is_dir()
+    assert Path(ends["c"].result["work_dir"]).is_dir()
+    await worker.forget(OP)
+    assert not Path(ends["c"].result["work_dir"]).exists()
+
+
+async def test_at_the_deadline_all_ends_and_a_new_session_goes_on(worker: Worker, tmp_path: Path) -> None:
+    worker.set_deadline(boottime() + 3600)
+    task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.set_deadline(boottime() + 0.1)
+    assert kinds(await task) == "a:cancelled b:cancelled"
+    waiting = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
+    await until(lambda: bool(worker._runs) and not worker.running, "a run waits for a session")
+    worker.renew("inc-2", boottime() + 3600)
+    assert kinds(await waiting) == "a:refused"
+    assert kinds(await run(worker, request({}, "a", tmp_path, deadline=boottime() + 3600))) == "a:success"
+
+
+async def test_abort_kills_at_once(worker: Worker, tmp_path: Path) -> None:
+    task = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", tmp_path)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    await worker.abort("the session is lost")
+    assert kinds(await task) == "a:cancelled"
+    assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
+
+
+async def test_a_child_killed_from_outside_is_replaced(worker: Worker, tmp_path: Path) -> None:
+    told: list[str] = []
+    worker.notify_death(lambda death: told.append(str(death)))
+    before = child_pid(worker)
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: bool(told) and worker.running, "a new child")
+    assert "killed by signal 9" in told[0]
+    assert kinds(await run(worker, request({}, "a", tmp_path))) == "a:success"
+    assert child_pid(worker) != before
+
+
+async def test_stop_ends_what_runs_without_blame(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with started(tmp_path, sample_env) as worker:
+        task = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
+        await until(lambda: "start a" in diary(tmp_path), "the job runs")
+        await worker.stop(5)
+        assert kinds(await task) == "a:cancelled b:cancelled"
+        assert kinds(await run(worker, request({}, "c", tmp_path))) == "c:refused"
+
+
+async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env={"PYTHONPATH": str(tmp_path)}))
+    (tmp_path / "distop").mkdir()
+    (tmp_path / "distop" / "__init__.py").write_text("raise RuntimeError('a broken installation')")
+    with pytest.raises(WorkerError, match="a broken installation"):
+        await worker.start()
+    await worker.stop(1)
+
+
+async def test_no_more_runs_at_once_than_slots(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with started(tmp_path, sample_env, slots=1) as worker:
+        first = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
+        await until(lambda: "start a" in diary(tmp_path), "the first runs")
+        other = replace(request({}, "b", tmp_path), op="t/sample/2")
+        second = asyncio.create_task(run(worker, other))
+        await worker.plan("t/sample/3", "sample", {"names": ["x"]}, TABLE, None)
+        assert "start b" not in diary(tmp_path)
+        worker.cancel(OP)
+        assert kinds(await first) == "a:cancelled"
+        assert kinds(await second) == "b:success"
+
+
+TABLE = {"name": "t", "format": "parquet", "location": "/nowhere"}

@@ -1,0 +1,66 @@
+"""Spark in a child: one start for all that is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig
+from tests.support.behaviors import sample_env
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["sample_env"]
+
+pytestmark = pytest.mark.spark
+
+
+def request(op: str, does: dict[str, str]) -> RunRequest:
+    items = tuple(JobItem({"partition": i, "name": name}, 1, 1) for i, name in enumerate(does))
+    return RunRequest(op, "sample", {"does": does}, None, items, batch=False)
+
+
+async def run(worker: Worker, what: RunRequest) -> list[JobEnded]:
+    ends: list[JobEnded] = []
+    await asyncio.wait_for(worker.run(what, ends.extend), 100)
+    return sorted(ends, key=lambda end: end.partition)
+
+
+async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    settings: dict[str, Any] = {"spark_master": "local[2]", "slots": 4, "grace": 30}
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
+    await worker.start()
+    try:
+        # Jobs of several operations share the session, each in its operation's pool.
+        first, second = await asyncio.gather(
+            run(worker, request("t/sample/1", {"a": "spark", "b": "spark"})),
+            run(worker, request("u/sample/1", {"a": "spark"})),
+        )
+        assert [end.result for end in first] == [{"zone": "UTC", "n": 10, "pool": "t/sample/1"}] * 2
+        assert [end.result for end in second] == [{"zone": "UTC", "n": 10, "pool": "u/sample/1"}]
+
+        # A Spark job is interrupted when its job is cancelled, and the child lives on.
+        task = asyncio.create_task(run(worker, request("t/sample/2", {"a": "spark-wait"})))
+        started = tmp_path / "ops/t/sample/2/spark-wait"
+        limit = time.monotonic() + 60
+        while not started.exists():
+            assert time.monotonic() < limit
+            await asyncio.sleep(0.01)
+        worker.cancel("t/sample/2")
+        assert [end.kind for end in await task] == ["cancelled"]
+        assert worker.deaths == 0
+
+        # When the JVM dies the child is replaced, and the job that killed it is found.
+        ends = await run(worker, request("t/sample/3", {"a": "spark", "b": "spark-die", "c": "spark"}))
+        assert [end.kind for end in ends] == ["success", "crash", "success"]
+        assert "JVM died" in ends[1].error
+        assert worker.deaths >= 1
+    finally:
+        await worker.stop(30)

@@ -1,0 +1,28 @@
+"""Operation types of the tests, installed for the children that a test starts and for nobody else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ENTRY_POINTS = """\
+[distop.behaviors]
+sample = tests.support.sample_behaviors:Sample
+batches = tests.support.sample_behaviors:Batches
+absent = tests.support.no_such_module:Absent
+"""
+
+
+@pytest.fixture(scope="session")
+def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which ``sample`` and ``batches`` are installed, and ``absent`` is but cannot be loaded."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "distop_samples-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-samples\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}

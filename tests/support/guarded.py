@@ -1,0 +1,35 @@
+"""A stand-in for the daemon, which starts a guardian over a child of a test's own and can be stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from distop.worker import guardian
+
+
+def main() -> None:
+    """``guarded.py DEADLINE CODE``: print the guardian's first line (``P <pid>``) and wait for ever."""
+    control, theirs = socket.socketpair()
+    mine, data = socket.socketpair()
+    command = [
+        *(sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), str(data.fileno()), sys.argv[1]),
+        *("--", sys.executable, "-c", sys.argv[2]),
+    ]
+    process = subprocess.Popen(command, pass_fds=(theirs.fileno(), data.fileno()), start_new_session=True)
+    theirs.close()
+    data.close()
+    line = control.recv(100).decode().strip()
+    print(process.pid, line, flush=True)
+    while line := sys.stdin.readline():
+        control.sendall(line.encode())
+        print("told", flush=True)
+    os.set_blocking(mine.fileno(), True)
+    process.wait()
+    print(control.recv(100).decode().strip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

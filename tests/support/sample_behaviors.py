@@ -1,0 +1,170 @@
+"""Operation types for tests of the worker: each partition does what the argument says it shall do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distop.behavior import JobContext, Summary, TableRecord
+
+
+class SampleArg(BaseModel):
+    """``does``: partition name → action; ``diary``: a file in which starts and cleanups are written down."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    does: dict[str, str] = Field(default_factory=dict)
+    diary: str = ""
+    names: list[str] = Field(default_factory=list)
+    files: int = 0
+
+
+class SampleResult(BaseModel):
+    """A result that is a model."""
+
+    partition: str
+    attempt: int
+
+
+class Sample(Behavior):
+    """Does what it is told, partition by partition."""
+
+    type_name = "sample"
+    Arg = SampleArg
+    Result = SampleResult
+    conflicts_with = ("other",)
+
+    def partitions(self, table: TableRecord, arg: SampleArg, ctx: JobContext) -> Planned:
+        if "die" in arg.does:
+            os._exit(3)
+        if "wrong" in arg.does:
+            raise InvalidArgument("the location is wrong")
+        if "error" in arg.does:
+            raise RuntimeError("no listing today")
+        files = tuple((f"/somewhere/{'x' * 200}/{i}", i, i) for i in range(arg.files))
+        return Planned([PartitionPlan(7, name, len(files), files) for name in arg.names], "v1")
+
+    def start_or_resume_job(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        write(arg, f"start {partition.name}")
+        action = arg.does.get(partition.name, "")
+        if action:
+            act(action, partition, ctx)
+        if action == "files":
+            return {"files": len(partition.files)}
+        if action == "stage":
+            return {"stage": ctx.stage, "work_dir": str(ctx.work_dir)}  # type: ignore[attr-defined]
+        if action == "large":
+            return "x" * 70_000
+        if action == "object":
+            return object()
+        if action == "nan":
+            return float("nan")
+        if action == "progress":
+            return {"loaded": ctx.progress.load(), "saved": [ctx.progress.save({"at": n}) for n in range(2)]}
+        if action == "spark":
+            row = ctx.spark.sql("select current_timezone() as zone, count(*) as n from range(10)").first()
+            return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx)}
+        return SampleResult(partition=partition.name, attempt=ctx.attempt)
+
+    def cancel_job_and_cleanup(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> None:
+        write(arg, f"clean {partition.name}")
+        if arg.does.get(partition.name) == "unclean":
+            raise OSError("it cannot be removed")
+
+    def complete_operation(
+        self, arg: SampleArg, table: TableRecord | None, summary: Summary, ctx: JobContext
+    ) -> dict[str, Any]:
+        rows = [(row.partition, row.name, row.success) for row in summary.outcomes()]
+        report = {"verdict": summary.verdict, "rows": rows}
+        if "follow" in arg.does:
+            ctx.start_operation("sample", "t", SampleArg(names=["a"]), partitions=["a"])
+        if "no" in arg.does:
+            raise OperationFailed("the answer is no", report)
+        if "large" in arg.does:
+            return {"text": "x" * 600_000}
+        return report
+
+
+class Batches(Sample):
+    """The same with one batch for all."""
+
+    type_name = "batches"
+
+    def run_batch(
+        self, arg: SampleArg, partitions: Sequence[PartitionPlan], ctx: JobContext
+    ) -> Iterator[tuple[PartitionPlan, Any]]:
+        write(arg, "batch " + " ".join(p.name for p in partitions))
+        for partition in partitions:
+            action = arg.does.get(partition.name)
+            if action == "break":
+                raise RuntimeError(f"{partition.name} breaks the batch")
+            if action == "forget":
+                continue
+            try:
+                yield partition, self.start_or_resume_job(arg, partition, ctx)
+            except Exception as error:
+                yield partition, error
+
+
+def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
+    """What a job can do to its surroundings."""
+    if action == "fail":
+        raise JobFailed("the answer is no", {"why": "told to"})
+    if action == "fail-unclean":
+        raise JobFailed("the answer is no")
+    if action == "error":
+        raise RuntimeError("something went wrong")
+    if action == "wrong":
+        raise InvalidArgument("this cannot work")
+    if action == "exit":
+        raise SystemExit(1)
+    if action == "memory":
+        raise MemoryError
+    if action == "die":
+        os._exit(3)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "status":
+        ctx.status("half way")
+    if action == "wait":
+        while True:
+            ctx.check_cancelled()
+            time.sleep(0.005)
+    if action == "deaf":
+        Path(ctx.work_dir, f"deaf-{partition.name}").touch()
+        while True:
+            time.sleep(0.05)
+    if action == "spark-wait":
+        Path(ctx.work_dir, "spark-wait").touch()
+        ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
+    if action == "spark-die":
+        from pyspark import SparkContext
+
+        ctx.spark.range(1).count()
+        jvm: Any = SparkContext._gateway
+        jvm.proc.kill()
+        jvm.proc.wait()
+        ctx.spark.range(1).count()
+
+
+def pool(ctx: JobContext) -> str | None:
+    """The pool that the calling thread's Spark jobs go to."""
+    return ctx.spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+
+
+def write(arg: SampleArg, line: str) -> None:
+    """A line into the diary, whole even if the process dies next."""
+    if arg.diary:
+        with open(arg.diary, "a") as file:
+            file.write(line + "\n")

@@ -1,0 +1,197 @@
+"""The worker's pure parts: error texts, paths, plans, the gate, log files, Spark's settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.core.model import MAX_CHUNK_BYTES, MAX_ERROR_TEXT, PartitionPlan, TableRecord, dumps
+from distop.errors import InvalidArgument
+from distop.worker import logs, shared
+from distop.worker.calls import select
+from distop.worker.explain import explain, headline
+from distop.worker.gate import Gate, halves
+from distop.worker.spark import SparkUnavailable, check_java, java_version, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class AnalysisException(Exception):
+    """Looks like Spark's."""
+
+    __module__ = "pyspark.errors"
+
+
+def test_spark_errors_keep_their_first_line() -> None:
+    error = AnalysisException("\n[UNRESOLVED_COLUMN] no column x\n'Project [x]\n+- Relation")
+    assert headline(error) == "AnalysisException: [UNRESOLVED_COLUMN] no column x"
+
+
+def test_java_errors_lose_their_frames() -> None:
+    class Py4JJavaError(Exception):
+        __module__ = "py4j.protocol"
+
+    error = Py4JJavaError("An error occurred while calling o1.\n: java.io.IOException: disk full\n\tat a.b.C(X.java)")
+    assert headline(error) == "Py4JJavaError: java.io.IOException: disk full"
+
+
+def test_explain_names_the_place_and_the_cause_and_stays_bounded() -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise RuntimeError("outer " + "x" * 9_000) from inner
+    except RuntimeError as error:
+        text = explain(error)
+    assert text.startswith("RuntimeError: outer")
+    assert "KeyError" in text
+    assert len(text) <= MAX_ERROR_TEXT
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
+def test_folders_are_safe_and_differ(name: str) -> None:
+    folder = shared.folder(name)
+    assert "/" not in folder
+    assert not folder.startswith(".")
+    assert (folder == shared.folder("a.b")) == (name == "a.b")
+
+
+def test_operations_have_paths_of_their_own() -> None:
+    assert shared.operation_path("sales.orders/validate/7") == "sales.orders/validate/7"
+    assert shared.operation_path("t/index/by.day/7") == "t/index/by.day/7"
+    assert shared.operation_path("%2E%2E/validate/7") == "%2E./validate/7"
+
+
+def test_the_shared_directory_defaults_to_the_table() -> None:
+    table = TableRecord("t", "parquet", "/data/t/")
+    assert shared.shared_of("", table) == "/data/t/_distop"
+    assert shared.shared_of("/shared/", table) == "/shared"
+    assert shared.shared_of("", None) == ""
+
+
+def test_long_file_lists_are_spilled_and_read_back(tmp_path: Path) -> None:
+    files = tuple((f"/data/{'x' * 200}/{i}", i, i * 10) for i in range(4_000))
+    plans = [PartitionPlan(0, "small", files=files[:2]), PartitionPlan(1, "large", files=files)]
+    spilled = shared.spill(plans, str(tmp_path), "t/sample/1")
+    assert spilled[0] is plans[0]
+    assert spilled[1].files == ()
+    assert spilled[1].files_at
+    assert not spilled[1].files_at.startswith("/")
+    assert len(dumps(spilled[1].to_json())) < MAX_CHUNK_BYTES
+    assert shared.with_files(spilled[1], str(tmp_path)).files == files
+    with pytest.raises(InvalidArgument, match="--shared-dir"):
+        shared.spill(plans, "", "t/sample/1")
+
+
+def plan(*names: str) -> list[PartitionPlan]:
+    return [PartitionPlan(9, name) for name in names]
+
+
+def test_selected_partitions_are_numbered_anew() -> None:
+    chosen = select(plan("a", "b", "c"), ["c", "a"])
+    assert [(p.partition, p.name) for p in chosen] == [(0, "a"), (1, "c")]
+    assert [p.partition for p in select(plan("a", "b"), None)] == [0, 1]
+    assert select([], None) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "names", "sentence"),
+    [
+        (plan("a"), ["b"], "no partition 'b'"),
+        (plan("a", "a"), None, "'a' is there twice"),
+        (plan(""), None, "no name"),
+        (plan("a"), [str(i) for i in range(9)], "and 4 more"),
+    ],
+)
+def test_wrong_plans_are_refused(partitions: list[PartitionPlan], names: Sequence[str] | None, sentence: str) -> None:
+    with pytest.raises(InvalidArgument, match=sentence):
+        select(partitions, names)
+
+
+@given(st.lists(st.integers(), min_size=1))
+def test_halves_are_smaller_and_lose_nothing(items: list[int]) -> None:
+    parts = list(halves(items))
+    assert [x for part in parts for x in part] == items
+    assert all(0 < len(part) < len(items) or len(items) == 1 for part in parts)
+
+
+async def test_one_alone_keeps_others_out_and_goes_first() -> None:
+    gate, order = Gate(), []
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        async with gate.shared():
+            inside.set()
+            await leave.wait()
+            order.append("first")
+
+    async def alone() -> None:
+        async with gate.exclusive():
+            order.append("alone")
+
+    async def later() -> None:
+        async with gate.shared():
+            order.append("later")
+
+    tasks = [asyncio.create_task(first())]
+    await inside.wait()
+    tasks += [asyncio.create_task(alone())]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(later())]
+    given_up = asyncio.create_task(alone())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    leave.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    assert order == ["first", "alone", "later"]
+
+
+def test_log_files_are_few_and_bounded(tmp_path: Path) -> None:
+    for _ in range(logs.KEEP + 5):
+        logs.new_log(tmp_path).write_text("x")
+    kept = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert len(kept) == logs.KEEP + 1
+    assert f"child-{logs.KEEP + 5}.log" in kept
+    path = tmp_path / "logs" / kept[0]
+    path.write_text("é" * 5_000 + "end")
+    assert logs.tail(path).endswith("end")
+    assert len(logs.tail(path)) <= logs.TAIL
+    logs.bound(path, limit=100)
+    assert path.stat().st_size == 0
+    assert logs.tail(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_292"', 8), ('openjdk version "21"', 21), ("", None)],
+)
+def test_java_versions(text: str, version: int | None) -> None:
+    assert java_version(text) == version
+
+
+def test_an_old_java_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(SparkUnavailable, match=r"^Java 17 or newer is needed: .*java is version 11$"):
+        check_java({"JAVA_HOME": str(tmp_path)})
+    with pytest.raises(SparkUnavailable, match="no bin/java"):
+        check_java({"JAVA_HOME": str(tmp_path / "none")})
+
+
+def test_the_users_settings_win(tmp_path: Path) -> None:
+    conf = settings("local[3]", "ex", tmp_path, {"spark.ui.enabled": "true", "spark.x": "y"})
+    assert conf["spark.ui.enabled"] == "true"
+    assert conf["spark.x"] == "y"
+    assert conf["spark.sql.session.timeZone"] == "UTC"
+    assert conf["spark.scheduler.mode"] == "FAIR"
+    assert "spark.driver.host" not in settings("spark://h:7077", "ex", tmp_path, {})
+    assert os.fspath(tmp_path) in conf["spark.local.dir"]

@@ -1,0 +1,69 @@
+"""Frames: whatever way bytes are cut, the same messages come out; nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.worker import protocol
+from distop.worker.protocol import Decoder, ProtocolError, encode, frame, pages
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"t": st.just("status"), "run": st.integers(), "partition": st.integers(), "text": st.text()})
+)
+
+
+@given(MESSAGES, st.lists(st.integers(1, 50)))
+def test_messages_survive_any_cut(messages: list[Any], cuts: list[int]) -> None:
+    data = b"".join(encode(message) for message in messages)
+    decoder, got = Decoder(), []
+    for cut in [*cuts, len(data)]:
+        got += list(decoder.feed(data[:cut]))
+        data = data[cut:]
+    assert got == messages
+
+
+def test_byte_by_byte() -> None:
+    decoder = Decoder()
+    data = encode(protocol.StopMessage(t="stop")) + encode(protocol.DoneMessage(t="done", run=3))
+    got = [message for i in range(len(data)) for message in decoder.feed(data[i : i + 1])]
+    assert got == [{"t": "stop"}, {"t": "done", "run": 3}]
+
+
+def test_too_large_to_send() -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        frame(b"x" * (protocol.MAX_FRAME + 1))
+
+
+def test_too_large_is_refused_before_it_arrives() -> None:
+    with pytest.raises(ProtocolError, match="announced"):
+        list(Decoder().feed(struct.pack(">I", protocol.MAX_FRAME + 1)))
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b"1", b'{"t":1}', b"{}", b"\xff"])
+def test_nonsense_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(Decoder().feed(frame(payload)))
+
+
+def test_what_came_before_nonsense_is_not_given_twice() -> None:
+    decoder = Decoder()
+    messages = decoder.feed(encode(protocol.StopMessage(t="stop")) + frame(b"[]"))
+    assert next(messages) == {"t": "stop"}
+    with pytest.raises(ProtocolError):
+        next(messages)
+    assert list(decoder.feed(b"")) == []
+
+
+@given(st.lists(st.text(max_size=40)), st.integers(1, 200))
+def test_pages_keep_all_rows_in_order(rows: list[str], limit: int) -> None:
+    groups = list(pages(rows, limit))
+    assert [row for group, _ in groups for row in group] == rows
+    assert [more for _, more in groups] == [True] * (len(groups) - 1) + [False]
+    for group, _ in groups:
+        assert len(group) <= 1 or sum(len(json.dumps(row)) for row in group) <= limit * 6
