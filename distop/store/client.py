@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
-from distop.store import diagnose
+from distop.store import diagnose, versions
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
@@ -35,6 +35,8 @@ Response = TypeVar("Response")
 
 PAGE = 1_000
 """Keys in one page of a list."""
+
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class EtcdClient:
         self.config = config if config is not None else EtcdConfig()
         self.transport = Transport(self.config)
         self._repeater = Repeater(self.transport, self.config)
-        self._version: tuple[int, ...] | None = None
+        self._versions: dict[str, tuple[int, ...]] = {}
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -305,11 +307,30 @@ class EtcdClient:
         )
 
     async def version(self) -> tuple[int, ...]:
-        """The server's version as numbers, asked once; empty when it may not be asked."""
-        if self._version is None:
-            text = (await self.status()).version.partition("-")[0]
-            self._version = tuple(int(part) for part in text.split(".") if part.isdigit())
-        return self._version
+        """The version of the member in use, asked once of each; empty when it may not be asked."""
+        known = self._versions.get(self.transport.address)
+        if known is None:
+            status = await self.status()
+            known = self._versions[status.endpoint] = versions.parse(status.version)
+        return known
+
+    def known_version(self, address: str) -> tuple[int, ...]:
+        """The version of a member as far as :meth:`version` has asked it."""
+        return self._versions.get(address, ())
+
+    async def check_server(self) -> None:
+        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
+        version = await self.version()
+        try:
+            members = len(await self.members())
+        except PermissionDenied:
+            members = self.transport.size
+        verdict = versions.judge(version, members)
+        if verdict.refused:
+            raise EtcdRejected(verdict.refused)
+        if verdict.warning and verdict.warning not in _warned:
+            _warned.add(verdict.warning)
+            log.warning("%s", verdict.warning)
 
     async def alarms(self) -> tuple[str, ...]:
         """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""

@@ -26,6 +26,7 @@ Response = TypeVar("Response")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between repetitions, doubled each time, with jitter."""
 
+_LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions: a passing trouble is not worth a line, a lasting one is worth some
 _TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
 
 
@@ -42,6 +43,7 @@ class Attempts:
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
     pause: float = FIRST_PAUSE
+    count: int = 0
     tokens: int = 0
     last: Failure | None = None
 
@@ -105,11 +107,12 @@ class Repeater:
                 raise self._refused(attempts, refusal) from refusal
             if failure.fate is Fate.UNKNOWN and not attempts.harmless:
                 attempts.unknown = True
+            attempts.count += 1
             pause = attempts.next_pause()
             if pause is None:
                 raise self._given_up(attempts)
             log.log(
-                logging.WARNING if attempts.pause >= LONGEST_PAUSE else logging.DEBUG,
+                logging.WARNING if attempts.count % _LOG_EVERY == _LOG_FIRST else logging.DEBUG,
                 "etcd at %s did not answer the %s: %s; trying again",
                 self._transport.address,
                 attempts.what,
@@ -156,6 +159,8 @@ class Repeater:
 
     def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
         heard = f" (last heard: {attempts.last})" if attempts.last else ""
+        if attempts.last is not None and "database space exceeded" in attempts.last.detail:
+            heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
         if attempts.unknown:
             return OutcomeUnknown(
                 f"Whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells."

@@ -22,6 +22,7 @@ from distop.store.codec import key_value, to_bytes
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
 from distop.store.transport import RequestFailed
+from distop.store.versions import orders_requested_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,11 +53,6 @@ def decode_response(message: rpc.WatchResponse) -> Response:
     )
 
 
-def progress_may_be_asked(version: tuple[int, ...]) -> bool:
-    """Whether a requested progress is ordered with the events on this server (W3)."""
-    return version >= (3, 5, 8) or (3, 4, 25) <= version < (3, 5)
-
-
 class WatchStream:
     """One stream with one watch (W10), without prev_kv, in fragments (W5)."""
 
@@ -72,21 +68,21 @@ class WatchStream:
             )
         )
         self._call: Any = None
-        self._address = ""
+        self.address = ""
         self._cut = False
 
     async def open(self, timeout: float) -> None:
         """Open it. Raises RequestFailed, also when nothing is heard for ``timeout`` seconds."""
         transport = self._client.transport
-        self._call, self._address = await transport.stream(wire.WATCH)
+        self._call, self.address = await transport.stream(wire.WATCH)
         try:
             await asyncio.wait_for(self._call.write(self._request), timeout)
         except (TimeoutError, asyncio.InvalidStateError):
-            transport.move_on(self._address)
+            transport.move_on(self.address)
             self._call.cancel()
             raise RequestFailed(Failure(Fate.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")) from None
         except grpc.aio.AioRpcError as error:
-            raise transport.failed(error, self._address) from None
+            raise transport.failed(error, self.address) from None
 
     async def read(self) -> rpc.WatchResponse | None:
         """The next response; None when the stream has ended, cleanly or because it was cut. Raises RequestFailed."""
@@ -94,7 +90,7 @@ class WatchStream:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise transport.failed(error, self._address) from None
+            raise transport.failed(error, self.address) from None
         except asyncio.CancelledError:
             if self._cut:
                 return None
@@ -113,7 +109,7 @@ class WatchStream:
         """End it; a pending read returns None. ``elsewhere``: the endpoint is to blame."""
         self._cut = True
         if elsewhere:
-            self._client.transport.move_on(self._address)
+            self._client.transport.move_on(self.address)
         if self._call is not None:
             self._call.cancel()
 
@@ -271,6 +267,8 @@ class Feed:
         """One stream, until it ends; true when it got as far as being useful."""
         stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._position.opened()
+        with contextlib.suppress(EtcdUnavailable, EtcdRejected):
+            await self._client.version()
         await stream.open(self._client.config.request_timeout)
         self._stream = stream
         self._asked, self._may_ask = False, False
@@ -289,7 +287,7 @@ class Feed:
                 if not useful and message.created and not message.canceled:
                     useful = True
                     self.problem = ""
-                    self._may_ask = progress_may_be_asked(await self._client.version())
+                    self._may_ask = orders_requested_progress(self._client.known_version(stream.address))
                     self._watch_silence(_PATIENCE if self._may_ask else _OLD_PATIENCE)
                 if isinstance(step, Batch):
                     self._hand_over(step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.txn import Put, Txn, absent
-from distop.errors import ClusterChanged, EtcdUnavailable, OutcomeUnknown
+from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, OutcomeUnknown
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd, free_ports
@@ -29,13 +29,16 @@ def cluster() -> Iterator[EtcdCluster]:
 
 
 async def test_failover(cluster: EtcdCluster) -> None:
-    async with EtcdClient(EtcdConfig(cluster.endpoints, request_timeout=2.0)) as client:
+    async with EtcdClient(EtcdConfig(cluster.endpoints, request_timeout=1.0)) as client:
         assert len(await client.members()) == 3
         mirror = Mirror()
         feed = Feed(client, "t.", "t/", mirror.apply)
         await feed.start()
         session = Session(client, "node", b"", 8)
         await session.start()
+        if await client.version() <= (3, 5, 2):
+            with pytest.raises(EtcdRejected, match="13766"):
+                await client.check_server()
         used = client.transport.address
         member = next(member for member in cluster.members if member.endpoint == used)
 

@@ -130,6 +130,19 @@ async def test_a_server_that_is_away_for_less_than_the_ttl(own_etcd: EmbeddedEtc
         await session.close()
 
 
+async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefix: str) -> None:
+    """An answer that waited to be read does not revive what has had to stop."""
+    session = Session(client, f"{prefix}node", b"", 2, margin=1.5)
+    await session.start()
+    while boottime() < session.deadline:
+        pass  # the loop does not run: a long GIL hold, a SIGSTOP
+    assert not session.alive
+    deadline = session.deadline
+    await session.lost
+    assert session.deadline == deadline
+    await session.close()
+
+
 async def test_an_incarnation_is_used_once(client: EtcdClient, prefix: str) -> None:
     session = Session(client, f"{prefix}node", b"", 5)
     await session.start()
