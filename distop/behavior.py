@@ -7,7 +7,6 @@ Behaviors are found by entry points of the group ``distop.behaviors`` (I44, C19)
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,6 +17,7 @@ from distop.core.model import Declaration, PartitionPlan, Retry, TableRecord
 from distop.errors import InvalidArgument, JobCancelled, JobFailed, OperationFailed, UnknownBehavior
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core import decide
@@ -19,26 +18,21 @@ from distop.core.digest import plan_digest
 from distop.core.model import (
     Attempts,
     Decision,
-    History,
-    Outcome,
     Plan,
     State,
-    from_ranges,
-    loads,
     rfc3339,
-    shorten,
 )
-from distop.core.txn import Get
 from distop.core.view import Change, TypeView
+from distop.ending import Ending
 from distop.errors import DistopError, SessionLost, describe
 from distop.store.watch import Feed
 from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from distop.core.model import OperationRef, PartitionPlan
-    from distop.core.txn import KeyValue, Txn, TxnResult
+    from distop.core.txn import Txn
     from distop.core.view import OperationView
     from distop.incarnation import Context
     from distop.store.watch import Batch
@@ -63,6 +57,7 @@ class Coordinator:
         self._guard = t.election_guard(ctx.keys, table, type_name, fence)
         self._view = TypeView(ctx.keys, table, type_name)
         self._log = ctx.log
+        self._ending = Ending(ctx, self._guard, self._commit, self._reached)
         self._driving: dict[OperationRef, asyncio.Task[None]] = {}
         self._again: set[OperationRef] = set()
         self._timers: dict[OperationRef, asyncio.TimerHandle] = {}
@@ -178,24 +173,24 @@ class Coordinator:
             case decide.Commit(txn):
                 return await self._commit(txn)
             case decide.Complete(decision):
-                return await self._complete(op, decision)
+                return await self._ending.complete(op, decision)
             case decide.Finish(decision, decision_mod):
-                return await self._finish(op, decision, decision_mod, None, None)
+                return await self._ending.finish(op, decision, decision_mod)
             case decide.Reap(claims):
                 return await self._reap(op, claims)
-            case decide.Clean(count):
-                return await self._clean(op, count)
+            case decide.Clean(count, follow_ups):
+                return await self._ending.clean(op, count, follow_ups)
             case _:
                 return True
 
     async def _commit(self, txn: Txn) -> bool:
         result = await self._ctx.commit(txn)
-        await self._caught_up(result)
+        if result.succeeded:
+            await self._reached(result.revision)
         return result.succeeded
 
-    async def _caught_up(self, result: TxnResult) -> None:
-        if result.succeeded:
-            await self._jobs.reached(result.revision)
+    async def _reached(self, revision: int) -> None:
+        await self._jobs.reached(revision)
 
     # ------------------------------------------------------------------- plan
 
@@ -204,7 +199,11 @@ class Coordinator:
         spec, ref = op.spec, op.ref
         try:
             planned = await self._ctx.worker.plan(
-                str(ref), ref.type, await self._arg(ref), spec.table.to_json() if spec.table else None, spec.partitions
+                str(ref),
+                ref.type,
+                await self._ctx.argument(ref),
+                spec.table.to_json() if spec.table else None,
+                spec.partitions,
             )
         except WorkerError as error:
             return await self._plan_failed(op, error)
@@ -246,149 +245,7 @@ class Coordinator:
             t.plan_attempt(self._keys, op.ref, self._guard, seen_mod, Attempts(attempts, text, due))
         )
 
-    async def _arg(self, ref: OperationRef) -> Any:
-        kv = await self._ctx.client.get(self._keys.of(ref, "arg"))
-        return loads(kv.value) if kv is not None else None
-
-    # --------------------------------------------------------------- complete
-
-    async def _complete(self, op: OperationView, decision: Decision) -> bool:
-        assert op.spec is not None
-        assert op.decision is not None
-        ref, spec = op.ref, op.spec
-        if ref.type not in self._ctx.types:
-            return False
-        try:
-            done = await self._ctx.worker.complete(
-                str(ref),
-                ref.type,
-                await self._arg(ref),
-                spec.table.to_json() if spec.table else None,
-                str(decision.verdict),
-                decision.total,
-                decision.success,
-                decision.failed,
-                lambda start: self._outcomes(ref, decision.total, start),
-            )
-        except WorkerError as error:
-            return await self._completion_failed(op, decision, error)
-        return await self._finish(op, decision, op.decision.mod, done.report, done.failure)
-
-    async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
-        assert op.spec is not None
-        assert op.decision is not None
-        attempts = decision.attempts + 1
-        if error.kind == "fatal" and op.spec.rules.can_fail:
-            attempts = max(attempts, op.spec.rules.retry.attempts)
-        text = f"completion failed: {error}"
-        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
-        after = replace(decision, attempts=attempts, error=text, retry_at=due)
-        if op.spec.rules.at_limit(attempts):
-            # The limit is reached: this decision is final, and the next step finishes without completion code.
-            after = replace(after, verdict=State.FAILED, retry_at="")
-        return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
-
-    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[dict[str, Any]], int | None]:
-        """A page of outcomes from ordinal ``start`` on, and where the next one starts."""
-        rows: list[dict[str, Any]] = []
-        root, after = self._keys.root(ref), min(start + OUTCOMES_PAGE, total)
-        end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
-        listing = await self._ctx.client.list(f"{root}.{start:06d}", end)
-        states: dict[int, str] = {}
-        outcomes: dict[int, Outcome] = {}
-        for kv in listing.kvs:
-            key = self._keys.parse(kv.key)
-            if key.name == "state":
-                states[key.partition] = kv.value.decode()
-            elif key.name == "outcome":
-                outcomes[key.partition] = Outcome.decode(kv.value)
-        for p in sorted(states):
-            o = outcomes.get(p)
-            rows.append(
-                {
-                    "partition": p,
-                    "name": o.name if o else str(p),
-                    "success": states[p] == "success",
-                    "result": o.result if o else None,
-                    "error": o.error if o else "",
-                }
-            )
-        return rows, after if after < total else None
-
-    # ----------------------------------------------------------------- finish
-
-    async def _finish(
-        self, op: OperationView, decision: Decision, decision_mod: int, report: Any, failure: str | None
-    ) -> bool:
-        assert op.spec is not None
-        ref, keys = op.ref, self._keys
-        state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
-        errors = await self._errors(ref, decision)
-        if failure:
-            errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT)})
-        if decision.error:
-            errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
-        history = History(
-            op=str(ref),
-            state=state,
-            started=op.spec.time,
-            finished=rfc3339(time.time()),
-            total=decision.total,
-            success=decision.success,
-            failed=decision.failed,
-            report=report,
-            errors=tuple(errors[:ERRORS_KEPT]),
-            failed_ranges=decision.failed_ranges,
-            request_id=op.spec.request_id,
-            cancel=op.cancel,
-        )
-        size = len(history.encode())
-        if size > MAX_HISTORY_BYTES:
-            note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
-            errors.insert(0, {"partition": None, "text": note})
-            history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
-        seen: KeyValue | None = await self._ctx.client.get(keys.run_ops(ref.table))
-        while self._ready:
-            run_ops: Mapping[str, int] = loads(seen.value) if seen is not None else {}
-            result = await self._ctx.commit(
-                t.finish(
-                    keys,
-                    ref,
-                    self._guard,
-                    op.state_mod,
-                    decision_mod,
-                    run_ops,
-                    seen.mod_revision if seen is not None else 0,
-                    history,
-                    op.spec.one_at_a_time,
-                )
-            )
-            if result.succeeded:
-                self._log.info("finished as %s", state, extra={"operation": str(ref)})
-                await self._caught_up(result)
-                return True
-            now = result.responses[0]
-            latest = getattr(now, "kv", None)
-            if latest is None or (seen is not None and latest.mod_revision == seen.mod_revision):
-                return False  # not runOps: the election, the state or the claims are not what they were
-            seen = latest
-        return False
-
-    async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
-        failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]
-        if not failed:
-            return []
-        found = await self._ctx.client.read(*(Get(self._keys.job(ref, p, "outcome")) for p in failed))
-        errors = []
-        for p, answer in zip(failed, found, strict=True):
-            outcome = Outcome.decode(answer.kv.value) if answer.kv is not None else None
-            text = outcome.error if outcome is not None else ""
-            name = outcome.name if outcome is not None else str(p)
-            errors.append({"partition": name, "text": shorten(text or "failed", ERROR_TEXT)})
-        return errors
-
-    # ------------------------------------------------------------- reap, clean
+    # ------------------------------------------------------------------- reap
 
     async def _reap(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
         """Clean up after jobs whose holder is gone or released them, then delete their claims."""
@@ -403,7 +260,7 @@ class Coordinator:
         ]
         try:
             table = spec.table.to_json() if spec.table else None
-            await self._ctx.worker.cleanup(str(ref), ref.type, await self._arg(ref), table, items)
+            await self._ctx.worker.cleanup(str(ref), ref.type, await self._ctx.argument(ref), table, items)
         except WorkerError as error:
             # Left behind is garbage that nothing names; the operation must end all the same.
             self._log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
@@ -421,15 +278,3 @@ class Coordinator:
         listing = await self._ctx.client.list(*self._keys.chunks_range(ref), page=4)
         chosen = set(wanted)
         return [p for kv in listing.kvs for p in decode_chunk(kv.value) if p.partition in chosen]
-
-    async def _clean(self, op: OperationView, count: int) -> bool:
-        ref = op.ref
-        last = max(0, (count - 1) // t.ORDINALS_PER_CLEAN * t.ORDINALS_PER_CLEAN)
-        for first in range(0, last, t.ORDINALS_PER_CLEAN):
-            result = await self._ctx.commit(t.clean(self._keys, ref, self._guard, op.state_mod, first))
-            if not result.succeeded:
-                return False
-        if not await self._commit(t.end(self._keys, ref, self._guard, op.state_mod, last)):
-            return False
-        await self._ctx.prune_history(ref.table)
-        return True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from distop.config import ExecutorConfig
     from distop.core.keys import ParsedKey
-    from distop.core.model import Declaration
+    from distop.core.model import Declaration, OperationRef
     from distop.logs import ContextLogger
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
@@ -74,6 +74,11 @@ class Context:
             if self.lost.done():
                 self.lost.result()
             raise
+
+    async def argument(self, ref: OperationRef) -> Any:
+        """An operation's argument."""
+        kv = await self.client.get(self.keys.of(ref, "arg"))
+        return loads(kv.value) if kv is not None else None
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""

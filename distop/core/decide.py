@@ -7,7 +7,7 @@ whose records are of a newer version is left alone (rolling upgrades).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from distop.core import transitions as t
@@ -61,9 +61,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """Delete the operation's keys in pages, then ``.state`` and pending together."""
+    """Start what follows, delete the operation's keys in pages, then ``.state`` and pending together."""
 
     count: int
+    follow_ups: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def next_step(
             return WakeAt(due)
         return Complete(decision)
     if stage is Stage.CLEANING:
-        return Clean(op.plan.count if op.plan is not None else 0)
+        follow_ups = op.decision.value.follow_ups if op.decision is not None else ()
+        return Clean(op.plan.count if op.plan is not None else 0, follow_ups)
     return None
 
 

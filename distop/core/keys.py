@@ -55,9 +55,9 @@ def decode(component: str) -> str:
     """The reverse of :func:`encode`; refuses what encode would not have written (escapes that are not canonical)."""
     try:
         name = unquote_to_bytes(component).decode()
-        canonical = encode(name)
-    except (UnicodeDecodeError, InvalidArgument):
-        canonical = ""
+        canonical: str | None = encode(name)
+    except (UnicodeError, InvalidArgument):
+        name, canonical = "", None
     if canonical != component:
         raise InvalidArgument(f"{component!r} is not a key component in its canonical form")
     return name
@@ -84,9 +84,9 @@ def decode_object(component: str) -> str:
     """The reverse of :func:`encode_object`."""
     try:
         name = unquote_to_bytes(component).decode()
-        canonical = encode_object(name)
-    except (UnicodeDecodeError, InvalidArgument):
-        canonical = ""
+        canonical: str | None = encode_object(name)
+    except (UnicodeError, InvalidArgument):
+        name, canonical = "", None
     if canonical != component:
         raise InvalidArgument(f"{component!r} is not an object id in its canonical form")
     return name
@@ -135,8 +135,8 @@ class ParsedKey:
 
 @lru_cache(maxsize=65_536)
 def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
-    if instance != str(int(instance)):
-        raise InvalidArgument(f"{instance!r} is not an instance number in its canonical form")
+    if len(instance) > MAX_COMPONENT_BYTES or instance != str(int(instance)):
+        raise InvalidArgument(f"{instance[:40]!r} is not an instance number in its canonical form")
     return OperationRef(decode(table), check_type_name(type_name), decode_object(obj) if obj else "", int(instance))
 
 

@@ -74,8 +74,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8."""
-    return _ENCODER.encode(value).encode()
+    """Compact JSON in UTF-8. A lone surrogate (a byte of a path that is no UTF-8) is written as its JSON escape, and
+    so comes back as it was: a text must not stop a report.
+    """
+    return _ENCODER.encode(value).encode(errors="backslashreplace")
 
 
 def loads(value: bytes) -> Any:
@@ -125,13 +127,16 @@ class OperationRef:
     def parse(cls, text: str) -> OperationRef:
         """The reverse of ``str``. Raises InvalidArgument where the text is no operation."""
         parts = text.split("/")
-        if len(parts) not in (3, 4) or not all(parts) or not (parts[-1].isascii() and parts[-1].isdigit()):
+        try:
+            if len(parts) not in (3, 4) or not all(parts) or not (parts[-1].isascii() and parts[-1].isdigit()):
+                raise ValueError(text)
+            named = [unquote(part, errors="strict") for part in parts[:-1]]
+            return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
+        except ValueError:  # or an escape that is no UTF-8, or more digits than Python reads
             raise InvalidArgument(
-                f"{text!r} is not an operation: write table/type/instance or table/type/object/instance, "
+                f"{text[:200]!r} is not an operation: write table/type/instance or table/type/object/instance, "
                 "with % and / inside a part percent-encoded"
-            )
-        named = [unquote(part, errors="strict") for part in parts[:-1]]
-        return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +380,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (I13)."""
+    """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (invariant 13)."""
 
     count: int
     version: str
@@ -612,6 +617,8 @@ class Decision:
     error: str = ""
     """Why the operation fails where no job says it: planning, or the last completion error."""
     retry_at: str = ""
+    follow_ups: tuple[Mapping[str, Any], ...] = ()
+    """What the completion code wants started after the finish: ``{"type", "table", "arg", "partitions"}`` each."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -625,6 +632,7 @@ class Decision:
                 "attempts": self.attempts,
                 "error": shorten(self.error, MAX_ERROR_TEXT),
                 "retry_at": self.retry_at,
+                "follow_ups": list(self.follow_ups),
             }
         )
 
@@ -640,6 +648,7 @@ class Decision:
             int(data.get("attempts", 0)),
             data.get("error", ""),
             data.get("retry_at", ""),
+            tuple(data.get("follow_ups") or ()),
         )
 
 

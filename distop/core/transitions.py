@@ -674,7 +674,7 @@ def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
 
 
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:
-    """"My election": the guard of every coordinator write (I8)."""
+    """"My election": the guard of every coordinator write (invariant 8)."""
     return unchanged(keys.coordinator(table, type_name), fence)
 
 

@@ -168,7 +168,8 @@ class OperationView:
             return Stage.COMPLETING
         if self.state is State.RUNNING:
             return Stage.OPEN if self.plan is not None else Stage.PLANNING
-        return {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}[self.state]
+        held = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
+        return held[self.state]
 
     @property
     def empty(self) -> bool:

@@ -1,0 +1,237 @@
+"""The end of an operation, as its coordinator brings it about: completion code, finish, what follows, cleanup.
+
+The decision by the jobs is fixed before the completion code runs, and the terminal state is one transaction with the
+history record (C30); what each write compares is in ``core.transitions``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core import transitions as t
+from distop.core.model import Decision, History, Outcome, State, dumps, from_ranges, loads, rfc3339, shorten
+from distop.core.txn import Get, GetResult
+from distop.errors import InvalidArgument, NotFound, UnknownBehavior
+from distop.submit import request, submit
+from distop.worker.model import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from distop.core.model import OperationRef
+    from distop.core.txn import Compare, KeyValue, Txn
+    from distop.core.view import OperationView
+    from distop.incarnation import Context
+
+ERRORS_KEPT = 10
+"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
+ERROR_TEXT = 2_000
+OUTCOMES_PAGE = 500
+"""Ordinals whose outcomes are read at once for the completion code."""
+MAX_HISTORY_BYTES = 1024 * 1024
+
+
+class Ending:
+    """Completes, finishes and cleans up operations under one election (``guard``).
+
+    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and tells whether it applied;
+    ``reached`` is that waiting alone (W11).
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        guard: Compare,
+        commit: Callable[[Txn], Awaitable[bool]],
+        reached: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._ctx = ctx
+        self._keys = ctx.keys
+        self._guard = guard
+        self._commit = commit
+        self._reached = reached
+        self._log = ctx.log
+
+    # --------------------------------------------------------------- complete
+
+    async def complete(self, op: OperationView, decision: Decision) -> bool:
+        """Run the completion code in the child, then finish; False: a transaction was refused."""
+        assert op.spec is not None
+        assert op.decision is not None
+        ref, spec = op.ref, op.spec
+        if ref.type not in self._ctx.types:
+            return False
+        try:
+            done = await self._ctx.worker.complete(
+                str(ref),
+                ref.type,
+                await self._ctx.argument(ref),
+                spec.table.to_json() if spec.table else None,
+                str(decision.verdict),
+                decision.total,
+                decision.success,
+                decision.failed,
+                lambda start: self._outcomes(ref, decision.total, start),
+            )
+        except WorkerError as error:
+            return await self._completion_failed(op, decision, error)
+        if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
+            # Kept with the decision, so that a crash after the finish loses none of them.
+            decision = replace(decision, follow_ups=tuple(done.follow_ups))
+            if not await self._commit(t.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
+                return False
+        return await self.finish(op, decision, op.decision.mod, done.report, done.failure)
+
+    async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
+        assert op.spec is not None
+        assert op.decision is not None
+        attempts = decision.attempts + 1
+        if error.kind == "fatal" and op.spec.rules.can_fail:
+            attempts = max(attempts, op.spec.rules.retry.attempts)
+        text = f"completion failed: {error}"
+        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
+        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
+        after = replace(decision, attempts=attempts, error=text, retry_at=due)
+        if op.spec.rules.at_limit(attempts):
+            # The limit is reached: this decision is final, and the next step finishes without completion code.
+            after = replace(after, verdict=State.FAILED, retry_at="")
+        return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+
+    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[dict[str, Any]], int | None]:
+        """A page of outcomes from ordinal ``start`` on, and where the next one starts."""
+        rows: list[dict[str, Any]] = []
+        root, after = self._keys.root(ref), min(start + OUTCOMES_PAGE, total)
+        end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
+        listing = await self._ctx.client.list(f"{root}.{start:06d}", end)
+        states: dict[int, str] = {}
+        outcomes: dict[int, Outcome] = {}
+        for kv in listing.kvs:
+            key = self._keys.parse(kv.key)
+            if key.name == "state":
+                states[key.partition] = kv.value.decode()
+            elif key.name == "outcome":
+                outcomes[key.partition] = Outcome.decode(kv.value)
+        for p in sorted(states):
+            o = outcomes.get(p)
+            rows.append(
+                {
+                    "partition": p,
+                    "name": o.name if o else str(p),
+                    "success": states[p] == "success",
+                    "result": o.result if o else None,
+                    "error": o.error if o else "",
+                }
+            )
+        return rows, after if after < total else None
+
+    # ----------------------------------------------------------------- finish
+
+    async def finish(
+        self, op: OperationView, decision: Decision, decision_mod: int, report: Any = None, failure: str | None = None
+    ) -> bool:
+        """Write the terminal state and the history; False: refused, for another reason than runOps."""
+        assert op.spec is not None
+        ref, keys = op.ref, self._keys
+        state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
+        errors = await self._errors(ref, decision)
+        if failure:
+            errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT)})
+        if decision.error:
+            errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
+        history = History(
+            op=str(ref),
+            state=state,
+            started=op.spec.time,
+            finished=rfc3339(time.time()),
+            total=decision.total,
+            success=decision.success,
+            failed=decision.failed,
+            report=report,
+            errors=tuple(errors[:ERRORS_KEPT]),
+            failed_ranges=decision.failed_ranges,
+            request_id=op.spec.request_id,
+            cancel=op.cancel,
+        )
+        size = len(history.encode())
+        if size > MAX_HISTORY_BYTES:
+            note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
+            errors.insert(0, {"partition": None, "text": note})
+            history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+        seen: KeyValue | None = await self._ctx.client.get(keys.run_ops(ref.table))
+        while True:
+            run_ops: Mapping[str, int] = loads(seen.value) if seen is not None else {}
+            result = await self._ctx.commit(
+                t.finish(
+                    keys,
+                    ref,
+                    self._guard,
+                    op.state_mod,
+                    decision_mod,
+                    run_ops,
+                    seen.mod_revision if seen is not None else 0,
+                    history,
+                    op.spec.one_at_a_time,
+                )
+            )
+            if result.succeeded:
+                self._log.info("finished as %s", state, extra={"operation": str(ref)})
+                await self._reached(result.revision)
+                return True
+            now = result.responses[0]
+            latest = now.kv if isinstance(now, GetResult) else None
+            if latest is None or (seen is not None and latest.mod_revision == seen.mod_revision):
+                return False  # not runOps: the election, the state or the claims are not what they were
+            seen = latest
+
+    async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
+        failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]
+        if not failed:
+            return []
+        found = await self._ctx.client.read(*(Get(self._keys.job(ref, p, "outcome")) for p in failed))
+        errors = []
+        for p, answer in zip(failed, found, strict=True):
+            outcome = Outcome.decode(answer.kv.value) if answer.kv is not None else None
+            text = outcome.error if outcome is not None else ""
+            name = outcome.name if outcome is not None else str(p)
+            errors.append({"partition": name, "text": shorten(text or "failed", ERROR_TEXT)})
+        return errors
+
+    async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:
+        """Start what follows, then delete the operation's keys in pages."""
+        ref = op.ref
+        for number, wanted in enumerate(follow_ups):
+            await self._follow(ref, number, wanted)
+        last = max(0, (count - 1) // t.ORDINALS_PER_CLEAN * t.ORDINALS_PER_CLEAN)
+        for first in range(0, last, t.ORDINALS_PER_CLEAN):
+            result = await self._ctx.commit(t.clean(self._keys, ref, self._guard, op.state_mod, first))
+            if not result.succeeded:
+                return False
+        if not await self._commit(t.end(self._keys, ref, self._guard, op.state_mod, last)):
+            return False
+        await self._ctx.prune_history(ref.table)
+        return True
+
+    async def _follow(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
+        """Start one operation that the completion code asked for: once, by its request id, whoever does it again."""
+        try:
+            started = await submit(
+                self._ctx.client,
+                self._keys,
+                request(
+                    wanted["type"],
+                    wanted["table"],
+                    dumps(wanted.get("arg") or {}),
+                    wanted.get("partitions"),
+                    f"{ref}#{number}",
+                    None,
+                    None,
+                    str(ref),
+                ),
+            )
+        except (InvalidArgument, UnknownBehavior, NotFound) as error:
+            self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})
+        else:
+            self._log.info("%s follows", started, extra={"operation": str(ref)})

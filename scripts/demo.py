@@ -1,0 +1,200 @@
+"""The demo of the README: real flights, real etcd, real Spark, two executor daemons, one of them killed.
+
+Everything it shows is done by the commands that it prints, so each can be repeated by hand. It leaves nothing behind
+but the laid-out table under ``.demo/``, which makes the next run faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import distop  # noqa: E402
+from tests.support.tables import FLIGHTS_DAYS, lay_out_flights  # noqa: E402
+
+TABLE = "nyc.flights"
+TTL = 4
+CHECKS = {
+    "checks": [
+        {"not_null": "tailnum"},
+        {"not_null": "carrier"},
+        {"range": {"column": "distance", "min": 0, "max": 6000}},
+        {"check": "dep_delay IS NULL OR dep_delay > -120", "name": "sane_delay"},
+    ]
+}
+FULL_SCAN = {
+    "checks": [{"matches": {"column": "dest", "pattern": "^[A-Z]{3}$"}}, {"not_null": "origin"}],
+    "statistics": "never",
+}
+
+
+def say(text: str) -> None:
+    """A headline of the demo."""
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"\n{bold}── {text}{plain}", flush=True)
+
+
+def command(name: str) -> str:
+    """A program of this environment."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def run(*words: str, env: dict[str, str]) -> int:
+    """Print a command line and run it in the open."""
+    shown = " ".join(f"'{w}'" if any(c in w for c in ' {"*') else w for w in words)
+    print(f"$ {shown}", flush=True)
+    return subprocess.run([command(words[0]), *words[1:]], env=env, check=False).returncode
+
+
+def table_folder(folder: Path) -> Path:
+    """The laid-out flights, made once: written beside and renamed, so that a run cut short leaves no half table."""
+    target = folder / "flights"
+    if not target.exists():
+        say(f"Laying out the 336,776 flights of 2013 as {FLIGHTS_DAYS} daily partitions")
+        folder.mkdir(exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            lay_out_flights(scratch / "flights").rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def executor(name: str, folder: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start one executor daemon; its log goes to a file."""
+    log = (folder / f"{name}.log").open("wb")
+    words = [command("distop"), "executor", "--id", name, "--work-dir", str(folder / name), "--ttl", str(TTL)]
+    print(f"$ distop executor --id {name} --ttl {TTL} &", flush=True)
+    return subprocess.Popen(words, env=env, stdout=log, stderr=log)
+
+
+def wait_for(condition, what: str, log: Path, seconds: float = 60.0):
+    """Poll until ``condition`` gives something true; ends the demo with the log's end where it does not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    sys.exit(f"demo: {what} did not happen within {seconds:.0f} s; the end of {log.name}:\n{log.read_text()[-3000:]}")
+
+
+def holders(endpoint: str, env: dict[str, str]) -> set[str]:
+    """The executors that hold claims now, by the claims' own records."""
+    words = [command("etcdctl"), "--endpoints", endpoint, "get", "--prefix", "distOpClaim.", "--print-value-only"]
+    shown = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+    claims = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+    return {claim["executor"] for claim in claims if "incarnation" in claim}
+
+
+def main() -> int:
+    """Run the demo; 0 when all came out as it should."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keep", action="store_true", help="keep the executors' logs and work directories")
+    options = parser.parse_args()
+    began = time.monotonic()
+    location = table_folder(ROOT / ".demo")
+    folder = Path(tempfile.mkdtemp(prefix="distop-demo-"))
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
+    done = False
+    try:
+        say("A private etcd and two executor daemons, each with its own Spark")
+        with distop.EmbeddedEtcd() as etcd:
+            env = {**os.environ, "DISTOP_ETCD": etcd.endpoint, "ETCDCTL_API": "3"}
+            print(f"$ export DISTOP_ETCD={etcd.endpoint}", flush=True)
+            for name in ("ann", "bob"):
+                daemons[name] = executor(name, folder, env)
+            try:
+                done = show(etcd.endpoint, env, location, folder, daemons)
+            finally:
+                for daemon in daemons.values():
+                    if daemon.poll() is None:
+                        daemon.send_signal(signal.SIGTERM)
+                for daemon in daemons.values():
+                    daemon.wait(timeout=30)
+    finally:
+        if options.keep or not done:
+            print(f"The logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    say(f"Done in {time.monotonic() - began:.0f} s")
+    return 0 if done else 1
+
+
+def show(
+    endpoint: str, env: dict[str, str], location: Path, folder: Path, daemons: dict[str, subprocess.Popen[bytes]]
+) -> bool:
+    """The story itself; True when everything came out as it should."""
+    client = distop.connect(endpoint)
+    wait_for(lambda: len(client.nodes()) == 2, "the start of two executors", folder / "ann.log")
+    run("distop", "nodes", env=env)
+    near = location.relative_to(Path.cwd()) if location.is_relative_to(Path.cwd()) else location
+    run("distop", "table", "add", TABLE, "--format", "parquet", "--location", str(near), env=env)
+
+    say("Validate: is tailnum never NULL? is carrier? are distances and delays sane?")
+    argument = json.dumps(CHECKS)
+    code = run("distop", "start", "validate", TABLE, "--arg", argument, "--wait", env=env)
+    report = client.history(TABLE, limit=1)[0].report
+    found = {check["name"]: check for check in report["checks"]}
+    expected = report["verdict"] == "violated" and code == 1
+    nulls = next(c for c in report["checks"] if c["check"] == {"not_null": "tailnum"})
+    carrier = next(c for c in report["checks"] if c["check"] == {"not_null": "carrier"})
+    expected = expected and nulls["violations"] == 2512 and nulls["exact"] and carrier["verdict"] == "valid"
+    print(f"(exit code {code}: the operation failed, because {len(found)} checks gave the verdict {report['verdict']})")
+
+    say("A second operation scans every row; one executor is killed while it holds half of the partitions")
+    print(f"$ distop start validate {TABLE} --arg '{json.dumps(FULL_SCAN)}'", flush=True)
+    operation = client.start_operation("validate", TABLE, FULL_SCAN)
+    wait_for(lambda: "bob" in holders(endpoint, env), "a claim by bob", folder / "bob.log")
+    print("$ kill -9 bob", flush=True)
+    daemons["bob"].kill()
+    daemons["bob"].wait()
+    say("The keys, as etcdctl sees them (some of them)")
+    keys(endpoint, env)
+    run("distop", "watch", operation.ref, env=env)
+    result = operation.wait(timeout=60)
+    expected = expected and result.state == "success" and result.jobs["success"] == FLIGHTS_DAYS
+    done = f"{result.jobs['success']} of {FLIGHTS_DAYS} partitions"
+    print(f"{operation.ref} ended as {result.state}: {done}, by ann alone at the end")
+
+    say("The history")
+    run("distop", "history", TABLE, env=env)
+    client.close()
+    if not expected:
+        print("demo: something is not as it should be; see above", file=sys.stderr)
+    return expected
+
+
+def keys(endpoint: str, env: dict[str, str]) -> None:
+    """A few keys of each family with their values, by etcdctl itself."""
+    print("$ etcdctl get --prefix distOp", flush=True)
+    words = [command("etcdctl"), "--endpoints", endpoint, "get", "--prefix", "distOp", "--write-out=json"]
+    shown = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+    import base64
+
+    families: dict[str, int] = {}
+    for kv in json.loads(shown).get("kvs", []):
+        key = base64.b64decode(kv["key"]).decode()
+        value = base64.b64decode(kv.get("value", "")).decode()
+        family = ".".join(w for w in key.split(".") if not w.isdigit())
+        families[family] = families.get(family, 0) + 1
+        if families[family] == 1:
+            print(f"  {key}\n      {value if len(value) < 100 else value[:97] + '…'}")
+    more = {family: count for family, count in families.items() if count > 1}
+    print("  " + ", ".join(f"{count} × {family}" for family, count in more.items()), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

