@@ -523,7 +523,7 @@ MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "e
 planning that was paused and resumed is the same planning, and whichever plan comes first stands."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> None:
     rng = random.Random(seed)
