@@ -216,6 +216,10 @@ class Settings:
             return self._read(setting, source, f"{name} in {self._path}")
         return setting.default
 
+    def given(self, name: str) -> bool:
+        """The setting stands somewhere, and so is not the default."""
+        return bool(name in self._flags or self._env.get(f"DISTOP_{name.upper()}") or name in self._from_file())
+
     @staticmethod
     def _read(setting: Setting, value: Any, where: str) -> Any:
         try:

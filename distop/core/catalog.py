@@ -93,5 +93,3 @@ def excluded_by(type_name: str, conflicts: Iterable[str], others: Mapping[str, I
     """
     declared = set(conflicts)
     return sorted(other for other, theirs in others.items() if other in declared or type_name in theirs)
-
-

@@ -117,7 +117,7 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
         (distop.UnknownBehavior, r"no behavior 'nope' \(published: index, noop\)", "nope", TABLE, {}, {}),
         (distop.NotFound, "no table 'elsewhere'", "noop", "elsewhere", {}, {}),
         (distop.InvalidArgument, "'column' is missing", "index", TABLE, {}, {}),
-        (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),
+        (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),  # noqa: E501
         (distop.InvalidArgument, r"'dept' \(known: column, depth\)", "index", TABLE, {"column": "c", "dept": 1}, {}),
         (distop.InvalidArgument, "needs 'column'", "index", TABLE, {"column": ""}, {}),
         (distop.InvalidArgument, "not JSON", "noop", TABLE, {"x": object()}, {}),

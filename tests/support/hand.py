@@ -125,7 +125,16 @@ class Hand:
         about = Spec.decode(spec.value)
         counts = Decision.decode(decided.value) if decided else Decision(verdict, 1, int(verdict == "success"), 0)
         history = History(
-            str(ref), verdict, TIME, LATER, counts.total, counts.success, counts.failed, report, tuple(errors), "",
+            str(ref),
+            verdict,
+            TIME,
+            LATER,
+            counts.total,
+            counts.success,
+            counts.failed,
+            report,
+            tuple(errors),
+            "",
             about.request_id,
         )
         await self._commit(

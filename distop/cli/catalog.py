@@ -1,0 +1,136 @@
+"""Commands on what is registered: tables, executors, operation types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import current, parse_options
+
+if TYPE_CHECKING:
+    from distop.client import Client
+
+NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, such as sales.orders.")]
+
+
+def add(
+    name: NAME,
+    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet")],
+    location: Annotated[str, typer.Option(metavar="L", help="A folder, or what pyarrow's file systems open.")],
+    option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
+) -> None:
+    """Register a table."""
+    from distop.core.model import TableRecord
+
+    record = TableRecord(name, format_name, absolute(location), dict(parse_options(option)))
+
+    async def work(client: Client) -> TableRecord:
+        return await client.add_table(record, replace=replace)
+
+    stored = current.with_client(work)
+    if current.json:
+        output.write_json(stored.to_json())
+    else:
+        output.say(f"table {name}: {stored.format} at {stored.location}")
+
+
+def absolute(location: str) -> str:
+    """A relative local path made absolute: executors run in other folders."""
+    from pathlib import Path
+
+    return location if "://" in location or not location else str(Path(location).expanduser().absolute())
+
+
+def ls() -> None:
+    """List the registered tables."""
+
+    async def work(client: Client) -> list[Any]:
+        return await client.tables()
+
+    found = current.with_client(work)
+    if current.json:
+        output.write_json([record.to_json() for record in found])
+        return
+    output.table(
+        ("table", "format", "location", "options"),
+        [(r.name, r.format, r.location, " ".join(f"{k}={v}" for k, v in r.options.items())) for r in found],
+        "no table is registered: `distop table add NAME --format parquet --location DIR`",
+    )
+
+
+def rm(name: NAME) -> None:
+    """Remove a table from the registry; its data stays."""
+
+    async def work(client: Client) -> None:
+        await client.remove_table(name)
+
+    current.with_client(work)
+    if current.json:
+        output.write_json({"table": name, "removed": True})
+    else:
+        output.say(f"table {name} is no longer registered; its data is where it was")
+
+
+def nodes() -> None:
+    """List the live executors."""
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.nodes()
+
+    found = current.with_client(work)
+    if current.json:
+        import json
+
+        output.write_json([{**json.loads(node.encode()), "incarnation": i} for i, node in sorted(found.items())])
+        return
+    output.table(
+        ("executor", "host", "slots", "behaviors", "labels", "version", "incarnation"),
+        [
+            (
+                node.executor,
+                node.host,
+                node.slots,
+                ", ".join(node.behaviors),
+                ", ".join(f"{k}={v}" for k, v in node.labels.items()),
+                node.version,
+                incarnation,
+            )
+            for incarnation, node in sorted(found.items(), key=lambda pair: pair[1].executor)
+        ],
+        "no executor is alive: start one with `distop executor`",
+        ("slots",),
+    )
+
+
+def behaviors() -> None:
+    """List the operation types that executors have published."""
+
+    async def work(client: Client) -> tuple[list[Any], dict[str, Any]]:
+        return await client.behaviors(), await client.nodes()
+
+    found, live = current.with_client(work)
+    offered = {d.type_name: sum(d.type_name in node.behaviors for node in live.values()) for d in found}
+    if current.json:
+        import json
+
+        output.write_json([{**json.loads(d.encode()), "executors": offered[d.type_name]} for d in found])
+        return
+    output.table(
+        ("type", "executors", "instances", "conflicts with", "policy", "description"),
+        [
+            (
+                d.type_name,
+                offered[d.type_name],
+                d.instances,
+                ", ".join(d.conflicts_with),
+                d.failure_policy,
+                d.description,
+            )
+            for d in found
+        ],
+        "no operation type is published yet: an executor publishes those installed with it when it starts",
+        ("executors",),
+    )

@@ -1,0 +1,99 @@
+"""Commands that stay in the foreground: executor, and dev (a private etcd with one executor)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from distop.cli.context import Context, current
+
+SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="For large data (<location>/_distop).")]
+SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at a time (the cores).")]
+MASTER = Annotated[str | None, typer.Option(metavar="URL", help="Spark's master (local[*]).")]
+CONF = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A Spark setting (repeatable).")]
+TTL = Annotated[str | None, typer.Option(metavar="S", help="Seconds until a silent daemon counts as gone (10).")]
+POLL = Annotated[str | None, typer.Option(metavar="S", help="Seconds between the listings behind watches (30).")]
+LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records kept per table (1000).")]
+
+
+def executor(
+    id: Annotated[str | None, typer.Option("--id", help="The executor's name (the host's).")] = None,  # noqa: A002
+    work_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Local files, kept between starts.")] = None,
+    shared_dir: SHARED_DIR = None,
+    slots: SLOTS = None,
+    spark_master: MASTER = None,
+    spark_conf: CONF = None,
+    ttl: TTL = None,
+    poll: POLL = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Shown by `distop nodes`.")] = None,
+    history_limit: LIMIT = None,
+) -> None:
+    """Run an executor daemon: one on each Spark node. SIGTERM stops it in order."""
+    import asyncio
+
+    from distop import logs
+    from distop.config import executor_config
+
+    config = executor_config(
+        current.settings(
+            id=id,
+            work_dir=work_dir,
+            shared_dir=shared_dir,
+            slots=slots,
+            spark_master=spark_master,
+            spark_conf=spark_conf or None,
+            ttl=ttl,
+            poll=poll,
+            label=label or None,
+            history_limit=history_limit,
+        )
+    )
+    logs.configure("debug" if current.debug else config.log_level, config.log_format)
+    from distop.daemon import run_executor
+
+    code = asyncio.run(run_executor(config))
+    if code:
+        raise typer.Exit(code)
+
+
+def dev(
+    data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything is kept (./.distop).")] = None,
+    port: Annotated[str | None, typer.Option(metavar="N", help="etcd's port (2379, or a free one).")] = None,
+    shared_dir: SHARED_DIR = None,
+    slots: SLOTS = None,
+    spark_master: MASTER = None,
+    spark_conf: CONF = None,
+    ttl: TTL = None,
+    poll: POLL = None,
+    history_limit: LIMIT = None,
+) -> None:
+    """Run a private etcd and one executor in the foreground; the data is kept between starts."""
+    from pathlib import Path
+
+    from distop.cli.dev import Dev
+
+    settings = current.settings(data_dir=data_dir, port=port)
+    options: dict[str, Any] = {
+        "shared-dir": shared_dir,
+        "slots": slots,
+        "spark-master": spark_master,
+        "spark-conf": spark_conf,
+        "ttl": ttl,
+        "poll": poll,
+        "history-limit": history_limit,
+    }
+    arguments: list[str] = []
+    for name, value in options.items():
+        for text in value if isinstance(value, list) else [value] if value is not None else []:
+            arguments += [f"--{name}", text]
+    code = Dev(Path(settings.get("data_dir")), settings.get("port"), arguments, _passed_on(current)).run()
+    if code:
+        raise typer.Exit(code)
+
+
+def _passed_on(context: Context) -> list[str]:
+    """The global options that concern the executor's child process too."""
+    kept = [f"--{name.replace('_', '-')}={context.given[name]}" for name in ("namespace", "log_level", "log_format")
+            if name in context.given]  # fmt: skip
+    return [*kept, "--debug"] if context.debug else kept

@@ -1,0 +1,136 @@
+"""``distop dev``: a private etcd and one executor, which start and stop together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from distop.cli import output
+from distop.cli.context import current
+from distop.errors import DistopError, InvalidArgument, NotAllowed
+from distop.store.embedded import EmbeddedEtcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_USUAL_PORT = 2379
+_STOP_LIMIT = 30.0
+"""Seconds that the executor is given to release its claims."""
+
+# The executor ends with us even when we are killed: its etcd does, too, and it would wait for that for ever.
+_CHILD = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+sys.argv[:2] = ["distop"]
+from distop.cli.main import main
+main()
+"""
+
+
+class Dev:
+    """``folder`` keeps etcd's data and the executor's; ``port``: etcd's, None for the usual one or a free one."""
+
+    def __init__(
+        self, folder: Path, port: int | None, executor_options: Sequence[str], global_options: Sequence[str]
+    ) -> None:
+        self._folder = folder.absolute()
+        self._port = port
+        self._options = [*executor_options, *global_options]
+        self._stopping = threading.Event()
+
+    def run(self) -> int:
+        """Until SIGINT or SIGTERM, or until one of the two ends by itself (1). Raises DistopError where etcd or the
+        folder cannot be used.
+        """
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: self._stopping.set())
+        with self._locked():
+            port = self._choose_port()
+            with EmbeddedEtcd(self._folder / "etcd", port=port) as etcd:
+                return self._with_executor(etcd)
+
+    def _with_executor(self, etcd: EmbeddedEtcd) -> int:
+        if self._stopping.is_set():
+            return 0
+        command = [
+            *(sys.executable, "-c", _CHILD, str(os.getpid())),
+            *("executor", "--id", "dev", "--work-dir", str(self._folder / "executor"), *self._options),
+            f"--etcd={etcd.endpoint}",
+        ]
+        # A session of its own: Ctrl-C is for us, who then stop it in order.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self._greet(etcd)
+            while not self._stopping.wait(0.2):
+                if child.poll() is not None:
+                    raise DistopError(f"the executor ended by itself with code {child.returncode}: see its log above")
+                if not etcd.running:
+                    raise DistopError(f"etcd ended by itself: see {etcd.log_file}")
+            output.note("stopping")
+            return 0
+        finally:
+            _stop(child)
+
+    @staticmethod
+    def _greet(etcd: EmbeddedEtcd) -> None:
+        if current.json:
+            output.write_json({"etcd": etcd.endpoint, "folder": str(etcd.folder.parent)})
+            return
+        output.say(f"export DISTOP_ETCD={etcd.endpoint}")
+        output.note("that line points other shells here; Ctrl-C stops etcd and the executor, the data stays")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = (self._folder / "lock").open("a")
+        except OSError as error:
+            raise InvalidArgument(f"the folder {self._folder} cannot be used: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise NotAllowed(
+                    f"another `distop dev` uses {self._folder}: stop it, or name another folder with --data-dir"
+                ) from None
+            yield
+
+    def _choose_port(self) -> int | None:
+        if self._port is None:
+            return _USUAL_PORT if _free(_USUAL_PORT) else None
+        if not 0 < self._port < 65536:
+            raise InvalidArgument(f"--port must be a number from 1 to 65535, not {self._port}")
+        if not _free(self._port):
+            raise InvalidArgument(f"the port {self._port} is in use: choose another one with --port, or leave it out")
+        return self._port
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    child.wait()

@@ -1,0 +1,180 @@
+"""``distop doctor``: what could keep distop from working here, each with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import current
+from distop.errors import DistopError, describe
+
+if TYPE_CHECKING:
+    from distop.client import Client
+
+_CLOCK_TOLERANCE = 5.0
+_JAVA_LIMIT = 20.0
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``status``: ok, warning (works, with a word), error (something is wrong) or skipped."""
+
+    name: str
+    status: str
+    text: str
+
+
+def doctor() -> None:
+    """Check etcd, the clock, Java, Spark, executors and leftover keys. Exits with 1 when something is wrong."""
+    findings = [_boot_clock(), _java(), _spark()]
+    unreachable = 0
+    try:
+        findings = [*current.with_client(_store), *findings]
+    except DistopError as error:
+        if error.exit_code == 2:
+            raise
+        unreachable = error.exit_code
+        findings.insert(0, Finding("etcd", "error", describe(error)))
+    wrong = any(finding.status == "error" for finding in findings)
+    if current.json:
+        checks = [{"name": f.name, "status": f.status, "text": f.text} for f in findings]
+        output.write_json({"ok": not wrong, "checks": checks})
+    else:
+        output.table(("check", "status", "what"), [(f.name, f.status, f.text) for f in findings], "")
+    if wrong:
+        raise typer.Exit(unreachable or 1)
+
+
+# ------------------------------------------------------------------ this machine
+
+
+def _boot_clock() -> Finding:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return Finding("boot clock", "ok", "CLOCK_BOOTTIME counts suspended time, as sessions need it")
+    return Finding("boot clock", "error", "there is no CLOCK_BOOTTIME: executors need Linux to know their deadline")
+
+
+def find_java() -> str | None:
+    """The java that Spark would start: JAVA_HOME's, else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return shutil.which(str(Path(home) / "bin" / "java"))
+    return shutil.which("java")
+
+
+def _java() -> Finding:
+    from distop.core.versions import judge_java
+
+    java = find_java()
+    if java is None:
+        home = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {home}, which holds no bin/java" if home else "there is no java on PATH"
+        return Finding("java", "error", f"{where}: executors need Java 17 or newer")
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("java", "error", f"{java} could not be run: {error}")
+    judged = judge_java(done.stderr + done.stdout)
+    return Finding("java", judged.level, f"{judged.text} ({java})")
+
+
+def _spark() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        return Finding("spark", "error", "PySpark is not installed: executors need pyspark 4.1")
+    if not found.startswith("4.1."):
+        return Finding("spark", "warning", f"PySpark {found} is installed, distop is made for 4.1")
+    return Finding("spark", "ok", f"PySpark {found}")
+
+
+# -------------------------------------------------------------------------- etcd
+
+
+async def _store(client: Client) -> list[Finding]:
+    return [
+        await _version(client),
+        await _space(client),
+        await _clock(client),
+        await _nodes(client),
+        await _keys(client),
+    ]
+
+
+async def _version(client: Client) -> Finding:
+    from distop.core.versions import judge_etcd
+    from distop.errors import EtcdRejected
+
+    status = await client.etcd.status()
+    try:
+        members = len(await client.etcd.members())
+    except EtcdRejected:
+        members = 0
+    judged = judge_etcd(status.version, members)
+    size = f", {members} member{'s' if members != 1 else ''}" if members else ""
+    return Finding("etcd", judged.level, f"{judged.text}{size}, at {status.endpoint}")
+
+
+async def _space(client: Client) -> Finding:
+    from distop.errors import EtcdRejected
+
+    try:
+        alarms = await client.etcd.alarms()
+    except EtcdRejected:
+        return Finding("space", "skipped", "our etcd user may not ask for alarms")
+    if alarms:
+        return Finding(
+            "space",
+            "error",
+            f"etcd raises {', '.join(alarms)}: compact, defragment and disarm it (`etcdctl alarm disarm`)",
+        )
+    status = await client.etcd.status()
+    mebibytes = status.db_size / 1024 / 1024
+    return Finding("space", "ok", f"no alarm, the database has {mebibytes:.1f} MiB")
+
+
+async def _clock(client: Client) -> Finding:
+    """etcd has no clock to ask; what can be told is that ours does not stand before what others have written."""
+    from distop.core.decide import parse_time
+
+    newest = await client.history(limit=1)
+    if not newest:
+        return Finding("clock", "ok", "nothing has ended yet that this machine's clock could be compared with")
+    ahead = parse_time(str(newest[0].record.get("finished", ""))) - time.time()
+    if ahead > _CLOCK_TOLERANCE:
+        return Finding(
+            "clock", "error", f"{newest[0].op} ended {ahead:.0f} s in this machine's future: set the clocks (NTP)"
+        )
+    return Finding("clock", "ok", "not before the newest history record")
+
+
+async def _nodes(client: Client) -> Finding:
+    live = await client.nodes()
+    if not live:
+        return Finding("executors", "warning", "none is alive: start one with `distop executor`")
+    types = sorted({name for node in live.values() for name in node.behaviors})
+    slots = sum(node.slots for node in live.values())
+    return Finding("executors", "ok", f"{len(live)} alive with {slots} slots, for {', '.join(types) or 'no type'}")
+
+
+async def _keys(client: Client) -> Finding:
+    from distop.core.orphans import orphans
+
+    start = f"{client.keys.namespace}/distOp" if client.keys.namespace else "distOp"
+    listing = await client.etcd.list(start, start[:-1] + "q", keys_only=True)
+    wrong = orphans(client.keys, [kv.key for kv in listing.kvs])
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        return Finding("keys", "error", "; ".join(wrong[:_SHOWN]) + more)
+    return Finding("keys", "ok", f"{len(listing.kvs)} keys, none orphaned")

@@ -1,0 +1,144 @@
+"""``distop``: the entry point, the list of commands, and how errors leave it (exit codes are a contract)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distop.cli import catalog, daemons, doctor, operations
+from distop.cli.context import Context, current, take_globals, use
+from distop.errors import DistopError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# typer carries a click of its own; its errors are reached through what it exports.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="distop",
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Resilient distributed operations on tables.",
+    epilog="The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else ./distop.toml.",
+)
+table = typer.Typer(help="Register tables.", rich_markup_mode=None, no_args_is_help=False)
+
+
+@app.callback(invoke_without_command=True)
+def _globals(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
+    etcd: Annotated[str, typer.Option(metavar="ENDPOINTS", help="host:port, several with commas between.")] = "",
+    namespace: Annotated[str, typer.Option(metavar="NS", help="What stands before all of distop's keys.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="etcd's user; the password: DISTOP_PASSWORD.")] = "",
+    password_file: Annotated[str, typer.Option(metavar="FILE", help="A file that holds the password.")] = "",
+    cacert: Annotated[str, typer.Option(metavar="FILE", help="The CA certificate of etcd.")] = "",
+    cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate.")] = "",
+    key: Annotated[str, typer.Option(metavar="FILE", help="The key of our certificate.")] = "",
+    connect_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for etcd (10).")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error.")] = "",
+    log_format: Annotated[str, typer.Option(metavar="F", help="text or json; always on stderr.")] = "",
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    # take_globals() has taken these out of the line; here they stand for --help.
+    if version:
+        from distop import __version__
+
+        typer.echo(f"distop {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+app.command()(daemons.dev)
+app.command()(daemons.executor)
+app.add_typer(table, name="table")
+table.command()(catalog.add)
+table.command()(catalog.ls)
+table.command()(catalog.rm)
+app.command()(operations.start)
+app.command()(operations.ls)
+app.command()(operations.show)
+app.command()(operations.watch)
+app.command()(operations.cancel)
+app.command()(operations.pause)
+app.command()(operations.resume)
+app.command()(operations.history)
+app.command()(catalog.nodes)
+app.command()(catalog.behaviors)
+app.command()(doctor.doctor)
+
+
+def run(argv: Sequence[str]) -> int:
+    """One command line; returns the exit code."""
+    use(Context(debug="--debug" in argv))
+    try:
+        context, rest = take_globals(argv)
+        use(context)
+        _configure_logs()
+        code = app(args=rest, prog_name="distop", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as error:
+        return error.exit_code
+    except operations.Interrupted as error:
+        print(error, file=sys.stderr)
+        return INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain about it once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except _ClickError as error:
+        return _fail(error, 2, _usage(error))
+    except DistopError as error:
+        return _fail(error, error.exit_code, describe(error))
+    except Exception as error:
+        text = f"{type(error).__name__}: {describe(error)}".partition("\n")[0]
+        return _fail(error, 1, f"{text} (this is a defect of distop: run with --debug and report it)")
+
+
+def _usage(error: Exception) -> str:
+    text = str(getattr(error, "format_message", error.__str__)()).replace("\n", " ").rstrip(".")
+    where = getattr(error, "ctx", None)
+    return f"{text} (see `{where.command_path} --help`)" if where is not None else text
+
+
+def _fail(error: Exception, code: int, text: str) -> int:
+    if current.debug:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _configure_logs() -> None:
+    settings = current.settings()
+    level = settings.get("log_level") if _chosen("log_level") else "warning"
+    from distop import logs
+
+    logs.configure("debug" if current.debug else level, settings.get("log_format"))
+
+
+def _chosen(name: str) -> bool:
+    """The setting was given somewhere; commands are otherwise quieter than daemons."""
+    return current.settings().given(name)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))

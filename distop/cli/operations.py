@@ -1,0 +1,248 @@
+"""Commands on operations: start, ls, show, watch, cancel, pause, resume, history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import current, parse_argument
+from distop.errors import UsageError
+
+if TYPE_CHECKING:
+    from distop.client import Client
+    from distop.operation import Operation
+    from distop.results import OperationResult
+
+OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
+
+
+class Interrupted(Exception):
+    """Ctrl-C while an operation was waited for; the message says that it goes on."""
+
+
+def _goes_on(op: str) -> str:
+    return f"{op} goes on: follow it with `distop watch {op}`, stop it with `distop cancel {op}`"
+
+
+def _ended(result: OperationResult) -> None:
+    """Tell how it ended, and leave with 1 unless it succeeded."""
+    from distop.cli.report import show_result
+
+    if current.json:
+        output.write_json(dict(result.record))
+    else:
+        show_result(result)
+    if not result.success:
+        raise typer.Exit(1)
+
+
+def start(
+    type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
+    arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="The argument; @- reads it from stdin.")] = None,
+    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these (repeatable).")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Repeating a start with the same id starts it once.")] = None,
+    failure_policy: Annotated[str | None, typer.Option(help="fail_fast or collect_all, instead of the type's.")] = None,
+    retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
+) -> None:
+    """Start an operation."""
+    if timeout is not None and not wait:
+        raise UsageError("--timeout is for --wait: give both, or none")
+    if timeout is not None and not timeout >= 0:
+        raise UsageError(f"--timeout must be a number of seconds, not {timeout}")
+    argument = parse_argument(arg)
+    started: list[Operation] = []
+
+    async def work(client: Client) -> OperationResult | None:
+        op = await client.start_operation(
+            type_name,
+            table,
+            argument,
+            partitions=partition or None,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+        )
+        started.append(op)
+        if not wait:
+            return None
+        if not current.json:
+            output.note(f"started {op.ref}")
+        return await follow(op, timeout)
+
+    try:
+        result = current.with_client(work)
+    except KeyboardInterrupt:
+        if not started:
+            raise
+        raise Interrupted(f"interrupted; {_goes_on(started[0].ref)}") from None
+    if result is not None:
+        _ended(result)
+        return
+    op = started[0]
+    if current.json:
+        output.write_json({"op": op.ref, "instance": op.instance_id, "state": "running"})
+    else:
+        output.say(f"started {op.ref}")
+
+
+async def follow(op: Operation, timeout: float | None = None) -> OperationResult:
+    """Wait for the end, with a progress bar on a terminal. Raises WaitTimeout, which says how to go on."""
+    from distop.errors import WaitTimeout
+
+    try:
+        if current.json or not output.console(stderr=True).is_terminal:
+            return await op.wait(timeout)
+        return await _with_bar(op, timeout)
+    except WaitTimeout:
+        raise WaitTimeout(f"not ended within {timeout:g} s; {_goes_on(op.ref)}") from None
+
+
+async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
+    import asyncio
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.fields[op]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    waiting = asyncio.ensure_future(op.wait(timeout))
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
+        line = bar.add_task("", total=None, op=op.ref, note="")
+
+        async def draw() -> None:
+            async for seen in op.watch(0.25):
+                counts = seen.jobs
+                done = (counts.get("success") or 0) + (counts.get("failed") or 0)
+                note = seen.waiting_for and f"waits for {seen.waiting_for}"
+                if not note and seen.eta_seconds is not None:
+                    note = f"about {output.duration(seen.eta_seconds)} left"
+                if counts.get("failed"):
+                    note = f"{counts['failed']} failed" + (f", {note}" if note else "")
+                bar.update(line, completed=done, total=counts.get("total"), note=note or "")
+
+        drawing = asyncio.ensure_future(draw())
+        try:
+            return await waiting
+        finally:
+            waiting.cancel()
+            drawing.cancel()
+            await asyncio.gather(drawing, return_exceptions=True)
+
+
+def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None) -> None:
+    """List the operations that have not ended."""
+
+    async def work(client: Client) -> list[Any]:
+        return await client.operations(table)
+
+    found = current.with_client(work)
+    if current.json:
+        output.write_json([seen.to_json() for seen in found])
+        return
+    output.table(
+        ("op", "state", "jobs", "left", "waits for", "started"),
+        [
+            (
+                seen.op,
+                seen.state,
+                output.jobs(seen.jobs),
+                output.duration(seen.eta_seconds),
+                seen.waiting_for,
+                seen.started,
+            )
+            for seen in found
+        ],
+        "no operation is running",
+    )
+
+
+def show(op: OP) -> None:
+    """Show one operation: how it is doing, or how it ended."""
+
+    async def work(client: Client) -> Any:
+        return await client.operation(op).status()
+
+    seen = current.with_client(work)
+    if current.json:
+        output.write_json(seen.to_json())
+        return
+    from distop.cli.report import show_result, show_status
+
+    if seen.result is not None:
+        show_result(seen.result)
+    else:
+        show_status(seen)
+
+
+def watch(op: OP) -> None:
+    """Follow an operation until it ends. Exits with 1 when it failed."""
+
+    async def work(client: Client) -> OperationResult:
+        followed = client.operation(op)
+        if not current.json:
+            return await follow(followed)
+        async for seen in followed.watch():
+            if seen.result is not None:
+                return seen.result
+            output.write_json(seen.to_json())
+        return await followed.wait()
+
+    try:
+        _ended(current.with_client(work))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {_goes_on(op)}") from None
+
+
+def _command(op: str, name: str, done: str, *arguments: str) -> None:
+    async def work(client: Client) -> None:
+        await getattr(client.operation(op), name)(*arguments)
+
+    current.with_client(work)
+    if current.json:
+        output.write_json({"op": op, "state": done})
+    else:
+        output.say(f"{op} is {done}")
+
+
+def cancel(op: OP, text: Annotated[str, typer.Option("--text", help="Why, for the record.")] = "") -> None:
+    """Cancel an operation: its jobs stop and clean up."""
+    _command(op, "cancel", "cancelling", text)
+
+
+def pause(op: OP) -> None:
+    """Pause an operation: running jobs finish, no more start."""
+    _command(op, "pause", "paused")
+
+
+def resume(op: OP) -> None:
+    """Let a paused operation go on."""
+    _command(op, "resume", "running")
+
+
+def history(
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
+) -> None:
+    """List the operations that have ended."""
+
+    async def work(client: Client) -> list[OperationResult]:
+        return await client.history(table, limit)
+
+    found = current.with_client(work)
+    if current.json:
+        output.write_json([dict(result.record) for result in found])
+        return
+    output.table(
+        ("op", "state", "jobs", "took", "finished"),
+        [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found],
+        "no operation has ended yet",
+    )

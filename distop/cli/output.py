@@ -1,0 +1,106 @@
+"""Printing: one JSON document, or tables and sentences for people; colours on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
+
+_COLOURS = {
+    **dict.fromkeys(("success", "valid", "ok", "running"), "green"),
+    **dict.fromkeys(("failed", "violated", "error"), "red"),
+    **dict.fromkeys(("cancelled", "cancelling", "paused", "unknown", "warning"), "yellow"),
+}
+
+
+@lru_cache(maxsize=2)
+def console(*, stderr: bool = False) -> Console:
+    """Rich's console; without a terminal its lines are as wide as they need to be, so that they can be read by
+    programs.
+    """
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 10_000
+    return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
+
+
+def write_json(value: Any) -> None:
+    """One JSON document on a line of its own."""
+    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+
+
+def say(text: str) -> None:
+    """A line on stdout, without markup."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[str] = ()) -> None:
+    """A table, or the sentence ``empty`` where there are no rows. ``right``: the columns of numbers."""
+    lines = [[str(cell) if cell is not None else "" for cell in row] for row in rows]
+    if not lines:
+        say(empty)
+        return
+    out = console()
+    if not out.is_terminal:
+        widths = [max(len(row[n]) for row in [columns, *lines]) for n in range(len(columns))]
+        for row in ([name.upper() for name in columns], *lines):
+            padded = zip(columns, row, widths, strict=True)
+            say("  ".join(c.rjust(w) if name in right else c.ljust(w) for name, c, w in padded).rstrip())
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        drawn.add_column(name.upper(), justify="right" if name in right else "left", overflow="fold")
+    for row in lines:
+        drawn.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    out.print(drawn)
+
+
+def state(word: str) -> str:
+    """A state in its colour on a terminal, as markup."""
+    colour = _COLOURS.get(word)
+    return f"[{colour}]{word}[/{colour}]" if colour else word
+
+
+def fields(pairs: Mapping[str, Any]) -> None:
+    """Names and values under each other; those without a value are left out."""
+    shown = {name: value for name, value in pairs.items() if value not in (None, "")}
+    width = max((len(name) for name in shown), default=0)
+    for name, value in shown.items():
+        say(f"{name.ljust(width)}  {value}")
+
+
+def duration(seconds: float | None) -> str:
+    """``0.4 s``, ``35 s``, ``2 min 05 s``, ``3 h 10 min``."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def jobs(counts: Mapping[str, Any]) -> str:
+    """``12/365``, with the failed ones where there are any."""
+    total = counts.get("total")
+    done = (counts.get("success") or 0) + (counts.get("failed") or 0)
+    text = f"{done}/{total}" if total is not None else "-"
+    return f"{text}, {counts['failed']} failed" if counts.get("failed") else text
