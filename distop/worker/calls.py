@@ -71,9 +71,7 @@ class Call:
             self._env.spark.unbind()
 
     def _context(self, **fields: Any) -> Context:
-        ctx = Context(
-            self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields
-        )
+        ctx = Context(self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields)
         ctx.call = f"{self._message['t']}{self.number}"
         return ctx
 

@@ -51,6 +51,8 @@ class Child:
             format="%(asctime)s %(levelname)s %(name)s %(context)s%(message)s",
             stream=sys.stderr,
         )
+        # It tells of every connection that a thread opens and closes.
+        logging.getLogger("py4j").setLevel(logging.WARNING)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_with_context)
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)

@@ -77,9 +77,7 @@ class JobProgress(Progress):
         if size > MAX_OUTCOME_BYTES:
             raise InvalidArgument(f"a checkpoint of {size} bytes is too large: at most {MAX_OUTCOME_BYTES} are kept")
         self._last = time.monotonic()
-        question = protocol.ProgressMessage(
-            t="progress", run=self._run, partition=self._partition, value=value, seq=0
-        )
+        question = protocol.ProgressMessage(t="progress", run=self._run, partition=self._partition, value=value, seq=0)
         try:
             saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
         except (TimeoutError, RuntimeError):

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
+from distop.worker.caller import Caller
 from distop.worker.gate import Gate, halves
 from distop.worker.keeper import Keeper
 from distop.worker.model import (
@@ -28,7 +29,7 @@ from distop.worker.model import (
     WorkerError,
 )
 from distop.worker.shared import operation_path
-from distop.worker.sinks import CallSink, RunSink
+from distop.worker.sinks import RunSink, first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -64,7 +65,7 @@ class Worker:
         self._gate = Gate()
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
-        self._calls: set[CallSink] = set()
+        self._caller = Caller(self._keeper, self._numbers)
         self._background: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ life
@@ -161,7 +162,7 @@ class Worker:
         cleanup = run.request.cleanup_first
         while run.pending:
             async with self._gate.shared():
-                death = await self._in_child(run, list(run.pending), cleanup)
+                death = await self._in_child(run, list(run.pending), cleanup=cleanup)
                 if death is None or await self._settle(run, death):
                     return
             cleanup = True
@@ -175,26 +176,30 @@ class Worker:
                 return
 
     async def _isolate(self, run: RunSink, alone: bool) -> None:
-        """Run what is left of a run that was in a child when it died, with nothing else in the child, in halves
-        where it dies again, until the one that kills it stands alone: that one is blamed, nobody else."""
-        left = list(run.pending)
-        groups: deque[Sequence[int]] = halves(left) if alone else deque([left])
+        """Run what is left of a run that was in a child when it died, with nothing else in the child, until the job
+        that kills it stands alone: that one is blamed, nobody else. Jobs that run one after the other stand alone
+        anyway, once each end is told at once; a batch is cut in halves."""
+        batch, left = run.request.batch, list(run.pending)
+        groups: deque[Sequence[int]] = halves(left) if alone and batch else deque([left])
         while groups:
             group = [p for p in groups.popleft() if p in run.pending]
             if not group:
                 continue
-            death = await self._in_child(run, group, True)
+            death = await self._in_child(run, group, cleanup=True, careful=True)
             if death is None:
                 continue
             if await self._settle(run, death):
                 return
             left = [p for p in group if p in run.pending]
+            if not left:
+                continue
             if not death.crashed:
                 groups.appendleft(left)
-            elif len(group) == 1:
-                run.end_rest("crash", str(death), left)
+            elif len(group) == 1 or not batch:
+                run.end_rest("crash", str(death), left[:1])
+                groups.appendleft(left[1:])
             else:
-                groups.extendleft(reversed(halves(left) if left else ()))
+                groups.extendleft(reversed(halves(left)))
 
     async def _settle(self, run: RunSink, death: Death) -> bool:
         """After a death: end what must not be run again. Whether that was all."""
@@ -221,7 +226,9 @@ class Worker:
         self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, problem)
         return f"the cleanup failed: {problem}"
 
-    async def _in_child(self, run: RunSink, ordinals: Sequence[int], cleanup: bool) -> Death | None:
+    async def _in_child(
+        self, run: RunSink, ordinals: Sequence[int], *, cleanup: bool, careful: bool = False
+    ) -> Death | None:
         """Send jobs to the child and wait for their ends; the child's death if it came first."""
         child = await self._keeper.ready()
         if run.incarnation != self.incarnation:
@@ -248,6 +255,7 @@ class Worker:
                     items=page,
                     batch=request.batch,
                     cleanup=cleanup,
+                    careful=careful,
                     cancelled=sorted(run.cancelled),
                     deadline=deadline,
                     incarnation=run.incarnation,
@@ -271,10 +279,8 @@ class Worker:
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
         if partitions is None:
-            for call in [c for c in self._calls if c.op == op and not c.cancelled]:
-                call.cancelled = True
-                call.child.send(protocol.CancelMessage(t="cancel", call=call.number))
-                self._spawn(self._enforce_call(call))
+            for call in self._caller.cancel(op):
+                self._spawn(self._caller.enforce(call))
 
     def _cancel(self, run: RunSink, partitions: list[int]) -> None:
         run.cancelled.update(partitions)
@@ -305,11 +311,6 @@ class Worker:
                 child.kill("stubborn")
                 await first(child.died)
 
-    async def _enforce_call(self, call: CallSink) -> None:
-        await first(call.result, call.child.died, timeout=self.config.grace)
-        if not call.result.done():
-            call.child.kill("stubborn")
-
     # ------------------------------------------------------------------ calls
 
     async def plan(
@@ -325,7 +326,7 @@ class Worker:
             message = protocol.PlanMessage(
                 t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
             )
-            value, chunks = await self._call([message])
+            value, chunks = await self._caller.call([message])
         return PlanResult(chunks, value["count"], value["version"])
 
     async def complete(
@@ -356,7 +357,7 @@ class Worker:
                 success=success,
                 failed=failed,
             )
-            value, _ = await self._call([message], fetch)
+            value, _ = await self._caller.call([message], fetch)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def cleanup(
@@ -387,39 +388,4 @@ class Worker:
             )
             for page, more in protocol.pages([item.row() for item in items])
         ]
-        await self._call(messages)
-
-    async def _call(
-        self,
-        messages: Sequence[protocol.ToChild],
-        fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]] | None = None,
-    ) -> tuple[Any, list[bytes]]:
-        """A call's result and chunks. One that only shared a child that was killed for another is sent again."""
-        while True:
-            child = await self._keeper.ready()
-            call = CallSink(messages[0]["op"], child, fetch)  # type: ignore[typeddict-item]
-            call.number = next(self._numbers)
-            child.calls[call.number] = call
-            self._calls.add(call)
-            try:
-                for message in messages:
-                    child.send({**message, "call": call.number})  # type: ignore[arg-type]
-                await first(call.result, child.died)
-                if call.result.done():
-                    return call.result.result(), call.chunks
-            except asyncio.CancelledError:
-                child.send(protocol.CancelMessage(t="cancel", call=call.number))
-                raise
-            finally:
-                self._calls.discard(call)
-                child.calls.pop(call.number, None)
-            death = child.died.result()
-            if death.crashed:
-                raise WorkerError("crash", str(death))
-            if death.final or call.cancelled:
-                raise WorkerError("transient", str(death))
-
-
-async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-    """Wait for the first of them, without consuming it."""
-    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await self._caller.call(messages)

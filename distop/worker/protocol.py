@@ -68,6 +68,8 @@ class RunMessage(TypedDict):
     """Call cancel_job_and_cleanup before each start: somebody was here before."""
     cancelled: list[int]
     """Ordinals that were cancelled before the start: clean up, do not start."""
+    careful: bool
+    """Tell each end at once: the first that is missing when the child dies is the one that ran."""
     deadline: float
     incarnation: str
     more: bool

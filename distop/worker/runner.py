@@ -43,6 +43,7 @@ class Run:
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._batch: bool = message["batch"]
         self._cleanup_first: bool = message["cleanup"]
+        self._careful: bool = message["careful"]
         self._deadline: float = message["deadline"]
         self._incarnation: str = message["incarnation"]
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
@@ -332,6 +333,8 @@ class Run:
         with self._lock:
             self._open.discard(ordinal)
         self._env.outbox.ended(self.number, ordinal, kind, text, error, started)
+        if self._careful:
+            self._env.outbox.flush()
 
     def _end_all(self, kind: protocol.Kind, error: str) -> None:
         now = time.time()
@@ -352,4 +355,3 @@ def validate(behavior: Behavior, arg: Any) -> Any:
         return type(behavior).Arg.model_validate({} if arg is None else arg)
     except ValidationError as error:
         raise InvalidArgument(explain_argument(behavior.type_name, error)) from error
-

@@ -130,3 +130,8 @@ class CallSink:
         except Exception as error:
             text = f"the outcomes could not be read: {error}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
+
+
+async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Wait for the first of them, without consuming it."""
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

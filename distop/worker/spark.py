@@ -6,6 +6,7 @@ job ends, because Spark keeps them per thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -166,6 +167,8 @@ class SparkHolder:
         check_java(os.environ)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if self._master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         for name in ("warehouse", "local", "derby"):
             (self._work_dir / "spark" / name).mkdir(parents=True, exist_ok=True)
         try:
@@ -175,4 +178,17 @@ class SparkHolder:
         builder = SparkSession.builder.master(self._master)
         for key, value in settings(self._master, self._executor, self._work_dir, self._user).items():
             builder = builder.config(key, value)
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+        self._quieten(session)
+        return session
+
+    @staticmethod
+    def _quieten(session: SparkSession) -> None:
+        """Spark warns of every pool that no file configures: one for each operation. That is as intended here."""
+        try:
+            log4j: Any = getattr(session.sparkContext._jvm, "org").apache.logging.log4j  # noqa: B009
+            name = "org.apache.spark.scheduler.FairSchedulableBuilder"
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
+        except Exception:
+            # Another logging backend: the warnings stay.
+            logging.getLogger("distop.child").debug("Spark's logging could not be adjusted", exc_info=True)
