@@ -6,13 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
-from distop.worker.model import WorkerError
+from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, first
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
+    from distop.worker.sinks import Fetch
 
 
 class Caller:
@@ -38,11 +40,26 @@ class Caller:
             call.child.kill("stubborn")
 
     async def call(
-        self,
-        messages: Sequence[protocol.ToChild],
-        fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]] | None = None,
+        self, messages: Sequence[protocol.ToChild], fetch: Fetch | None = None, gate: Gate | None = None
     ) -> tuple[Any, list[bytes]]:
-        """A call's result and chunks. One that only shared a child that was killed for another is sent again."""
+        """A call's result and chunks. Raises WorkerError. With a gate (which the caller has not entered), a child
+        that died with others in it is no answer: the call is repeated with nobody else there."""
+        if gate is None:
+            got = await self._answer(messages, fetch)
+        else:
+            async with gate.shared():
+                got = await self._answer(messages, fetch)
+            if isinstance(got, Death) and (got.runs or len(got.calls) > 1):
+                async with gate.exclusive():
+                    got = await self._answer(messages, fetch)
+        if isinstance(got, Death):
+            raise WorkerError("crash", str(got))
+        return got
+
+    async def _answer(
+        self, messages: Sequence[protocol.ToChild], fetch: Fetch | None
+    ) -> tuple[Any, list[bytes]] | Death:
+        """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
             call = CallSink(messages[0]["op"], child, fetch)  # type: ignore[typeddict-item]
@@ -63,6 +80,6 @@ class Caller:
                 child.calls.pop(call.number, None)
             death = child.died.result()
             if death.crashed:
-                raise WorkerError("crash", str(death))
+                return death
             if death.final or call.cancelled:
                 raise WorkerError("transient", str(death))

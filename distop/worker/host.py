@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from distop.core.model import Declaration
+    from distop.worker.sinks import Fetch
 
 __all__ = [
     "CompleteResult",
@@ -322,11 +323,10 @@ class Worker:
         names: tuple[str, ...] | None,
     ) -> PlanResult:
         """Ask the behavior for its partitions (those of ``names`` alone, if given). Raises WorkerError."""
-        async with self._gate.shared():
-            message = protocol.PlanMessage(
-                t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
-            )
-            value, chunks = await self._caller.call([message])
+        message = protocol.PlanMessage(
+            t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
+        )
+        value, chunks = await self._caller.call([message], gate=self._gate)
         return PlanResult(chunks, value["count"], value["version"])
 
     async def complete(
@@ -339,25 +339,24 @@ class Worker:
         total: int,
         success: int,
         failed: int,
-        fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]],
+        fetch: Fetch,
     ) -> CompleteResult:
         """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as rows
         {partition, name, success, result, error}, and the ordinal to go on from (None: that was all). Raises
         WorkerError."""
-        async with self._gate.shared():
-            message = protocol.CompleteMessage(
-                t="complete",
-                call=0,
-                op=op,
-                type=type,
-                arg=arg,
-                table=table,
-                verdict=verdict,
-                total=total,
-                success=success,
-                failed=failed,
-            )
-            value, _ = await self._caller.call([message], fetch)
+        message = protocol.CompleteMessage(
+            t="complete",
+            call=0,
+            op=op,
+            type=type,
+            arg=arg,
+            table=table,
+            verdict=verdict,
+            total=total,
+            success=success,
+            failed=failed,
+        )
+        value, _ = await self._caller.call([message], fetch, self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def cleanup(
@@ -370,10 +369,11 @@ class Worker:
     ) -> None:
         """Call cancel_job_and_cleanup for each. Raises WorkerError at the first that fails."""
         request = RunRequest(op, type, arg, table, tuple(items), batch=False)
-        async with self._gate.shared():
-            await self._cleanup(request, items, self.incarnation)
+        await self._cleanup(request, items, self.incarnation, self._gate)
 
-    async def _cleanup(self, request: RunRequest, items: Sequence[JobItem], incarnation: str) -> None:
+    async def _cleanup(
+        self, request: RunRequest, items: Sequence[JobItem], incarnation: str, gate: Gate | None = None
+    ) -> None:
         messages: list[protocol.ToChild] = [
             protocol.CleanupMessage(
                 t="cleanup",
@@ -388,4 +388,4 @@ class Worker:
             )
             for page, more in protocol.pages([item.row() for item in items])
         ]
-        await self._caller.call(messages)
+        await self._caller.call(messages, gate=gate)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from distop.worker.launch import Child
     from distop.worker.model import JobItem, RunRequest
 
+    Fetch = Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]]
+    """A page of outcomes from an ordinal on, and the ordinal to go on from (None: that was all)."""
+
 
 class RunSink:
     """One request: which of its jobs have not ended. It outlives the children that it is sent to."""
@@ -93,9 +96,7 @@ class RunSink:
 class CallSink:
     """One call: its chunks, and the future of its result."""
 
-    def __init__(
-        self, op: str, child: Child, fetch: Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]] | None
-    ) -> None:
+    def __init__(self, op: str, child: Child, fetch: Fetch | None) -> None:
         self.op = op
         self.child = child
         self.number = 0

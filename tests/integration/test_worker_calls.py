@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,10 @@ TABLE = {"name": "t", "format": "parquet", "location": "/nowhere"}
 
 @pytest.fixture
 async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Worker]:
-    one = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", shared_dir=str(tmp_path / "shared"), env=sample_env))
+    config = WorkerConfig(
+        tmp_path / "work", "ex", "inc-1", shared_dir=str(tmp_path / "shared"), env=sample_env, grace=0.3
+    )
+    one = Worker(config)
     try:
         await one.start()
         yield one
@@ -81,6 +86,33 @@ async def test_plans_that_fail(worker: Worker, type_name: str, arg: Any, kind: s
         await worker.plan(OP, type_name, arg, TABLE, None)
     assert caught.value.kind == kind
     assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
+
+
+async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: Path) -> None:
+    planning = asyncio.create_task(worker.plan(OP, "sample", {"names": ["a"], "does": {"once": ""}}, TABLE, None))
+    limit = time.monotonic() + 30
+    while not (tmp_path / "work/ops/t/sample/1/once").exists():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.005)
+    ends: list[Any] = []
+    item = JobItem({"partition": 0, "name": "x"}, 1, 1)
+    await worker.run(
+        RunRequest("t/sample/2", "sample", {"does": {"x": "die"}}, None, (item,), batch=False), ends.extend
+    )
+    assert [end.kind for end in ends] == ["crash"]
+    assert (await planning).count == 1
+
+
+async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_path: Path) -> None:
+    planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))
+    limit = time.monotonic() + 30
+    while not (tmp_path / "work/ops/t/sample/1/once").exists():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.005)
+    worker.cancel(OP)
+    with pytest.raises(WorkerError) as caught:
+        await planning
+    assert caught.value.kind == "transient"
 
 
 async def pages(start: int) -> tuple[list[dict[str, Any]], int | None]:

@@ -48,6 +48,10 @@ class Sample(Behavior):
     def partitions(self, table: TableRecord, arg: SampleArg, ctx: JobContext) -> Planned:
         if "die" in arg.does:
             os._exit(3)
+        if "once" in arg.does and not (ctx.work_dir / "once").exists():
+            (ctx.work_dir / "once").touch()
+            while True:
+                time.sleep(0.05)
         if "wrong" in arg.does:
             raise InvalidArgument("the location is wrong")
         if "error" in arg.does:
