@@ -29,7 +29,7 @@ from distop.errors import (
 )
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.transport import RequestFailed
+from distop.store.transport import RequestFailed, being_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,7 +262,7 @@ class Session:
             self._drop_stream()
             return
         except asyncio.CancelledError:
-            if self.lost.done() and not _being_cancelled():
+            if self.lost.done() and not being_cancelled():
                 return
             raise
         if not isinstance(answer, rpc.LeaseKeepAliveResponse):  # a clean end of the stream
@@ -302,8 +302,3 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -112,6 +112,12 @@ class RequestFailed(Exception):
         self.token = token
 
 
+def being_cancelled() -> bool:
+    """Whether the current task is being cancelled: a call that we cancelled raises the same exception."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 @dataclass(slots=True)
 class _Member:
     """One endpoint with its channel and the callables made on it."""

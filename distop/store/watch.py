@@ -21,7 +21,7 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import key_value, to_bytes
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
-from distop.store.transport import RequestFailed
+from distop.store.transport import RequestFailed, being_cancelled
 from distop.store.versions import orders_requested_progress
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class WatchStream:
         except grpc.aio.AioRpcError as error:
             raise transport.failed(error, self.address) from None
         except asyncio.CancelledError:
-            if self._cut:
+            if self._cut and not being_cancelled():
                 return None
             raise
         if not isinstance(message, rpc.WatchResponse):  # the end of the stream
@@ -102,8 +102,13 @@ class WatchStream:
 
     async def ask_progress(self) -> None:
         """Ask for the revision up to which everything was sent."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+        try:
             await self._call.write(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("progress could not be asked for: %s", error)
+        except asyncio.CancelledError:
+            if not self._cut or being_cancelled():
+                raise
 
     def cut(self, *, elsewhere: bool = False) -> None:
         """End it; a pending read returns None. ``elsewhere``: the endpoint is to blame."""

@@ -94,7 +94,7 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
             async def token_is_refused() -> None:
                 while True:  # without using it: use prolongs it
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(asyncio.shield(session.lost), 2.5)
+                        await asyncio.wait_for(asyncio.shield(session.lost), 2.1)
                     try:
                         await client.transport.unary(wire.RANGE, probe, 5.0)
                     except wire.RequestFailed as error:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.etcd
 async def test_renewal_moves_the_deadline(client: EtcdClient, prefix: str) -> None:
     moved: list[float] = []
     begun = boottime()
-    session = Session(client, f"{prefix}node", b"{}", 2, margin=0.5, on_deadline_moved=moved.append)
+    session = Session(client, f"{prefix}node", b"{}", 4, margin=0.5, on_deadline_moved=moved.append)
     await session.start()
     assert session.alive
     assert begun + session.ttl - 0.5 <= moved[0] <= boottime() + session.ttl - 0.5
@@ -132,7 +132,7 @@ async def test_a_server_that_is_away_for_less_than_the_ttl(own_etcd: EmbeddedEtc
 
 async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefix: str) -> None:
     """An answer that waited to be read does not revive what has had to stop."""
-    session = Session(client, f"{prefix}node", b"", 2, margin=1.5)
+    session = Session(client, f"{prefix}node", b"", 3, margin=1.5)
     await session.start()
     while boottime() < session.deadline:
         pass  # the loop does not run: a long GIL hold, a SIGSTOP

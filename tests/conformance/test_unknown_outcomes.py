@@ -52,8 +52,9 @@ async def test_a_copy_that_arrives_after_its_repetition(
         proxy.set(Mode.HOLD_REQUESTS)
         with pytest.raises(OutcomeUnknown):
             await slow.commit(txn, deadline=0.6)
-        assert (await client.commit(txn)).succeeded
-        again = await client.commit(Txn((unchanged(key, before.revision + 1),), (Put(key, b"later"),)))
+        repeated = await client.commit(txn)
+        assert repeated.succeeded
+        again = await client.commit(Txn((unchanged(key, repeated.revision),), (Put(key, b"later"),)))
         assert again.succeeded
         sent = proxy.requested
         proxy.cut_clients()
