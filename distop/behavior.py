@@ -198,6 +198,16 @@ class Behavior(ABC):
         ):
             if value not in allowed:
                 raise InvalidArgument(f"behavior {name}: {what} is {value!r}, it must be one of {', '.join(allowed)}")
+        for what in ("Arg", "Result", "Report"):
+            kind = getattr(cls, what, None)
+            if not hasattr(kind, "model_json_schema") and (what == "Arg" or kind is not None):
+                raise InvalidArgument(f"behavior {name}: {what} must be a pydantic model")
+        if isinstance(cls.conflicts_with, str):
+            raise InvalidArgument(f"behavior {name}: conflicts_with is a list of types: [{cls.conflicts_with!r}]")
+        for other in cls.conflicts_with:
+            check_type_name(other)
+        if cls.retry.attempts < 1:
+            raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, it must be at least 1")
         if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
             raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
         if not cls.can_fail and cls.lost == "fail":

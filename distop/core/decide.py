@@ -82,14 +82,15 @@ def next_step(
 ) -> Step:
     """The one thing that the coordinator should do next for an operation; None: wait for an event.
 
-    ``live``: incarnations with a node key. ``poll``: seconds that a ``retry_at`` may lie ahead at most, so that a
-    clock an hour ahead delays nothing for long (fault 40).
+    ``live``: incarnations with a node key. ``poll``: seconds between two looks; a ``retry_at`` that lies further ahead
+    than that and than the longest back-off is due at once, so that a clock an hour ahead delays nothing (fault 40).
     """
     if op.spec is None or op.spec.version > SCHEMA_VERSION:
         return None
     stage = op.stage
+    longest = max(poll, op.spec.rules.retry.maximum)
     if stage is Stage.PLANNING:
-        if op.planning is not None and (due := _due(op.planning.value.retry_at, now, poll)) > now:
+        if op.planning is not None and (due := _due(op.planning.value.retry_at, now, longest)) > now:
             return WakeAt(due)
         return MakePlan()
     if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
@@ -114,7 +115,7 @@ def next_step(
         decision = op.decision.value
         if op.plan is None or not op.spec.rules.completes or op.spec.rules.at_limit(decision.attempts):
             return Finish(decision, op.decision.mod)
-        if (due := _due(decision.retry_at, now, poll)) > now:
+        if (due := _due(decision.retry_at, now, longest)) > now:
             return WakeAt(due)
         return Complete(decision)
     if stage is Stage.CLEANING:
@@ -133,9 +134,12 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -
     return Commit(t.decide(keys, op.ref, election, op.state_mod, decision))
 
 
-def _due(retry_at: str, now: float, poll: float) -> float:
-    """When something may be tried again; never further off than ``poll``, whatever another clock wrote."""
-    return min(parse_time(retry_at), now + poll) if retry_at else 0.0
+def _due(retry_at: str, now: float, longest: float) -> float:
+    """When something may be tried again. No honest clock writes a time further ahead than the longest back-off: such a
+    one is due now. (Cutting it to ``now + longest`` would put it off again at each look.)
+    """
+    due = parse_time(retry_at)
+    return due if due <= now + longest else now
 
 
 def parse_time(text: str) -> float:

@@ -162,7 +162,7 @@ class Checker:
                     for number, key, text in faults:
                         self._found(number, key, text, op, story)
             op.fold_job(self.revision, job, partition, delta)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             self._found(0, self.keys.claim(ref, partition), f"a record of the job cannot be read: {error}", op, story)
 
     # -------------------------------------------------------------- operations
@@ -200,7 +200,7 @@ class Checker:
                 else:
                     op.fold(key.name, key.chunk, change)
                     new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
         self._cluster.tally(ref, before in ACTIVE, op.active)
         if created and op.state is not None:

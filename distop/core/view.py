@@ -76,7 +76,7 @@ class ClusterView:
             try:
                 key = self.keys.parse(kv.key)
                 self._fold(key, kv, change.deleted)
-            except (InvalidArgument, ValueError, KeyError) as error:
+            except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
                 self.foreign[kv.key] = str(error)
                 continue
             changed.append(key)
@@ -202,7 +202,9 @@ class TypeView:
             self._claim_roots.clear()
             for ref, kept in held.items():
                 self._operation(ref).claims = kept
-        return touched | self.apply(changes)
+        touched |= self.apply(changes)
+        self._drop_empty(touched)
+        return touched
 
     def apply(self, changes: Iterable[Change]) -> set[OperationRef]:
         """Fold one response; returns the operations that changed."""
@@ -214,24 +216,21 @@ class TypeView:
                 continue
             # The hot path: claims and job states of operations that are known, four events for each job.
             op = self._claim_roots.get(head)
-            if op is not None:
+            if op is not None and _is_ordinal(last):
                 self._fold_claim(op, int(last), kv, change.deleted)
                 touched.add(op.ref)
                 continue
             if last == "state":
                 head, _, number = head.rpartition(".")
                 op = self._job_roots.get(head)
-                if op is not None:
+                if op is not None and _is_ordinal(number):
                     self._fold_job(op, int(number), kv, change.deleted)
                     touched.add(op.ref)
                     continue
             ref = self._fold_any(kv, change.deleted)
             if ref is not None:
                 touched.add(ref)
-        for ref in touched:
-            view = self.operations.get(ref)
-            if view is not None and view.empty and not view.ended:
-                self._drop(ref)
+        self._drop_empty(touched)
         return touched
 
     def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
@@ -246,7 +245,7 @@ class TypeView:
                 self._fold_job(op, key.partition, kv, deleted)
             else:
                 self._fold_operation(op, key, kv, deleted)
-        except (InvalidArgument, ValueError, KeyError) as error:
+        except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
             self.foreign[kv.key] = str(error)
             return None
         return key.ref
@@ -259,10 +258,13 @@ class TypeView:
             self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
 
-    def _drop(self, ref: OperationRef) -> None:
-        del self.operations[ref]
-        jobs, claims = self.keys.roots(ref)
-        del self._job_roots[jobs], self._claim_roots[claims]
+    def _drop_empty(self, touched: Iterable[OperationRef]) -> None:
+        for ref in touched:
+            op = self.operations.get(ref)
+            if op is not None and op.empty and not op.ended:
+                del self.operations[ref]
+                jobs, claims = self.keys.roots(ref)
+                del self._job_roots[jobs], self._claim_roots[claims]
 
     @staticmethod
     def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
@@ -303,3 +305,7 @@ class TypeView:
             op.cancel = None if deleted else Cancel.decode(kv.value)
         elif name == "decision":
             op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)
+
+
+def _is_ordinal(text: str) -> bool:
+    return len(text) == 6 and text.isascii() and text.isdigit()

@@ -1,0 +1,301 @@
+"""The decisions: what a coordinator does in each stage, what an executor claims, in which order and how much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.core import decide as d
+from distop.core.decide import block_size, claim_for, claimable, next_step, rendezvous
+from distop.core.model import Cancel, Claim, Decision, JobState, OperationRef, Retry, Rules, State, rfc3339
+from distop.core.transitions import Stage
+from distop.core.view import Seen
+from tests.support.world import World
+
+NOW, POLL = 1_700_000_000.0, 30.0
+COMPLETES = Rules(retry=Retry(attempts=3), failure_policy="collect_all", completes=True)
+
+
+def world_with(rules: Rules = COMPLETES, *, jobs: int | None = 2) -> tuple[World, OperationRef]:
+    world = World(rules=rules)
+    world.join("a")
+    world.join("b")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    if jobs is not None:
+        world.do(world.plan(ref, jobs))
+    return world, ref
+
+
+def step(world: World, ref: OperationRef, now: float = NOW) -> d.Step:
+    return next_step(world.keys, world.op(ref), set(world.leases), world.election, now, POLL)
+
+
+def run(world: World, ref: OperationRef, p: int, state: JobState) -> None:
+    world.do(world.claim(ref, "a", [p]))
+    world.do(world.report(ref, p, state))
+
+
+# ----------------------------------------------------------------- coordinator
+
+
+def test_nothing_to_do() -> None:
+    world, ref = world_with()
+    assert step(world, replace(ref, instance=9)) is None
+    assert step(world, ref) is None  # open, jobs to be run
+    world.do(world.pause(ref))
+    assert step(world, ref) is None
+
+
+def test_an_operation_of_a_newer_release_is_left_alone() -> None:
+    world, ref = world_with(jobs=None)
+    op = world.op(ref)
+    assert op.spec is not None
+    op.spec = replace(op.spec, version=99)
+    assert next_step(world.keys, op, {"a"}, world.election, NOW, POLL) is None
+
+
+def test_planning() -> None:
+    world, ref = world_with(jobs=None)
+    assert step(world, ref) == d.MakePlan()
+    op = world.op(ref)
+
+    def after(retry_at: str) -> d.Step:
+        from distop.core.model import Attempts
+
+        op.planning = Seen(Attempts(1, "no", retry_at), 5)
+        return next_step(world.keys, op, {"a"}, world.election, NOW, POLL)
+
+    assert after(rfc3339(NOW + 10)) == d.WakeAt(NOW + 10)
+    assert after(rfc3339(NOW)) == d.MakePlan()
+    assert after("") == d.MakePlan()
+    assert after("soon") == d.MakePlan()
+    assert after(rfc3339(NOW + 3600)) == d.MakePlan()  # a clock that is an hour ahead wrote it (fault 40)
+
+
+def test_all_jobs_ended() -> None:
+    world, ref = world_with()
+    run(world, ref, 0, JobState.SUCCESS)
+    assert step(world, ref) is None
+    run(world, ref, 1, JobState.SUCCESS)
+    todo = step(world, ref)
+    assert isinstance(todo, d.Commit)
+    assert todo.txn.label == "decide"
+    world.do(todo.txn)
+    op = world.op(ref)
+    assert op.decision is not None
+    assert op.decision.value == Decision(State.SUCCESS, 2, 2, 0)
+    assert step(world, ref) == d.Complete(op.decision.value)
+
+
+def test_a_failed_job_fails_the_operation_when_all_have_ended() -> None:
+    world, ref = world_with()
+    run(world, ref, 0, JobState.FAILED)
+    assert step(world, ref) is None  # collect_all
+    run(world, ref, 1, JobState.SUCCESS)
+    world.do(world.pause(ref))  # a pause does not hold up what has ended
+    todo = step(world, ref)
+    assert isinstance(todo, d.Commit)
+    world.do(todo.txn)
+    op = world.op(ref)
+    assert op.decision is not None
+    assert op.decision.value == Decision(State.FAILED, 2, 1, 1, "0")
+
+
+def test_no_jobs_is_success() -> None:
+    world, ref = world_with(jobs=0)
+    todo = step(world, ref)
+    assert isinstance(todo, d.Commit)
+    assert todo.txn.label == "decide"
+    quick, ref = world_with(replace(COMPLETES, completes=False), jobs=0)
+    assert step(quick, ref) == d.Finish(Decision(State.SUCCESS, 0, 0, 0), 0)
+
+
+def test_fail_fast() -> None:
+    world, ref = world_with(replace(COMPLETES, failure_policy="fail_fast"))
+    run(world, ref, 0, JobState.FAILED)
+    todo = step(world, ref)
+    assert isinstance(todo, d.Commit)
+    assert todo.txn.label == "fail_fast"
+    world.do(todo.txn)
+    assert world.op(ref).cancel == Cancel("failed", "1 of 2 jobs failed")
+    decide = step(world, ref)
+    assert isinstance(decide, d.Commit)
+    world.do(decide.txn)
+    decision = world.op(ref).decision
+    assert decision is not None
+    assert decision.value.verdict is State.FAILED
+
+
+def test_cancelling_waits_for_the_living_and_reaps_the_rest() -> None:
+    world, ref = world_with(jobs=3)
+    world.do(world.claim(ref, "a", [0, 1]))
+    world.do(world.claim(ref, "b", [2]))
+    world.do(world.wait_again(ref, 1, failed=False))
+    world.do(world.cancel(ref))
+    fences = [world.fence(ref, p) for p in range(3)]
+    assert step(world, ref) == d.Reap(((1, fences[1], ""),))
+    world.do(world.reap(ref, 1))
+    assert step(world, ref) is None
+    world.die("b")
+    assert step(world, ref) == d.Reap(((2, fences[2], "b"),))
+    world.do(world.reap(ref, 2))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    todo = step(world, ref)
+    assert isinstance(todo, d.Commit)
+    world.do(todo.txn)
+    decision = world.op(ref).decision
+    assert decision is not None
+    assert decision.value == Decision(State.CANCELLED, 3, 1, 0)
+
+
+def test_completing() -> None:
+    world, ref = world_with(jobs=0)
+    world.do(world.decide(ref))
+    op = world.op(ref)
+    assert op.decision is not None
+    first = op.decision.value
+
+    def after(decision: Decision) -> d.Step:
+        op.decision = Seen(decision, 77)
+        return next_step(world.keys, op, {"a"}, world.election, NOW, POLL)
+
+    assert after(first) == d.Complete(first)
+    tried = replace(first, attempts=1, retry_at=rfc3339(NOW + 5))
+    assert after(tried) == d.WakeAt(NOW + 5)
+    late = replace(tried, retry_at=rfc3339(NOW + 3600))
+    assert after(late) == d.Complete(late)
+    spent = replace(first, attempts=3, verdict=State.FAILED)
+    assert after(spent) == d.Finish(spent, 77)
+
+
+def test_an_operation_without_a_plan_is_finished_without_completion_code() -> None:
+    world, ref = world_with(jobs=None)
+    world.do(world.give_up(ref))
+    todo = step(world, ref)
+    assert isinstance(todo, d.Finish)
+    assert todo.decision.verdict is State.FAILED
+    assert todo.decision_mod == world.mod(ref, "decision")
+
+
+def test_cleaning() -> None:
+    world, ref = world_with()
+    for p in (0, 1):
+        run(world, ref, p, JobState.SUCCESS)
+    world.do(world.finish_at_once(ref))
+    assert world.stage(ref) is Stage.CLEANING
+    assert step(world, ref) == d.Clean(2)
+
+
+# -------------------------------------------------------------------- executor
+
+
+def look(claims: dict[int, Claim], **more: object) -> d.Claimable:
+    given_: dict[str, object] = {
+        "count": 6, "ended": {5}, "live": {"a", "b"}, "executor": "ex-a", "others": True, "now": NOW,
+        "unchanged_for": {}, "patience": 60.0, **more,
+    }  # fmt: skip
+    return claimable(claims={p: Seen(c, 1) for p, c in claims.items()}, **given_)  # type: ignore[arg-type]
+
+
+def test_claimable() -> None:
+    found = look(
+        {
+            0: Claim("ex-b", "b", 1, 0),
+            1: Claim("ex-z", "z", 1, 0),
+            2: Claim("ex-b", "", 1, 1, rfc3339(NOW - 1)),
+            3: Claim("ex-b", "", 1, 1, rfc3339(NOW + 7)),
+        }
+    )
+    assert found == d.Claimable((4,), (2,), (1,), NOW + 7)
+
+
+def test_a_released_job_is_due_at_once() -> None:
+    assert look({0: Claim("ex-b", "", 1, 0)}).waiting == (0,)
+    assert look({0: Claim("ex-a", "", 1, 0)}).waiting == (0,)
+
+
+def test_who_failed_a_job_leaves_it_to_others_at_first() -> None:
+    mine = {0: Claim("ex-a", "", 1, 1, rfc3339(NOW - 1))}
+    assert look(mine).waiting == ()
+    assert look(mine).next_due == NOW - 1 + 60
+    assert look(mine, others=False).waiting == (0,)
+    assert look(mine, now=NOW + 61).waiting == (0,)
+    assert look(mine, executor="ex-b").waiting == (0,)
+
+
+def test_a_clock_that_is_ahead_delays_no_longer_than_patience() -> None:
+    claims = {0: Claim("ex-b", "", 1, 1, rfc3339(NOW + 3600))}
+    assert look(claims).next_due == NOW + 60
+    assert look(claims, unchanged_for={0: 45.0}).next_due == NOW + 15
+    assert look(claims, unchanged_for={0: 60.0}).waiting == (0,)
+    assert look({0: Claim("ex-b", "", 1, 1, "not a time")}).waiting == (0,)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 100), st.booleans(), st.integers(-1, 64), st.integers(0, 10**5))
+def test_block_size(jobs: int, executors: int, batch: bool, free: int, limit: int) -> None:
+    size = block_size(jobs, executors, batch, free, limit)
+    assert 0 <= size <= min(jobs, limit)
+    if free <= 0:
+        assert size == 0
+    elif batch:
+        assert size == min(-(-jobs // max(executors, 1)), limit)
+        assert size > 0 or not jobs or not limit
+    else:
+        assert size == min(free, jobs, limit)
+
+
+executors = st.lists(st.text("abc123", min_size=1, max_size=6), min_size=1, max_size=6, unique=True)
+
+
+@given(st.integers(0, 200), executors)
+def test_rendezvous_is_a_permutation(count: int, names: list[str]) -> None:
+    for name in names:
+        others = [other for other in names if other != name]
+        order = rendezvous(range(count), name, others, "op")
+        assert sorted(order) == list(range(count))
+        assert order == rendezvous(range(count), name, list(reversed(others)), "op")
+
+
+def test_rendezvous_spreads() -> None:
+    names, count = [f"node-{n}" for n in range(4)], 4_000
+    share = count // len(names)
+    first = {n: set(rendezvous(range(count), n, [o for o in names if o != n], "op")[:share]) for n in names}
+    # Each claims its equal share from the front of its own order: almost every job is then wanted by exactly one.
+    assert len(set().union(*first.values())) > 0.95 * count
+    assert set(rendezvous(range(count), "node-0", names[1:], "other")[:share]) != first["node-0"]
+
+
+def test_rendezvous_moves_little_when_one_leaves() -> None:
+    names, count = [f"node-{n}" for n in range(4)], 2_000
+
+    def owner(p: int, among: list[str]) -> str:
+        return max(among, key=lambda n: -rendezvous(range(count), n, [o for o in among if o != n], "op").index(p))
+
+    before = {p: owner(p, names) for p in range(0, count, 400)}
+    after = {p: owner(p, names[:3]) for p in before}
+    assert all(after[p] == before[p] for p in before if before[p] in names[:3])
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def test_claim_for() -> None:
+    rules = Rules(retry=Retry(attempts=2))
+    assert claim_for(None, "ex", "i", False, rules) == (Claim("ex", "i", 1, 0), 0, False)
+    waiting = Seen(Claim("ex-b", "", 3, 1, "", "why"), 9)
+    assert claim_for(waiting, "ex", "i", False, rules) == (Claim("ex", "i", 4, 1, error="why"), 9, False)
+    held = Seen(Claim("ex-b", "b", 1, 0), 9)
+    assert claim_for(held, "ex", "i", True, rules) == (Claim("ex", "i", 2, 1), 9, False)
+    assert claim_for(Seen(Claim("ex-b", "b", 2, 1), 9), "ex", "i", True, rules)[2]
+    assert claim_for(held, "ex", "i", True, replace(rules, lost="fail"))[2]
+    assert not claim_for(held, "ex", "i", True, replace(rules, lost="fail", can_fail=False))[2]
+
+
+def test_retried_and_released() -> None:
+    claim = Claim("ex", "i", 2, 1, error="before")
+    assert d.retried(claim, "ex", "now", "later") == Claim("ex", "", 2, 2, "later", "now")
+    assert d.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")

@@ -1,0 +1,177 @@
+"""A view is what the store holds: folding events one by one equals folding the listing, at every revision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distop.core import keys as K
+from distop.core.model import JobState, Phase, Retry, Rules, State
+from distop.core.transitions import Stage
+from distop.core.txn import KeyValue
+from distop.core.view import Change, ClusterView, TypeView
+from tests.support.world import TABLE, TYPE, World
+from tests.unit.test_transitions import random_event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FAMILIES = (K.NODE, K.OPEN, K.PENDING, K.COORDINATOR)
+
+
+def content(view: TypeView) -> dict[Any, Any]:
+    out = {}
+    for ref, op in view.operations.items():
+        fields = {
+            name: getattr(op, name) for name in ("state", "state_mod", "spec", "plan", "planning", "cancel", "decision")
+        }
+        claims = {p: (seen.value, seen.mod) for p, seen in op.claims.items()}
+        out[ref] = (fields, dict(op.chunks), op.success, set(op.failed), claims)
+    return out
+
+
+def cluster_content(view: ClusterView) -> tuple[Any, ...]:
+    return ({n: asdict(v) for n, v in view.nodes.items()}, view.gates, view.pending, view.elections)
+
+
+def concerns_type(world: World, changes: Iterable[Change]) -> list[Change]:
+    ranges = (world.keys.type_range(TABLE, TYPE), world.keys.type_claims(TABLE, TYPE))
+    return [c for c in changes if any(start <= c.kv.key < end for start, end in ranges)]
+
+
+def concerns_cluster(world: World, changes: Iterable[Change]) -> list[Change]:
+    ranges = [world.keys.family(family) for family in FAMILIES]
+    return [c for c in changes if any(start <= c.kv.key < end for start, end in ranges)]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32))
+def test_folding_events_equals_folding_the_listing(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rules=Rules(retry=Retry(attempts=3)))
+    world.join("n0")
+    view, cluster = TypeView(world.keys, TABLE, TYPE), ClusterView(world.keys)
+    seen = 0
+    for _ in range(120):
+        txn = random_event(world, rng)
+        if txn is not None:
+            world.store.apply(txn)
+        for _, changes in world.store.history[seen:]:
+            view.apply(concerns_type(world, changes))
+            cluster.apply(concerns_cluster(world, changes))
+        seen = len(world.store.history)
+        if rng.random() < 0.3:
+            assert content(view) == content(world.view())
+            assert cluster_content(cluster) == cluster_content(world.cluster())
+        if rng.random() < 0.05:  # a watch was lost, and everything is listed again
+            view = relisted(world, view)
+            cluster.replace(FAMILIES, concerns_cluster(world, (Change(kv) for kv in world.store.listing())))
+    assert content(view) == content(world.view())
+    assert cluster_content(cluster) == cluster_content(world.cluster())
+    assert not view.foreign
+    assert not cluster.foreign
+
+
+def relisted(world: World, view: TypeView) -> TypeView:
+    view.replace([Change(kv) for kv in world.store.range(*world.keys.type_range(TABLE, TYPE))], claims=False)
+    view.replace([Change(kv) for kv in world.store.range(*world.keys.type_claims(TABLE, TYPE))], claims=True)
+    return view
+
+
+def test_a_listing_takes_away_what_is_gone() -> None:
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.plan(ref, 2))
+    world.do(world.claim(ref, "a", [0, 1]))
+    view, cluster = world.view(), world.cluster()
+    assert cluster.wanted_types() == {(TABLE, TYPE)}
+    assert cluster.live("a")
+    assert cluster.capable(TYPE) == ["a"]
+    assert cluster.capable("other") == []
+    for p in (0, 1):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.finish_at_once(ref))
+    world.do(world.end(ref))
+    world.die("a")
+    view = relisted(world, view)
+    assert view.operations == {}
+    cluster.replace(FAMILIES, concerns_cluster(world, (Change(kv) for kv in world.store.listing())))
+    assert (cluster.nodes, cluster.gates, cluster.pending) == ({}, {}, {})
+    assert not cluster.live("a")
+
+
+def test_stages_follow_the_keys() -> None:
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    ref = world.next_ref()
+    stages = [world.stage(ref)]
+    for txn in (
+        world.start,
+        world.plan,
+        world.pause,
+        world.resume,
+        world.cancel,
+        world.decide,
+        world.finish,
+        world.end,
+    ):
+        world.do(txn(ref))
+        stages.append(world.stage(ref))
+        op, cluster = world.op(ref), world.cluster()
+        assert (ref in cluster.gates) is (op.stage is Stage.OPEN)
+        if ref in cluster.pending:
+            assert cluster.pending[ref].value == op.stage.value
+    assert [str(s) for s in stages] == (
+        "absent planning open paused open cancelling completing cleaning absent".split()
+    )
+
+
+def test_an_operation_that_waits() -> None:
+    world = World()
+    ref = world.next_ref()
+    world.tamper(KVPut(world.keys.of(ref, "state"), State.PENDING), KVPut(world.keys.pending(ref), Phase.WAITING))
+    assert world.stage(ref) is Stage.WAITING
+    assert world.cluster().pending == {ref: Phase.WAITING}
+
+
+def KVPut(key: str, word: str) -> Any:
+    from distop.core.txn import Put
+
+    return Put(key, str(word).encode())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value"),
+    [("state", b"dreaming"), ("spec", b"{"), ("plan", b"[]"), ("decision", b"{}"), ("xyz.state", b"success")],
+)
+def test_what_cannot_be_read_is_told_and_left_alone(suffix: str, value: bytes) -> None:
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    view = world.view()
+    before = content(view)
+    key = f"{world.keys.root(ref)}.{suffix}"
+    view.apply([Change(KeyValue(key, value, 99))])
+    assert set(view.foreign) == {key}
+    assert content(view) == before
+
+
+def test_a_strange_claim_key_is_told_and_left_alone() -> None:
+    world = World()
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    view = world.view()
+    key = world.keys.claim(ref, 1)[:-6] + "abc"
+    view.apply([Change(KeyValue(key, b"{}", 99))])
+    assert set(view.foreign) == {key}
