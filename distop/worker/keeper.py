@@ -110,7 +110,11 @@ class Keeper:
         self._child = child
         try:
             await child.start(self._deadline)
+        except asyncio.CancelledError:
+            self._child = None
+            raise
         except WorkerError as error:
+            self._child = None
             self._failed_starts += 1
             self._log.error("%s", error)
             if not self.declarations or self._failed_starts >= START_TRIES or self.stopping:

@@ -70,7 +70,11 @@ class RunSink:
         """Tell of jobs that ended, each once."""
         fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
         if fresh:
-            self._on_events(fresh)
+            try:
+                self._on_events(fresh)
+            except Exception:
+                # Not the child's fault: its connection must live on.
+                self._log.exception("ends of jobs of %s could not be taken in", self.request.op)
 
     def end_rest(self, kind: protocol.Kind, error: str, ordinals: Iterable[int] | None = None) -> None:
         """End these jobs, or all that have not ended, for one reason."""

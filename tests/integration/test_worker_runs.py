@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.model import MAX_ERROR_TEXT
-from distop.worker.guardian import boottime
+from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
 
@@ -271,6 +271,29 @@ async def test_a_child_killed_from_outside_is_replaced(worker: Worker, tmp_path:
     assert child_pid(worker) != before
 
 
+async def test_a_killed_guardian_leaves_nothing_alive(worker: Worker, tmp_path: Path) -> None:
+    task = asyncio.create_task(run(worker, request({"a": "company"}, "a", tmp_path)))
+    told = tmp_path / "work/ops/t/sample/1/company"
+    await until(lambda: told.exists() and bool(told.read_text()), "the job has company")
+    sid, company = child_pid(worker), int(told.read_text())
+    assert company in session_members(sid)
+    parent = int(Path(f"/proc/{sid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    assert kinds(await task) == "a:crash"
+    assert session_members(sid) == []
+    assert worker.deaths == 1
+
+
+async def test_stop_while_a_child_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
+    starting = asyncio.create_task(worker.start())
+    await until(lambda: worker.running, "a child is being started")
+    await worker.stop(0)
+    assert not worker.running
+    with pytest.raises(WorkerError):
+        await starting
+
+
 async def test_stop_ends_what_runs_without_blame(tmp_path: Path, sample_env: dict[str, str]) -> None:
     async with started(tmp_path, sample_env) as worker:
         task = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
@@ -286,6 +309,14 @@ async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "distop" / "__init__.py").write_text("raise RuntimeError('a broken installation')")
     with pytest.raises(WorkerError, match="a broken installation"):
         await worker.start()
+    await worker.stop(1)
+
+
+async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", python=str(tmp_path / "python")))
+    with pytest.raises(WorkerError, match="cannot be started"):
+        await worker.start()
+    assert not worker.running
     await worker.stop(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,11 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         Path(ctx.work_dir, f"deaf-{partition.name}").touch()
         while True:
             time.sleep(0.05)
+    if action == "company":
+        # In the session, but in a group of its own.
+        company = subprocess.Popen(["sleep", "600"], process_group=0)
+        Path(ctx.work_dir, "company").write_text(str(company.pid))
+        time.sleep(600)
     if action == "spark-wait":
         Path(ctx.work_dir, "spark-wait").touch()
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
