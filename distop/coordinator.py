@@ -198,13 +198,10 @@ class Coordinator:
         assert op.spec is not None
         spec, ref = op.spec, op.ref
         try:
-            planned = await self._ctx.worker.plan(
-                str(ref),
-                ref.type,
-                await self._ctx.argument(ref),
-                spec.table.to_json() if spec.table else None,
-                spec.partitions,
-            )
+            if spec.table is None:
+                raise WorkerError("fatal", "an operation without a table must bring its own plan")
+            arg = await self._ctx.argument(ref)
+            planned = await self._ctx.worker.plan(str(ref), ref.type, arg, spec.table.to_json(), spec.partitions)
         except WorkerError as error:
             return await self._plan_failed(op, error)
         plan = Plan(planned.count, planned.version, plan_digest(planned.chunks), len(planned.chunks))

@@ -127,6 +127,7 @@ async def _live(config: ExecutorConfig, executor_id: str, stop: asyncio.Event, l
             connecting.cancel()
             return
         connecting.result()
+        await client.check_server()
         await Incarnation(config, client, executor_id, log).run(stop)
     finally:
         await client.close()

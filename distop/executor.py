@@ -236,7 +236,8 @@ class Executor:
         """Claim a block; returns the ordinals won, which are then in ``op.held``."""
         rules = op.spec.rules
         executors = len(self.ctx.cluster.capable(op.ref.type))
-        size = decide.block_size(op.open_jobs, executors, rules.batch, free_slots, BLOCK_LIMIT)
+        mine = op.mine + len(op.again) if op.mine else 0
+        size = decide.block_size(op.open_jobs, mine, executors, rules.batch, free_slots, BLOCK_LIMIT)
         free, again = op.take(size)
         free = self._within_bytes(op, free)
         wants: list[t.Want] = []

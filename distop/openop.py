@@ -21,7 +21,7 @@ from distop.core.view import Seen
 from distop.errors import DistopError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
     from distop.store.client import EtcdClient
@@ -53,11 +53,12 @@ class OpenOperation:
         self.arg = arg
         self.plan = plan
         self.held: dict[int, Held] = {}
-        self.fresh = True
         self.exhausted = False
         """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
         self.next_due: float | None = None
         self.free: deque[int] = deque()
+        self.mine = 0
+        """How many of ``free``, at its head, are this executor's by rendezvous."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
         self._chunks = list(chunks)
@@ -117,13 +118,17 @@ class OpenOperation:
 
     def assume_free(self, executor: str, others: Sequence[str]) -> None:
         """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
-        self.free = deque(decide.rendezvous(range(self.plan.count), executor, others, str(self.ref)))
-        self.fresh = False
+        self._choose(range(self.plan.count), executor, others)
+
+    def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
+        ordered, self.mine = decide.rendezvous(free, executor, others, str(self.ref))
+        self.free = deque(ordered)
 
     def forget_candidates(self) -> None:
         """What was known of free jobs is too old: list before the next claim."""
         self.free.clear()
         self.again.clear()
+        self.mine = 0
 
     def reopened(self, gate_mod: int) -> None:
         """The operation was paused and resumed: the same plan behind a new gate."""
@@ -155,13 +160,10 @@ class OpenOperation:
                 self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
                 unchanged[p] = clock - self._first_seen[p][1]
         found = decide.claimable(self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience)
-        self.free = deque(
-            decide.rendezvous([p for p in found.free if p not in self.held], executor, others, str(self.ref))
-        )
+        self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting}
         self.again |= {p: (claims[p], True) for p in found.lost}
         self.next_due = found.next_due
-        self.fresh = False
         self.exhausted = not self.open_jobs
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
@@ -172,4 +174,5 @@ class OpenOperation:
         """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""
         again = [(p, *self.again.pop(p)) for p in list(self.again)[:size]]
         free = [self.free.popleft() for _ in range(min(size - len(again), len(self.free)))]
+        self.mine = max(0, self.mine - len(free))
         return free, again

@@ -206,31 +206,32 @@ def claimable(
     return Claimable(tuple(free), tuple(waiting), tuple(lost), next_due)
 
 
-def block_size(open_jobs: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
-    """How many jobs to claim at once: an equal share of what is open where one batch serves many jobs, else as many
-    as there are free slots; never over ``limit``.
+def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
+    """How many jobs to claim at once: where one batch serves many jobs, those that are this executor's by rendezvous
+    (``mine``), or an equal share of what is open when none is; else as many as there are free slots. Never over
+    ``limit``. Executors that see the same nodes so claim disjoint blocks that cover everything.
     """
     if free_slots <= 0:
         return 0
-    share = -(-open_jobs // max(executors, 1)) if batch else free_slots
+    share = (mine or -(-open_jobs // max(executors, 1))) if batch else free_slots
     return max(0, min(share, open_jobs, limit))
 
 
-def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], salt: str) -> list[int]:
-    """The partitions in the order in which this executor should claim them: those first for which it scores highest
-    among all (highest random weight), then where it comes second, and so on. Blocks of different executors so rarely
-    collide, and no executor needs to know what another claims.
+def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], salt: str) -> tuple[list[int], int]:
+    """The partitions in the order in which this executor should claim them, and how many of them are its own: those
+    first for which it scores highest among all (highest random weight), then where it comes second, and so on. No
+    executor needs to know what another claims.
     """
     if not others:
-        return list(partitions)
+        own = list(partitions)
+        return own, len(own)
     rivals = [crc32(f"{salt}/{name}".encode()) for name in others]
     mine = crc32(f"{salt}/{executor}".encode())
-
-    def rank(p: int) -> int:
+    ranked: list[list[int]] = [[] for _ in range(len(rivals) + 1)]
+    for p in partitions:
         score = _mix(mine, p)
-        return sum(1 for rival in rivals if _mix(rival, p) > score)
-
-    return sorted(partitions, key=lambda p: (rank(p), p))
+        ranked[sum([_mix(rival, p) > score for rival in rivals])].append(p)
+    return [p for rank in ranked for p in rank], len(ranked[0])
 
 
 def _mix(seed: int, n: int) -> int:

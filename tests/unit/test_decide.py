@@ -235,14 +235,21 @@ def test_a_clock_that_is_ahead_delays_no_longer_than_patience() -> None:
     assert look({0: Claim("ex-b", "", 1, 1, "not a time")}).waiting == (0,)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 100), st.booleans(), st.integers(-1, 64), st.integers(0, 10**5))
-def test_block_size(jobs: int, executors: int, batch: bool, free: int, limit: int) -> None:
-    size = block_size(jobs, executors, batch, free, limit)
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.integers(0, 100),
+    st.booleans(),
+    st.integers(-1, 64),
+    st.integers(0, 10**5),
+)
+def test_block_size(jobs: int, mine: int, executors: int, batch: bool, free: int, limit: int) -> None:
+    size = block_size(jobs, mine, executors, batch, free, limit)
     assert 0 <= size <= min(jobs, limit)
     if free <= 0:
         assert size == 0
     elif batch:
-        assert size == min(-(-jobs // max(executors, 1)), limit)
+        assert size == min(mine or -(-jobs // max(executors, 1)), jobs, limit)
         assert size > 0 or not jobs or not limit
     else:
         assert size == min(free, jobs, limit)
@@ -251,33 +258,36 @@ def test_block_size(jobs: int, executors: int, batch: bool, free: int, limit: in
 executors = st.lists(st.text("abc123", min_size=1, max_size=6), min_size=1, max_size=6, unique=True)
 
 
+def order(name: str, among: list[str], count: int, salt: str = "op") -> tuple[list[int], int]:
+    return rendezvous(range(count), name, [other for other in among if other != name], salt)
+
+
 @given(st.integers(0, 200), executors)
 def test_rendezvous_is_a_permutation(count: int, names: list[str]) -> None:
     for name in names:
-        others = [other for other in names if other != name]
-        order = rendezvous(range(count), name, others, "op")
-        assert sorted(order) == list(range(count))
-        assert order == rendezvous(range(count), name, list(reversed(others)), "op")
+        assert sorted(order(name, names, count)[0]) == list(range(count))
+        assert order(name, names, count) == order(name, list(reversed(names)), count)
+
+
+@given(st.integers(0, 200), executors)
+def test_rendezvous_gives_every_job_to_one_executor(count: int, names: list[str]) -> None:
+    own = [order(name, names, count) for name in names]
+    assert sorted(p for ordered, mine in own for p in ordered[:mine]) == list(range(count))
 
 
 def test_rendezvous_spreads() -> None:
     names, count = [f"node-{n}" for n in range(4)], 4_000
-    share = count // len(names)
-    first = {n: set(rendezvous(range(count), n, [o for o in names if o != n], "op")[:share]) for n in names}
-    # Each claims its equal share from the front of its own order: almost every job is then wanted by exactly one.
-    assert len(set().union(*first.values())) > 0.95 * count
-    assert set(rendezvous(range(count), "node-0", names[1:], "other")[:share]) != first["node-0"]
+    for name in names:
+        assert 0.85 * count / len(names) < order(name, names, count)[1] < 1.15 * count / len(names)
+    assert order("node-0", names, count)[0] != order("node-0", names, count, "other")[0]
 
 
 def test_rendezvous_moves_little_when_one_leaves() -> None:
     names, count = [f"node-{n}" for n in range(4)], 2_000
-
-    def owner(p: int, among: list[str]) -> str:
-        return max(among, key=lambda n: -rendezvous(range(count), n, [o for o in among if o != n], "op").index(p))
-
-    before = {p: owner(p, names) for p in range(0, count, 400)}
-    after = {p: owner(p, names[:3]) for p in before}
-    assert all(after[p] == before[p] for p in before if before[p] in names[:3])
+    for name in names[:3]:
+        before, mine = order(name, names, count)
+        after, more = order(name, names[:3], count)
+        assert set(before[:mine]) < set(after[:more])
 
 
 # ---------------------------------------------------------------------- claims
