@@ -53,10 +53,10 @@ class Dev:
         """Until SIGINT or SIGTERM, or until one of the two ends by itself (1). Raises DistopError where etcd or the
         folder cannot be used.
         """
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, lambda *_: self._stopping.set())
         with self._locked():
             port = self._choose_port()
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(signum, lambda *_: self._stopping.set())
             with EmbeddedEtcd(self._folder / "etcd", port=port) as etcd:
                 return self._with_executor(etcd)
 

@@ -89,6 +89,8 @@ def run(argv: Sequence[str]) -> int:
         use(context)
         _configure_logs()
         code = app(args=rest, prog_name="distop", standalone_mode=False)
+        if code == INTERRUPTED:  # typer has taken the interrupt for itself
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code

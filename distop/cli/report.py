@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from distop.cli.context import current
 from distop.cli.output import duration, fields, jobs, say, table
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def show_report(report: Any) -> None:
     )
     for check in checks:
         if check.get("error"):
-            say(f"\n{check.get('name')}: {check['error']}")
+            say(f"\n{check.get('name')}: {_line(check['error'])}")
         samples = check.get("samples") or []
         if samples:
             say(f"\n{check.get('name')}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
@@ -124,4 +125,10 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
         say("")
     for error in errors:
         where = f"partition {error['partition']}: " if error.get("partition") is not None else ""
-        say(f"error: {where}{str(error.get('text', '')).strip()}")
+        say(f"error: {where}{_line(error.get('text'))}")
+
+
+def _line(text: Any) -> str:
+    """An error for people: its first line, unless they debug; the others say where in the code it came from."""
+    whole = str(text or "").strip()
+    return whole if current.debug else whole.partition("\n")[0]

@@ -1,0 +1,235 @@
+"""The command line against a real etcd, with the daemons' part played by hand: output and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import aio
+from distop.core.model import State
+from tests.support.command import distop_command
+from tests.support.etcd import shared_etcd
+from tests.support.hand import Hand
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.command import Ran
+
+__all__ = ["distop_command", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+_numbers = itertools.count()
+TABLE = "nyc.flights"
+
+
+class World:
+    """A namespace of its own, the command line in it, and the hand that plays the daemons."""
+
+    def __init__(self, endpoint: str, command: Callable[..., Ran]) -> None:
+        self.endpoint = endpoint
+        self.namespace = f"cli{next(_numbers)}"
+        self._command = command
+        self.play(lambda hand: self._prepare(hand))
+
+    @staticmethod
+    async def _prepare(hand: Hand) -> None:
+        await hand.publish("noop", description="Does nothing.")
+        await hand.publish("purge", conflicts_with=("noop",))
+        await hand.table(TABLE)
+        await hand.join("n1", "noop", "purge")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return "--etcd", self.endpoint, "--namespace", self.namespace
+
+    def distop(self, *argv: str) -> Ran:
+        return self._command(*argv, *self.options)
+
+    def play(self, part: Callable[[Hand], Awaitable[Any]]) -> None:
+        async def run() -> None:
+            async with aio.connect(self.endpoint, namespace=self.namespace) as client:
+                await part(Hand(client.etcd, client.keys))
+
+        # A loop of its own, in a thread of its own: the test's may be running.
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread.start()
+        thread.join()
+
+
+@pytest.fixture
+def world(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> World:
+    return World(shared_etcd.endpoint, distop_command)
+
+
+def ref(text: str) -> Any:
+    from distop.core.model import OperationRef
+
+    return OperationRef.parse(text)
+
+
+async def end(hand: Hand, op: str, verdict: State = State.SUCCESS, report: Any = None, errors: Any = ()) -> None:
+    await hand.plan(ref(op), "n1", [])
+    await hand.finish(ref(op), "n1", verdict, report, errors)
+
+
+def test_start_ls_show_and_the_commands(world: World) -> None:
+    ran = world.distop("start", "noop", TABLE, "--partition", "a", "--partition", "b", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.json == {"op": "nyc.flights/noop/1", "instance": 1, "state": "running"}
+    listed = world.distop("ls", "--json").json
+    assert [{k: op[k] for k in ("op", "state", "waiting_for")} for op in listed] == [
+        {"op": "nyc.flights/noop/1", "state": "running", "waiting_for": "planning"}
+    ]
+    assert set(listed[0]) >= {"op", "state", "started", "jobs", "waiting_for"}
+    assert "nyc.flights/noop/1" in world.distop("ls").out
+    assert "waits for  planning" in world.distop("show", "nyc.flights/noop/1").out
+    assert world.distop("pause", "nyc.flights/noop/1", "--json").json["state"] == "paused"
+    assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "paused"
+    assert world.distop("resume", "nyc.flights/noop/1").out == "nyc.flights/noop/1 is running\n"
+    assert world.distop("cancel", "nyc.flights/noop/1", "--text", "why not").code == 0
+    assert "user: why not" in world.distop("show", "nyc.flights/noop/1").out
+
+
+def test_codes_of_what_is_refused(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    for argv, code, words in (
+        (("start", "nope", TABLE), 2, "no behavior 'nope'"),
+        (("start", "noop", "no"), 4, "no table 'no'"),
+        (("start", "purge", TABLE), 5, "purge on nyc.flights cannot start while nyc.flights/noop/1 runs"),
+        (("show", "nyc.flights/noop/7"), 4, "no operation nyc.flights/noop/7"),
+        (("cancel", "noop/7"), 2, "'noop/7' is not an operation"),
+        (("table", "rm", TABLE), 5, "1 operation (noop) runs on 'nyc.flights'"),
+        (("table", "rm", "no"), 4, "no table 'no'"),
+        (("table", "add", "x", "--format", "csv", "--location", "/"), 2, "'csv'"),
+        (("table", "add", "x", "--format", "parquet", "--location", "/no/such"), 2, "/no/such"),
+    ):
+        ran = world.distop(*argv)
+        assert (ran.code, words in ran.sentence) == (code, True), ran
+
+
+def test_the_end_of_an_operation(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    checks = [
+        {"name": "tail", "verdict": "violated", "violations": 2512, "exact": True, "evidence": {"files_scanned": 365},
+         "samples": [{"partition": "day=1", "file": "/x/part-0.parquet", "row_index": 3, "values": {"tailnum": None}}]},
+        {"name": "delay", "verdict": "error", "violations": 0, "exact": False, "error": "no column 'dela'\ncode"},
+    ]  # fmt: skip
+    report = {"verdict": "violated", "rows": 336776, "checks": checks}
+    error = {"partition": "day=2", "text": "cannot be read\nat line 1"}
+    world.play(lambda hand: end(hand, "nyc.flights/noop/1", State.FAILED, report, [error]))
+    shown = world.distop("show", "nyc.flights/noop/1")
+    assert shown.code == 0
+    for words in ("failed", "336,776", "2,512", "part-0.parquet", '{"tailnum": null}', "no column 'dela'\n",
+                  "error: partition day=2: cannot be read\n", "at least 0"):  # fmt: skip
+        assert words in shown.out
+    assert "at line 1" not in shown.out
+    record = world.distop("show", "nyc.flights/noop/1", "--json").json
+    assert set(record) >= {"op", "state", "started", "finished", "jobs", "report", "errors", "failed", "request_id"}
+    assert record["report"] == report
+    assert world.distop("history", "--json").json == [record]
+    assert world.distop("history", TABLE, "--limit", "1", "--json").json == [record]
+    assert "nyc.flights/noop/1" in world.distop("history").out
+    watched = world.distop("watch", "nyc.flights/noop/1", "--json")
+    assert (watched.code, watched.json) == (1, record)
+    ran = world.distop("cancel", "nyc.flights/noop/1")
+    assert (ran.code, "ended as failed at" in ran.sentence) == (5, True)
+
+
+def test_registered_things(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "data" / "x.parquet")
+    monkeypatch.chdir(tmp_path)
+    ran = world.distop("table", "add", "订单 🛒", "--format", "parquet", "--location", "data", "--json")
+    assert (ran.code, ran.json["location"]) == (0, str(tmp_path / "data"))
+    assert [t["name"] for t in world.distop("table", "ls", "--json").json] == [TABLE, "订单 🛒"]
+    assert "订单 🛒" in world.distop("table", "ls").out
+    assert world.distop("table", "rm", "订单 🛒").code == 0
+    nodes = world.distop("nodes", "--json").json
+    assert [(n["executor"], n["slots"], n["incarnation"]) for n in nodes] == [("executor-n1", 2, "n1")]
+    assert "executor-n1" in world.distop("nodes").out
+    types = world.distop("behaviors", "--json").json
+    assert [(b["type_name"], b["executors"]) for b in types] == [("noop", 1), ("purge", 1)]
+    assert "Does nothing." in world.distop("behaviors").out
+
+
+def test_empty_lists_say_what_to_do(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+    options = ("--etcd", shared_etcd.endpoint, "--namespace", "nothing")
+    for argv, words in (
+        (("ls",), "no operation is running"),
+        (("history",), "no operation has ended yet"),
+        (("nodes",), "distop executor"),
+        (("behaviors",), "publishes"),
+        (("table", "ls"), "distop table add"),
+    ):
+        assert words in distop_command(*argv, *options).out
+        assert distop_command(*argv, *options, "--json").json == []
+
+
+def test_waiting_has_a_limit(world: World) -> None:
+    ran = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--json")
+    assert (ran.code, ran.out) == (6, "")
+    assert "nyc.flights/noop/1 goes on: follow it with `distop watch nyc.flights/noop/1`" in ran.err
+
+
+def test_wait_ends_with_the_record(world: World) -> None:
+    command = [sys.executable, "-m", "distop.cli", "start", "noop", TABLE, "--wait", *world.options]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DISTOP_")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "started nyc.flights/noop/1\n"
+        world.play(lambda hand: end(hand, "nyc.flights/noop/1", report={"rows": 1}))
+        out, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+    assert "success" in out
+    assert "\x1b" not in out, "colours are for terminals"
+    assert json.loads(out[out.index("{") :]) == {"rows": 1}
+
+
+def test_an_interrupt_leaves_the_operation_going(world: World) -> None:
+    command = [sys.executable, "-m", "distop.cli", "start", "noop", TABLE, "--wait", *world.options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "started nyc.flights/noop/1\n"
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 130
+    assert out == ""
+    assert err == (
+        "interrupted; nyc.flights/noop/1 goes on: follow it with `distop watch nyc.flights/noop/1`, "
+        "stop it with `distop cancel nyc.flights/noop/1`\n"
+    )
+    assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "running"
+
+
+def test_doctor(world: World) -> None:
+    findings = {c["name"]: c for c in world.distop("doctor", "--json").json["checks"]}
+    assert findings["space"]["status"] == "ok"
+    assert findings["keys"]["status"] == "ok"
+    assert findings["executors"]["status"] == "ok"
+    assert findings["clock"]["status"] == "ok"
+
+    async def leave_over(hand: Hand) -> None:
+        await hand.put(hand.keys.of(ref("t/noop/9"), "arg"), b"{}")
+
+    world.play(leave_over)
+    ran = world.distop("doctor")
+    assert ran.code == 1
+    assert "t/noop/9 has .arg, but no state" in ran.out

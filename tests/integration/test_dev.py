@@ -1,0 +1,75 @@
+"""``distop dev``: a private etcd with one executor, which keeps its data between starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import distop
+from tests.support.command import distop_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.command import Ran
+
+__all__ = ["distop_command"]
+
+pytestmark = pytest.mark.etcd
+
+LIMIT = 60
+
+
+@contextmanager
+def dev(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running ``distop dev`` and its endpoint."""
+    command = [sys.executable, "-m", "distop.cli", "dev", "--data-dir", str(folder), "--slots", "1"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DISTOP_")}
+    with (
+        open(folder / "log", "a") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as running,
+    ):
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            assert line.startswith("export DISTOP_ETCD=127.0.0.1:")
+            yield running, line.strip().partition("=")[2]
+        finally:
+            if running.poll() is None:
+                running.send_signal(signal.SIGTERM)
+            running.wait(LIMIT)
+
+
+def test_it_works_again_at_once_and_with_its_data(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+    ended = []
+    for round_number in (1, 2):
+        with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
+            while not client.nodes():
+                pass  # the executor has yet to join; the test's own limit ends this
+            result = client.start_operation("noop", "@cluster").wait(timeout=LIMIT)
+            ended.append(result.raise_for_state().op)
+            assert len(client.history()) == round_number
+            if round_number == 1:
+                second = distop_command("dev", "--data-dir", str(tmp_path))
+                assert (second.code, "another `distop dev` uses" in second.sentence) == (5, True)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(LIMIT) == 0
+    assert ended == ["@cluster/noop/1", "@cluster/noop/2"]
+
+
+def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = distop_command("dev", "--data-dir", str(tmp_path), "--port", str(port))
+    assert (ran.code, f"the port {port} is in use" in ran.sentence) == (2, True)

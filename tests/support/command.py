@@ -1,0 +1,61 @@
+"""The command line inside the test's own process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.cli.main import run
+from distop.cli.output import console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def sentence(self) -> str:
+        """The one line on stderr that says what is wrong."""
+        assert self.out == "", f"something was printed besides the error: {self.out}"
+        assert self.err.startswith("error: "), self.err
+        assert self.err.count("\n") == 1, f"not one line: {self.err}"
+        assert "Traceback" not in self.err
+        return self.err.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture
+def distop_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
+    """``distop_command("ls", "--json")`` → :class:`Ran`; no DISTOP_ variable of ours is in its way."""
+    import os
+
+    for name in os.environ:
+        if name.startswith("DISTOP_"):
+            monkeypatch.delenv(name)
+    logger = logging.getLogger("distop")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+
+    def command(*argv: str) -> Ran:
+        console.cache_clear()
+        capfd.readouterr()
+        code = run(argv)
+        printed = capfd.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+    yield command
+    console.cache_clear()
+    logger.handlers[:], logger.level, logger.propagate = before

@@ -1,0 +1,192 @@
+"""The command line without a store: options anywhere, wrong use, exit codes, an etcd that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.cli import operations
+from distop.cli.catalog import absolute
+from distop.cli.context import parse_argument, parse_options, take_globals
+from distop.cli.output import duration
+from distop.errors import InvalidArgument
+from tests.support.command import distop_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.command import Ran
+
+__all__ = ["distop_command"]
+
+CLOSED = ("--etcd", "127.0.0.1:1", "--connect-timeout", "0.2")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--json", "--etcd", "a:1", "ls", "t"],
+        ["ls", "--json", "--etcd", "a:1", "t"],
+        ["ls", "t", "--etcd=a:1", "--json"],
+    ],
+)
+def test_global_options_stand_anywhere(argv: list[str]) -> None:
+    context, rest = take_globals(argv)
+    assert rest == ["ls", "t"]
+    assert context.json
+    assert not context.debug
+    assert context.given == {"etcd": "a:1"}
+
+
+def test_what_follows_two_dashes_is_left_alone() -> None:
+    context, rest = take_globals(["ls", "--debug", "--", "--json", "--etcd"])
+    assert rest == ["ls", "--", "--json", "--etcd"]
+    assert context.debug
+    assert not context.json
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--etcd"], "--etcd needs a value"),
+        (["nope"], "No such command 'nope'"),
+        (["start"], "Missing argument 'TYPE' (see `distop start --help`)"),
+        (["start", "validate"], "Missing argument 'TABLE'"),
+        (["ls", "--bogus"], "No such option: --bogus (see `distop ls --help`)"),
+        (["start", "validate", "t", "--arg", "{", *CLOSED], "--arg is not valid JSON: Expecting property name"),
+        (["start", "validate", "t", "--arg", "[1,\n x]", *CLOSED], "at line 2, column 2"),
+        (
+            ["start", "validate", "t", "--arg", "@/no/such/file", *CLOSED],
+            "the argument in /no/such/file cannot be read",
+        ),
+        (["start", "validate", "t", "--timeout", "5", *CLOSED], "--timeout is for --wait"),
+        (["start", "validate", "t", "--wait", "--timeout", "x"], "Invalid value for '--timeout'"),
+        (["history", "--limit", "0"], "Invalid value for '--limit'"),
+        (["table", "add", "t", "--format", "parquet"], "Missing option '--location'"),
+        (["table", "add", "t", "--format", "parquet", "--location", "x", "--option", "a", *CLOSED], "K=V"),
+        (["ls", "--etcd", "nowhere"], "'nowhere' is not an etcd endpoint"),
+        (["ls", "--connect-timeout", "soon"], "--connect-timeout must be a number"),
+        (["ls", "--log-level", "loud"], "--log-level must be one of debug"),
+        (["ls", "--namespace", "a/b"], "'a/b' is not a namespace"),
+        (["executor", "--slots", "0"], "--slots must be a whole number greater than 0"),
+        (["dev", "--port", "99999"], "--port must be a number from 1 to 65535"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_code_2(
+    argv: list[str],
+    words: str,
+    distop_command: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = distop_command(*argv)
+    assert words in ran.sentence
+    assert ran.code == 2
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ls"],
+        ["show", "t/noop/1"],
+        ["watch", "t/noop/1"],
+        ["cancel", "t/noop/1"],
+        ["start", "noop", "t", "--wait"],
+        ["history"],
+        ["nodes"],
+        ["behaviors"],
+        ["table", "ls"],
+        ["table", "rm", "t"],
+    ],
+)
+def test_no_etcd_is_one_sentence_and_code_3(argv: list[str], distop_command: Callable[..., Ran]) -> None:
+    ran = distop_command(*argv, *CLOSED, "--json")
+    assert "etcd could not be reached within 0.2 s at 127.0.0.1:1" in ran.sentence
+    assert ran.code == 3
+
+
+def test_doctor_tells_of_the_machine_even_without_etcd(distop_command: Callable[..., Ran]) -> None:
+    ran = distop_command("doctor", *CLOSED, "--json")
+    assert ran.code == 3
+    assert not ran.json["ok"]
+    assert {"etcd", "boot clock", "java", "spark"} <= {check["name"] for check in ran.json["checks"]}
+
+
+def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
+    distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero\nand more")
+
+    monkeypatch.setattr(operations, "parse_argument", broken)
+    ran = distop_command("start", "a", "b")
+    assert ran.code == 1
+    assert "ZeroDivisionError: by zero" in ran.sentence
+    assert "--debug" in ran.sentence
+    ran = distop_command("start", "a", "--debug", "b")
+    assert ran.code == 1
+    assert "Traceback" in ran.err
+
+
+def test_an_interrupt_is_code_130(distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "parse_argument", interrupted)
+    ran = distop_command("start", "a", "b")
+    assert (ran.code, ran.out) == (130, "")
+    assert "interrupted" in ran.err
+
+
+def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
+    ran = distop_command("--help")
+    assert ran.code == 0
+    for name in ("dev executor table start ls show watch cancel pause resume history nodes behaviors doctor").split():
+        assert f"\n  {name} " in ran.out
+    assert "--json" in ran.out
+    assert distop_command().code == 2
+    for name in ("start", "executor", "dev", "table"):
+        assert distop_command(name, "--help").code == 0
+    assert distop_command("--version").out.startswith("distop ")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from distop.cli.main import run; run(['--help']); "
+        "print([m for m in ('grpc', 'pydantic', 'pyarrow', 'pyspark', 'rich', 'jsonschema') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_arguments_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "arg.json"
+    file.write_text('{"a": "ü"}')
+    assert parse_argument(f"@{file}") == {"a": "ü"}
+    assert parse_argument(None) is None
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidArgument, match="it is not UTF-8"):
+        parse_argument(f"@{file}")
+    file.write_text("{]")
+    with pytest.raises(InvalidArgument, match=r"the argument in .*arg.json is not valid JSON: .* at line 1, column 2"):
+        parse_argument(f"@{file}")
+
+
+def test_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_options(["a=1", 'b={"c": true}', "d=text", "e=x=y"]) == {
+        "a": 1,
+        "b": {"c": True},
+        "d": "text",
+        "e": "x=y",
+    }
+    monkeypatch.chdir(tmp_path)
+    assert absolute("data") == str(tmp_path / "data")
+    assert absolute("s3://bucket/x") == "s3://bucket/x"
+    assert [duration(s) for s in (0.04, 12.4, 125, 11_400)] == ["0.0 s", "12 s", "2 min 05 s", "3 h 10 min"]
+    assert json.loads(json.dumps(duration(None))) == ""

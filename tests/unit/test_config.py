@@ -1,0 +1,93 @@
+"""Settings: which of flag, variable, file and default wins, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distop.config import Settings, client_config, executor_config, pairs
+from distop.errors import InvalidArgument
+
+
+def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
+    (tmp_path / "distop.toml").write_text('etcd = ["f:1"]\nnamespace = "file"\nttl = 7\n')
+    settings = Settings(
+        {"etcd": "flag:1", "namespace": None}, {"DISTOP_ETCD": "v:1", "DISTOP_NAMESPACE": "var"}, tmp_path
+    )
+    assert settings.get("etcd") == ("flag:1",)
+    assert settings.get("namespace") == "var"
+    assert settings.get("ttl") == 7
+    assert settings.get("poll") == 30
+    assert Settings({}, {"DISTOP_ETCD": ""}, tmp_path).get("etcd") == ("f:1",), "an empty variable is none"
+    assert Settings({}, {}, tmp_path, file=False).get("namespace") == ""
+    assert settings.given("ttl")
+    assert not settings.given("poll")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "words"),
+    [
+        ({"ttl": "1"}, {}, "--ttl must be at least 2 seconds"),
+        ({"ttl": "soon"}, {}, "--ttl must be a number, not 'soon'"),
+        ({"slots": "0"}, {}, "--slots must be a whole number greater than 0"),
+        ({}, {"DISTOP_SLOTS": "two"}, "DISTOP_SLOTS must be a whole number"),
+        ({}, {"DISTOP_LOG_FORMAT": "xml"}, "DISTOP_LOG_FORMAT must be one of text, json"),
+        ({"spark_conf": ["a"]}, {}, "--spark-conf must be written as K=V"),
+        ({"label": '{"a"'}, {}, "--label must be K=V pairs"),
+        ({"namespace": "a/b"}, {}, "not a namespace"),
+        ({"etcd": "nowhere"}, {}, "not an etcd endpoint"),
+        ({"user": "me"}, {}, "needs a password"),
+        ({"password_file": "/no/such/file"}, {}, "password file /no/such/file cannot be read"),
+        ({"poll": "inf"}, {}, "--poll must be a number greater than 0"),
+        ({"id": "\ud800"}, {}, "--id: .*lone surrogate"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    flags: dict[str, object], variables: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        executor_config(Settings(flags, variables, tmp_path), {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("etcd =", "is not valid TOML"),
+        ("etdc = 'x:1'", "unknown settings: etdc"),
+        ("slots = true", "slots in .*distop.toml must be a whole number"),
+        ("log-level = 'loud'", "log_level in .*must be one of debug"),
+        ("etcd = 5", "must be one endpoint or a list"),
+    ],
+)
+def test_a_wrong_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "distop.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=words):
+        executor_config(Settings({}, {}, tmp_path), {})
+
+
+def test_a_whole_executor(tmp_path: Path) -> None:
+    (tmp_path / "distop.toml").write_text('[spark-conf]\n"spark.ui.enabled" = false\n"spark.driver.memory" = "2g"\n')
+    (tmp_path / "secret").write_text("pass word\n")
+    flags = {"id": "e1", "label": ["zone=a", "rack=1=2"], "user": "me", "password_file": str(tmp_path / "secret")}
+    config = executor_config(Settings(flags, {"DISTOP_ETCD": "a:1, b:2"}, tmp_path), {"XDG_STATE_HOME": str(tmp_path)})
+    assert config.etcd.endpoints == ("a:1", "b:2")
+    assert config.etcd.password == "pass word"
+    assert "pass word" not in repr(config)
+    assert config.etcd.read_timeout is None, "a daemon waits for ever"
+    assert config.work_dir == tmp_path / "distop" / "e1"
+    assert config.spark_conf == {"spark.ui.enabled": "false", "spark.driver.memory": "2g"}
+    assert config.labels == {"zone": "a", "rack": "1=2"}
+    assert config.slots >= 1
+
+
+def test_a_client_waits_as_long_as_it_is_told() -> None:
+    config = client_config(Settings({"connect_timeout": "0.5", "namespace": "n"}, {}, file=False))
+    assert (config.etcd.connect_timeout, config.etcd.read_timeout, config.namespace) == (0.5, 0.5, "n")
+
+
+def test_pairs() -> None:
+    assert pairs("a=1,b=2") == {"a": "1", "b": "2"}
+    assert pairs('{"a": "x,y", "b": true}') == {"a": "x,y", "b": "true"}
+    assert pairs(["a=x,y"]) == {"a": "x,y"}

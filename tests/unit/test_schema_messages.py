@@ -1,0 +1,81 @@
+"""What is said of an argument that does not fit its behavior's schema."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop.core.model import dumps
+from distop.errors import InvalidArgument
+from distop.schema import check_argument, encode_argument
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Bounds(Strict):
+    column: str
+    low: int | float | str | None = None
+
+
+class Range(Strict):
+    range: Bounds
+
+
+class NotNull(Strict):
+    not_null: str
+
+
+class Arg(Strict):
+    checks: list[NotNull | Range] = Field(min_length=1)
+    mode: Literal["auto", "never"] = "auto"
+    sample: int = Field(20, ge=0, le=1000)
+
+
+SCHEMA = Arg.model_json_schema()
+
+
+@pytest.mark.parametrize(
+    ("arg", "words"),
+    [
+        ({}, "'checks' is missing"),
+        ({"checks": []}, "at checks: at least 1 item must be given"),
+        ({"checks": "x"}, 'at checks: "x" is not of type array'),
+        ({"checks": [{"not_null": 5}]}, "at checks[0].not_null: 5 is not of type string"),
+        ({"checks": [{"not_null": "a"}, {"range": {"low": 1}}]}, "at checks[1].range: 'column' is missing"),
+        ({"checks": [{"range": {"column": "a", "lo": 1}}]}, "checks[0].range: unknown field 'lo' (known: column, low)"),
+        ({"checks": [{"no_null": "a"}]}, 'checks[0]: {"no_null": "a"} fits none'),
+        ({"checks": [7]}, "at checks[0]: 7 fits none of what is allowed there (NotNull, Range)"),
+        ({"checks": [{"not_null": "a"}], "mode": "on"}, 'at mode: "on" is none of "auto", "never"'),
+        ({"checks": [{"not_null": "a"}], "sample": -1}, "at sample: -1 is less than the minimum of 0"),
+        ({"checks": [{"not_null": "a"}], "smaple": 1}, "unknown field 'smaple' (known: checks, mode, sample)"),
+        ([], "[] is not of type object"),
+    ],
+)
+def test_the_place_and_what_is_wrong_there(arg: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_argument("sample", SCHEMA, dumps(arg))
+    text = str(caught.value)
+    assert text.startswith("the argument of sample does not fit: ")
+    assert words in text
+    assert "\n" not in text
+
+
+def test_what_fits_is_given_back() -> None:
+    arg = {"checks": [{"not_null": "a"}, {"range": {"column": "b", "low": "2013-01-01"}}]}
+    assert check_argument("sample", SCHEMA, dumps(arg)) == arg
+    assert check_argument("sample", {}, b"5") == 5
+
+
+def test_arguments_as_json() -> None:
+    assert encode_argument(None) == b"{}"
+    assert encode_argument(Arg(checks=[NotNull(not_null="ü")])) == '{"checks":[{"not_null":"ü"}]}'.encode()
+    for wrong in ({1, 2}, {"a": float("nan")}, {"a": float("inf")}):
+        with pytest.raises(InvalidArgument):
+            encode_argument(wrong)
+    with pytest.raises(InvalidArgument, match="512 KiB"):
+        encode_argument("x" * 530_000)
+    encode_argument({"NaN": "Infinity"})

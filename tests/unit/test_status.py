@@ -1,0 +1,81 @@
+"""What a snapshot of an operation is judged to mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distop.core.model import (
+    Attempts,
+    Cancel,
+    Claim,
+    Decision,
+    Node,
+    OperationRef,
+    Phase,
+    Plan,
+    Rules,
+    Spec,
+    State,
+    rfc3339,
+)
+from distop.status import Snapshot, judge
+
+REF = OperationRef("t", "noop", "", 1)
+STARTED = 1_000_000.0
+CAPABLE = {"i1": Node("e1", "h", 2, ("noop",))}
+HELD = Claim("e1", "i1", 1, 0)
+WAITS = Claim("e1", "", 2, 1, rfc3339(STARTED + 50), "disk full")
+DECIDED = Decision(State.SUCCESS, 10, 10, 0)
+BROKEN = replace(DECIDED, attempts=2, error="no")
+TRIED = "{}, attempt {} (the last one failed: {})"
+
+RUNNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, Spec("r", rfc3339(STARTED), "me", Rules()))
+OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "stage", "words"),
+    [
+        (RUNNING, "planning", "planning"),
+        (replace(RUNNING, planning=Attempts(1, "no folder\nat x")), "planning", TRIED.format("planning", 2, "no folder")),
+        (OPEN, "open", "free slots"),
+        (replace(OPEN, claims={0: HELD}), "open", None),
+        (replace(OPEN, claims={0: WAITS}), "open", "free slots"),
+        (replace(OPEN, success=9, claims={9: WAITS}), "open", f"retry of 1 job, the next at {rfc3339(STARTED + 50)}"),
+        (replace(OPEN, success=8, failed=2), "open", "completion"),
+        (replace(OPEN, state=State.PAUSED), "paused", "resume"),
+        (replace(OPEN, state=State.PAUSED, claims={0: HELD}), "paused", None),
+        (replace(OPEN, state=State.CANCELLING, claims={0: HELD}), "cancelling", "its holders to stop"),
+        (replace(OPEN, state=State.CANCELLING), "cancelling", "completion"),
+        (replace(OPEN, decision=DECIDED), "completing", "completion"),
+        (replace(OPEN, decision=BROKEN), "completing", TRIED.format("completion", 3, "no")),
+        (replace(RUNNING, state=State.PENDING), "waiting", "its due time, or the operations before it"),
+    ],
+)  # fmt: skip
+def test_what_it_waits_for(snapshot: Snapshot, stage: str, words: str | None) -> None:
+    seen = judge(snapshot, CAPABLE, STARTED + 10)
+    assert (seen.stage, seen.waiting_for) == (stage, words)
+
+
+@pytest.mark.parametrize("nodes", [{}, {"i2": Node("e2", "h", 2, ("other",))}])
+def test_without_a_capable_executor(nodes: dict[str, Any]) -> None:
+    for snapshot in (RUNNING, OPEN, replace(OPEN, state=State.CANCELLING), replace(OPEN, claims={0: HELD})):
+        assert judge(snapshot, nodes, STARTED).waiting_for == "an executor that offers `noop`"
+
+
+def test_numbers() -> None:
+    counted = replace(OPEN, success=4, failed=1, claims={5: HELD, 6: WAITS}, cancel=Cancel("user", "x"))
+    seen = judge(counted, CAPABLE, STARTED + 20)
+    assert seen.cancel == {"reason": "user", "text": "x"}
+    assert seen.jobs == {"total": 10, "success": 4, "failed": 1, "running": 1, "waiting": 1}
+    assert seen.progress == 0.5
+    assert seen.eta_seconds == 20.0
+    assert judge(OPEN, CAPABLE, STARTED + 20).eta_seconds is None
+    assert judge(replace(OPEN, success=4), CAPABLE, STARTED - 3600).eta_seconds == 0.0, "a clock behind the submitter's"
+    empty = judge(replace(OPEN, plan=Plan(0, "", "", 0)), CAPABLE, STARTED)
+    assert (empty.progress, empty.waiting_for) == (1.0, "completion")
+    assert not seen.ended
+    assert seen.to_json()["errors"] == [{"partition": 6, "text": "disk full"}]

@@ -1,0 +1,66 @@
+"""Which servers and which Java are good enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop.core.versions import java_major, judge_etcd, judge_java, parse_version
+
+
+@pytest.mark.parametrize(
+    ("version", "members", "level", "words"),
+    [
+        ("3.5.33", 3, "ok", "etcd 3.5.33"),
+        ("3.6.14", 3, "ok", ""),
+        ("3.6.99", 3, "ok", ""),
+        ("3.7.1", 1, "ok", ""),
+        ("3.8.0", 3, "ok", ""),
+        ("4.0.0", 3, "ok", ""),
+        ("3.7.0", 3, "warning", "3.7.1"),
+        ("3.5.32", 3, "warning", "update to 3.5.33"),
+        ("3.6.1", 3, "warning", r"#20221\), stale linearizable reads"),
+        ("3.5.1", 1, "warning", "development node"),
+        ("3.5.1", 0, "warning", "development node"),
+        ("3.5.0", 3, "error", "#13766.*update all 3 members"),
+        ("3.5.2", 5, "error", "#13766"),
+        ("3.5.3", 3, "warning", "not for production"),
+        ("3.4.23", 1, "warning", "development node"),
+        ("3.3.25", 1, "error", "too old"),
+        ("2.3.8", 1, "error", "too old"),
+        ("", 1, "warning", "may not ask"),
+        ("garbage", 1, "warning", "garbage"),
+    ],
+)
+def test_etcd(version: str, members: int, level: str, words: str) -> None:
+    import re
+
+    judged = judge_etcd(version, members)
+    assert judged.level == level
+    assert re.search(words, judged.text)
+
+
+def test_defects_are_named_for_the_release_that_has_them() -> None:
+    assert "13766" not in judge_etcd("3.5.3", 1).text
+    assert "17529" in judge_etcd("3.4.23", 1).text
+    assert "17529" not in judge_etcd("3.4.31", 1).text
+
+
+def test_numbers() -> None:
+    assert parse_version("3.6.0-rc.1") == (3, 6, 0)
+    assert parse_version("v3.5.1") == (3, 5, 1)
+    assert parse_version("3.5") is None
+
+
+@pytest.mark.parametrize(
+    ("output", "major", "level"),
+    [
+        ('openjdk version "17.0.9" 2023-10-17', 17, "ok"),
+        ('openjdk version "21" 2023-09-19', 21, "ok"),
+        ('java version "1.8.0_392"', 8, "error"),
+        ('openjdk version "11.0.2"', 11, "error"),
+        ("command not found", None, "error"),
+    ],
+)
+def test_java(output: str, major: int | None, level: str) -> None:
+    assert java_major(output) == major
+    assert judge_java(output).level == level
