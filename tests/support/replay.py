@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.invariants import check
 from distop.core.keys import Keys
+from distop.core.txn import Put, Txn
 from distop.core.view import Change
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
@@ -23,12 +24,11 @@ async def read_history(endpoint: str, namespace: str = "") -> History:
     """All revisions so far, each with its changes; the etcd must not have been compacted."""
     prefix = f"{namespace}/" if namespace else ""
     async with EtcdClient(EtcdConfig((endpoint,))) as client:
-        last = await client.list(f"{prefix}distOp", f"{prefix}distOq", keys_only=True)
+        # A key that is none of distop's ends the history, so that deletions at its very end are read too.
+        end = (await client.commit(Txn((), (Put(f"{prefix}distOpRead", b""),)))).revision
         stream = WatchStream(client, f"{prefix}distOp", f"{prefix}distOq", 1)
         await stream.open(5.0)
         history: dict[int, list[Change]] = {}
-        # The newest revision that a key of ours still shows; deletions after it are not needed for any check.
-        end = max((kv.mod_revision for kv in last.kvs), default=0)
         seen = 0
         while seen < end:
             message = await asyncio.wait_for(stream.read(), 20)

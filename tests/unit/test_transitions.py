@@ -14,7 +14,8 @@ from distop.core.invariants import check
 from distop.core.model import Claim, JobState, PartitionPlan, Plan, Retry, Rules, encode_chunk
 from distop.core.transitions import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
-from tests.support.world import World, outcome, planned
+from tests.support.lives import build, random_event
+from tests.support.world import World, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,29 +23,6 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
 
 JOBS = 2
-
-
-def build(world: World, event: Event, ref: OperationRef) -> Txn:
-    """The event's transaction, with every revision in it as the store holds it now."""
-    builders: dict[Event, Callable[[OperationRef], Txn]] = {
-        Event.START: world.start,
-        Event.START_PLANNED: world.start_planned,
-        Event.PLAN: world.plan,
-        Event.PLAN_ATTEMPT: world.plan_attempt,
-        Event.GIVE_UP: world.give_up,
-        Event.PAUSE: world.pause,
-        Event.RESUME: world.resume,
-        Event.CANCEL: world.cancel,
-        Event.FAIL_FAST: world.fail_fast,
-        Event.REAP: world.reap,
-        Event.DECIDE: world.decide,
-        Event.COMPLETE_ATTEMPT: world.complete_attempt,
-        Event.FINISH: world.finish,
-        Event.FINISH_AT_ONCE: world.finish_at_once,
-        Event.CLEAN: world.clean,
-        Event.END: world.end,
-    }
-    return builders[event](ref)
 
 
 def ready(*, planned_first: bool = True) -> tuple[World, OperationRef]:
@@ -430,94 +408,6 @@ def test_the_largest_transactions_fit() -> None:
 
 # --------------------------------------------------- random lives, late copies
 
-_RANDOM_EVENTS = (
-    "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
-    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
-    "decide decide complete_attempt finish finish finish_at_once clean end resign"
-).split()
-_RARE = frozenset({"cancel", "pause", "resign", "die", "plan_attempt", "fail_fast"})
-
-
-def random_event(world: World, rng: random.Random) -> Txn | None:
-    """A transaction that somebody may send now: built only where the event's own caller would build it."""
-    name = rng.choice(_RANDOM_EVENTS)
-    if name in _RARE and rng.random() < 0.7:
-        return None
-    live = sorted(world.leases)
-    elected = world.store.get(world.keys.coordinator("sales.orders", "noop"))
-    operations_ = sorted(world.view().operations)
-    if name == "join" and len(live) < 3:
-        world.join(f"n{len(world.store.leases)}-{world.store.revision}")
-        return None
-    if name == "die" and len(live) > 1:
-        world.die(rng.choice(live))
-        return None
-    if name == "start" and len(operations_) < 2:
-        return world.start(world.next_ref())
-    if not live:
-        return None
-    if name == "elect" and (elected is None or elected.value.decode() not in live):
-        return world.elect(rng.choice(live))
-    if name == "resign" and elected is not None:
-        return world.resign()
-    if not operations_:
-        return None
-    ref = rng.choice(operations_)
-    op = world.op(ref)
-    stage = op.stage
-    if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
-        return _job_event(world, rng, ref, name, live)
-    if elected is None and name not in ("pause", "resume", "cancel"):
-        return None
-    if name == "chunk":
-        return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
-    if name in ("join", "die", "elect", "resign", "start"):
-        return None
-    event = Event(name)
-    if event not in t.OPERATION_TABLE[stage]:
-        return None
-    if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
-        ended = op.plan is not None and op.ended >= op.plan.count
-        if op.claims or not (ended or stage is Stage.CANCELLING):
-            return None
-    if event is Event.END:
-        return world.end(ref)
-    if event is Event.REAP:
-        for p, seen in op.claims.items():
-            if seen.value.waiting or seen.value.incarnation not in live:
-                return world.reap(ref, p)
-        return None
-    if event is Event.FAIL_FAST and not op.failed:
-        return None
-    return build(world, event, ref)
-
-
-def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
-    op = world.op(ref)
-    if op.plan is None or not op.plan.count:
-        return None
-    p = rng.randrange(op.plan.count)
-    claim = world.claim_of(ref, p)
-    if name == "claim":
-        if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
-            return None
-        if claim is not None and not claim.waiting:
-            if claim.incarnation in live:
-                return None
-            if world.rules.at_limit(claim.failures + 1):
-                return world.fail_lost(ref, rng.choice(live), p)
-        return world.claim(ref, rng.choice(live), [p])
-    if claim is None or claim.waiting:
-        return None
-    if name == "retry" and world.rules.at_limit(claim.failures + 1):
-        name = "report_failed"
-    if name in ("retry", "release"):
-        return world.wait_again(ref, p, failed=name == "retry")
-    if name == "checkpoint":
-        return world.checkpoint(ref, p, b"%d" % world.store.revision)
-    return world.report(ref, p, JobState.FAILED if name == "report_failed" else JobState.SUCCESS)
-
-
 MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress"})
 """Why these may apply after a refusal: an election that was resigned is free again, and its late holder takes it up; a
 planning that was paused and resumed is the same planning, and whichever plan comes first stands."""
@@ -547,4 +437,3 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
         assert not world.store.apply(old).succeeded, old.label
     faults = check(world.keys, world.store.history)
     assert not faults, "\n".join(map(str, faults))
-    assert planned(1)

@@ -15,8 +15,8 @@ from distop.core.model import JobState, Phase, Retry, Rules, State
 from distop.core.transitions import Stage
 from distop.core.txn import KeyValue
 from distop.core.view import Change, ClusterView, TypeView
+from tests.support.lives import random_event
 from tests.support.world import TABLE, TYPE, World
-from tests.unit.test_transitions import random_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,0 +1,128 @@
+"""Random lives: what daemons, clients and chance may do next to a world, each built as its own sender would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import transitions as t
+from distop.core.model import JobState
+from distop.core.transitions import Event, JobStage, Stage
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from distop.core.model import OperationRef
+    from distop.core.txn import Txn
+    from tests.support.world import World
+
+
+def build(world: World, event: Event, ref: OperationRef) -> Txn:
+    """The event's transaction, with every revision in it as the store holds it now."""
+    builders: dict[Event, Callable[[OperationRef], Txn]] = {
+        Event.START: world.start,
+        Event.START_PLANNED: world.start_planned,
+        Event.PLAN: world.plan,
+        Event.PLAN_ATTEMPT: world.plan_attempt,
+        Event.GIVE_UP: world.give_up,
+        Event.PAUSE: world.pause,
+        Event.RESUME: world.resume,
+        Event.CANCEL: world.cancel,
+        Event.FAIL_FAST: world.fail_fast,
+        Event.REAP: world.reap,
+        Event.DECIDE: world.decide,
+        Event.COMPLETE_ATTEMPT: world.complete_attempt,
+        Event.FINISH: world.finish,
+        Event.FINISH_AT_ONCE: world.finish_at_once,
+        Event.CLEAN: world.clean,
+        Event.END: world.end,
+    }
+    return builders[event](ref)
+
+
+_RANDOM_EVENTS = (
+    "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
+    "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
+    "decide decide complete_attempt finish finish finish_at_once clean end resign"
+).split()
+_RARE = frozenset({"cancel", "pause", "resign", "die", "plan_attempt", "fail_fast"})
+
+
+def random_event(world: World, rng: random.Random) -> Txn | None:
+    """A transaction that somebody may send now: built only where the event's own caller would build it."""
+    name = rng.choice(_RANDOM_EVENTS)
+    if name in _RARE and rng.random() < 0.7:
+        return None
+    live = sorted(world.leases)
+    elected = world.store.get(world.keys.coordinator("sales.orders", "noop"))
+    operations_ = sorted(world.view().operations)
+    if name == "join" and len(live) < 3:
+        world.join(f"n{len(world.store.leases)}-{world.store.revision}")
+        return None
+    if name == "die" and len(live) > 1:
+        world.die(rng.choice(live))
+        return None
+    if name == "start" and len(operations_) < 2:
+        return world.start(world.next_ref())
+    if not live:
+        return None
+    if name == "elect" and (elected is None or elected.value.decode() not in live):
+        return world.elect(rng.choice(live))
+    if name == "resign" and elected is not None:
+        return world.resign()
+    if not operations_:
+        return None
+    ref = rng.choice(operations_)
+    op = world.op(ref)
+    stage = op.stage
+    if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
+        return _job_event(world, rng, ref, name, live)
+    if elected is None and name not in ("pause", "resume", "cancel"):
+        return None
+    if name == "chunk":
+        return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
+    if name in ("join", "die", "elect", "resign", "start"):
+        return None
+    event = Event(name)
+    if event not in t.OPERATION_TABLE[stage]:
+        return None
+    if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
+        ended = op.plan is not None and op.ended >= op.plan.count
+        if op.claims or not (ended or stage is Stage.CANCELLING):
+            return None
+    if event is Event.END:
+        return world.end(ref)
+    if event is Event.REAP:
+        for p, seen in op.claims.items():
+            if seen.value.waiting or seen.value.incarnation not in live:
+                return world.reap(ref, p)
+        return None
+    if event is Event.FAIL_FAST and not op.failed:
+        return None
+    return build(world, event, ref)
+
+
+def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
+    op = world.op(ref)
+    if op.plan is None or not op.plan.count:
+        return None
+    p = rng.randrange(op.plan.count)
+    claim = world.claim_of(ref, p)
+    if name == "claim":
+        if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
+            return None
+        if claim is not None and not claim.waiting:
+            if claim.incarnation in live:
+                return None
+            if world.rules.at_limit(claim.failures + 1):
+                return world.fail_lost(ref, rng.choice(live), p)
+        return world.claim(ref, rng.choice(live), [p])
+    if claim is None or claim.waiting:
+        return None
+    if name == "retry" and world.rules.at_limit(claim.failures + 1):
+        name = "report_failed"
+    if name in ("retry", "release"):
+        return world.wait_again(ref, p, failed=name == "retry")
+    if name == "checkpoint":
+        return world.checkpoint(ref, p, b"%d" % world.store.revision)
+    return world.report(ref, p, JobState.FAILED if name == "report_failed" else JobState.SUCCESS)
