@@ -25,7 +25,7 @@ from distop.store.embedded import EmbeddedEtcd
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".bench"
 """Data that is made once; safe to delete."""
-EXECUTOR: Sequence[str] = (sys.executable, "-m", "distop.cli.main", "executor")
+PROGRAM: Sequence[str] = (sys.executable, "-m", "distop.cli")
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
@@ -168,7 +168,7 @@ class Executor:
     def __init__(self, endpoint: str, folder: Path, name: str, *options: str) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        words = [*EXECUTOR, "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name), *options]
+        words = [*PROGRAM, "executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name), *options]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
 

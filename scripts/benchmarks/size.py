@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from benchmarks.common import Look, Result, Row, cluster, median, say
+from benchmarks.common import PROGRAM, Look, Result, Row, cluster, median, say
 from distop.core.model import TableRecord
 
 TABLE = "bench.large"
@@ -51,13 +49,10 @@ def _imports(result: Result) -> None:
 
 
 def _help(result: Result) -> None:
-    beside = Path(sys.executable).with_name("distop")
-    program = str(beside) if beside.exists() else shutil.which("distop")
-    words = [program] if program else [sys.executable, "-m", "distop.cli.main"]
     seconds: list[float] = []
     for _ in range(HELPS):
         began = time.perf_counter()
-        subprocess.run([*words, "--help"], capture_output=True, check=True)
+        subprocess.run([*PROGRAM, "--help"], capture_output=True, check=True)
         seconds.append(time.perf_counter() - began)
     result.samples["help"] = seconds
     result.rows.append(Row("distop --help", median(seconds), "s", 0.5))
