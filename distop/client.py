@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from distop.config import ClientConfig, Settings, client_config
@@ -18,7 +19,7 @@ from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
-from distop.status import live_nodes, status
+from distop.status import judge, live_nodes, take
 from distop.submit import WRITE_LIMIT, request, submit
 
 if TYPE_CHECKING:
@@ -119,10 +120,8 @@ class Client:
             retry_attempts,
             submitter if submitter is not None else _submitter(),
         )
-        return self._operation(await submit(self._etcd, self._keys, wanted))
-
-    def _operation(self, ref: OperationRef) -> Operation:
-        return Operation(self._etcd, self._keys, ref)
+        ref = await submit(self._etcd, self._keys, wanted)
+        return Operation(self._etcd, self._keys, ref, started=True)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
@@ -132,19 +131,20 @@ class Client:
             except UnicodeDecodeError:
                 raise InvalidArgument(f"{ref!r} is not an operation: its escapes are not UTF-8") from None
         self._keys.root(ref)
-        return self._operation(ref)
+        return Operation(self._etcd, self._keys, ref)
 
     async def operations(self, table: str | None = None) -> list[OperationStatus]:
         """The operations that have not ended, with their status, by name."""
         ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
         found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
         active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
+        live = await self.nodes() if active else {}
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(ref: OperationRef) -> OperationStatus | None:
             async with gate:
                 try:
-                    return await status(self._etcd, self._keys, ref)
+                    return judge(await take(self._etcd, self._keys, ref), live, time.time())
                 except NotFound:
                     return None  # ended and cleaned up meanwhile
 

@@ -46,10 +46,12 @@ class Operation:
     Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
     """
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
+    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, started: bool = False) -> None:
         self._etcd = etcd
         self._keys = keys
         self._ref = ref
+        self._started = started
+        """We have just started it: that it exists need not be asked before waiting."""
         self._jobs = JobStates()
 
     @property
@@ -106,11 +108,12 @@ class Operation:
         try:
             while not found:
                 try:
-                    if (value := await self._ended_by_now()) is not None:
+                    if not self._started and (value := await self._ended_by_now()) is not None:
                         return History.decode(value)
                     if not started:
                         await feed.start()
                         started = True
+                    self._started = False
                     pause = _FIRST_PAUSE
                 except ClusterChanged:
                     raise
@@ -119,8 +122,9 @@ class Operation:
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(pause * 2, _LONGEST_PAUSE)
                     continue
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(ended.wait(), _POLL)
+                if not found:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(ended.wait(), _POLL)
             return History.decode(found[-1])
         finally:
             await _close(feed)

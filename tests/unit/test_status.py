@@ -40,7 +40,7 @@ OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
     ("snapshot", "stage", "words"),
     [
         (RUNNING, "planning", "planning"),
-        (replace(RUNNING, planning=Attempts(1, "no folder\nat x")), "planning", TRIED.format("planning", 2, "no folder")),
+        (replace(RUNNING, planning=Attempts(1, "gone\nat x")), "planning", TRIED.format("planning", 2, "gone")),
         (OPEN, "open", "free slots"),
         (replace(OPEN, claims={0: HELD}), "open", None),
         (replace(OPEN, claims={0: WAITS}), "open", "free slots"),
