@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace
-from distop.core.digest import plan_digest
 from distop.core.job_invariants import job_faults
 from distop.core.model import (
     Attempts,
@@ -22,10 +21,9 @@ from distop.core.model import (
     OperationRef,
     Phase,
     State,
-    decode_chunk,
     loads,
-    to_ranges,
 )
+from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_plan
 from distop.core.trace import ACTIVE, JobDelta, OperationTrace, tell
 from distop.core.transitions import Stage
 from distop.core.view import Change
@@ -36,17 +34,6 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
-
-_FOLLOWS: dict[State | None, frozenset[State]] = {
-    None: frozenset({State.PENDING, State.RUNNING}),
-    State.PENDING: frozenset({State.RUNNING, State.CANCELLING, State.CANCELLED}),
-    State.RUNNING: frozenset({State.PAUSED, State.CANCELLING, State.SUCCESS, State.FAILED}),
-    State.PAUSED: frozenset({State.RUNNING, State.CANCELLING, State.SUCCESS, State.FAILED}),
-    State.CANCELLING: frozenset({State.FAILED, State.CANCELLED}),
-    State.SUCCESS: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +74,8 @@ class Checker:
         self.revision = 0
         self._quiet = False
         self._operations: dict[OperationRef, OperationTrace] = {}
+        self._job_roots: dict[str, OperationTrace] = {}
+        self._claim_roots: dict[str, OperationTrace] = {}
         self._over: set[OperationRef] = set()
         self._cluster = ClusterTrace()
         self._existing: set[str] = set()
@@ -101,10 +90,12 @@ class Checker:
     def step(self, revision: int, changes: Sequence[Change]) -> None:
         """One revision, whole."""
         self.revision = revision
-        jobs: dict[tuple[OperationRef, int], JobDelta] = {}
+        jobs: dict[OperationTrace, dict[int, JobDelta]] = {}
         own: dict[OperationRef, list[tuple[ParsedKey, Change]]] = {}
         cluster: list[tuple[ParsedKey, Change]] = []
         for change in changes:
+            if self._of_job(change, jobs):
+                continue
             try:
                 key = self.keys.parse(change.kv.key)
             except (InvalidArgument, ValueError):
@@ -112,14 +103,13 @@ class Checker:
             if key.ref is None:
                 cluster.append((key, change))
             elif key.partition >= 0:
-                delta = jobs.get((key.ref, key.partition))
-                if delta is None:
-                    delta = jobs[key.ref, key.partition] = JobDelta()
-                setattr(delta, key.name or "claim", change)
+                deltas = jobs.setdefault(self._trace(key.ref), {})
+                setattr(deltas.setdefault(key.partition, JobDelta()), key.name or "claim", change)
             else:
                 own.setdefault(key.ref, []).append((key, change))
-        for (ref, partition), delta in jobs.items():
-            self._job(ref, partition, delta)
+        for op, deltas in jobs.items():
+            for partition, delta in deltas.items():
+                self._job(op, partition, delta)
         started: dict[tuple[str, str], list[int]] = {}
         for ref, writes in own.items():
             self._operation(ref, writes, started)
@@ -144,8 +134,27 @@ class Checker:
 
     # ------------------------------------------------------------------- jobs
 
-    def _job(self, ref: OperationRef, partition: int, delta: JobDelta) -> None:
-        op = self._trace(ref)
+    def _of_job(self, change: Change, jobs: dict[OperationTrace, dict[int, JobDelta]]) -> bool:
+        """The hot path: a job's key of an operation that is known needs no parsing."""
+        head, _, name = change.kv.key.rpartition(".")
+        if name in K.JOB_NAMES:
+            head, _, number = head.rpartition(".")
+            op = self._job_roots.get(head)
+        else:
+            op, name, number = self._claim_roots.get(head), "claim", name
+        if op is None or len(number) != 6 or not (number.isascii() and number.isdigit()):
+            return False
+        deltas = jobs.get(op)
+        if deltas is None:
+            deltas = jobs[op] = {}
+        delta = deltas.get(int(number))
+        if delta is None:
+            delta = deltas[int(number)] = JobDelta()
+        setattr(delta, name, change)
+        return True
+
+    def _job(self, op: OperationTrace, partition: int, delta: JobDelta) -> None:
+        ref = op.ref
         job = op.job(partition)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):
             if change is not None:
@@ -207,8 +216,8 @@ class Checker:
             started.setdefault((ref.table, ref.type), []).append(ref.instance)
         if self._quiet:
             return
-        if new_plan:
-            self._plan(op, had_plan)
+        if new_plan and not had_plan and (wrong := unfit_plan(op)):
+            self._found(13, self.keys.of(ref, "plan"), wrong, op)
         if decided is None and op.decision is not None and before is not None:
             self._verdict(op, op.decision)
         if op.state is not before:
@@ -264,50 +273,28 @@ class Checker:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
             self._found(8, where, "a coordinator's write while nobody was elected", op)
 
-    def _plan(self, op: OperationTrace, had_plan: bool) -> None:
-        plan, where = op.plan, self.keys.of(op.ref, "plan")
-        if plan is None or had_plan:
-            return
-        if sorted(op.chunks) != list(range(plan.chunks)):
-            self._found(13, where, f"the plan has {plan.chunks} chunks; those written are {sorted(op.chunks)}", op)
-            return
-        chunks = [op.chunks[n] for n in range(plan.chunks)]
-        if plan_digest(chunks) != plan.digest:
-            self._found(13, where, "the digest does not fit the chunks", op)
-            return
-        ordinals = [p.partition for chunk in chunks for p in decode_chunk(chunk)]
-        if ordinals != list(range(plan.count)):
-            self._found(13, where, f"the chunks do not hold the partitions 0 to {plan.count - 1} in order", op)
-        op.chunks = dict.fromkeys(op.chunks, b"")  # checked; the bytes are not needed again
-
     def _verdict(self, op: OperationTrace, decision: Decision) -> None:
         where = self.keys.of(op.ref, "decision")
-        self._jobs_agree(op, where, decision.total, decision.success, decision.failed, decision.failed_ranges)
-        if decision.verdict is State.SUCCESS and not _all_succeeded(op):
+        if wrong := miscounted(op, decision.total, decision.success, decision.failed, decision.failed_ranges):
+            self._found(5, where, wrong, op)
+        if decision.verdict is State.SUCCESS and not all_succeeded(op):
             self._found(5, where, "decided as success while not all jobs succeeded", op)
         if op.claims:
             self._found(5, where, f"decided while {op.claims} claims were left", op)
-
-    def _jobs_agree(self, op: OperationTrace, where: str, total: int, success: int, failed: int, ranges: str) -> None:
-        count = op.plan.count if op.plan is not None else 0
-        told = (total, success, failed, ranges)
-        is_so = (count, op.success, len(op.failed), to_ranges(op.failed))
-        if told != is_so:
-            self._found(5, where, f"tells (total, success, failed, which) {told} where the jobs are {is_so}", op)
 
     def _state(self, op: OperationTrace, before: State | None, history: Change | None) -> None:
         where = self.keys.of(op.ref, "state")
         if op.state is None:
             self._ended(op, before, where)
             return
-        if op.state not in _FOLLOWS[before]:
+        if op.state not in FOLLOWS[before]:
             self._found(5, where, f"the state went from {before} to {op.state}", op)
         if not op.state.terminal:
             return
         self._elected(op, where)
         if op.claims:
             self._found(5, where, f"finished while {op.claims} claims were left", op)
-        if op.state is State.SUCCESS and not _all_succeeded(op):
+        if op.state is State.SUCCESS and not all_succeeded(op):
             self._found(5, where, "finished as success while not all jobs succeeded", op)
         if op.state is State.SUCCESS and op.decision is not None and op.decision.verdict is not State.SUCCESS:
             self._found(5, where, f"finished as success where {op.decision.verdict} was decided", op)
@@ -319,7 +306,8 @@ class Checker:
             self._found(5, history.kv.key, f"tells of {record.op}: {record.state}; the state is {op.state}", op)
         if op.spec is not None and record.request_id != op.spec.request_id:
             self._found(14, history.kv.key, f"tells of the request {record.request_id!r}, not of its own", op)
-        self._jobs_agree(op, history.kv.key, record.total, record.success, record.failed, record.failed_ranges)
+        if wrong := miscounted(op, record.total, record.success, record.failed, record.failed_ranges):
+            self._found(5, history.kv.key, wrong, op)
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:
@@ -329,6 +317,8 @@ class Checker:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
             self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
         self._operations.pop(op.ref, None)
+        jobs, claims = self.keys.roots(op.ref)
+        del self._job_roots[jobs], self._claim_roots[claims]
         self._over.add(op.ref)
 
     def _belongs(self, key: str, ref: OperationRef) -> bool:
@@ -366,6 +356,8 @@ class Checker:
         op = self._operations.get(ref)
         if op is None:
             op = self._operations[ref] = OperationTrace(ref)
+            jobs, claims = self.keys.roots(ref)
+            self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
 
     def _exist(self, op: OperationTrace, change: Change) -> bool:
@@ -393,7 +385,3 @@ class Checker:
             return
         known = sorted([*(op.log if op is not None else ()), *(events or ())], key=lambda entry: entry[0])
         self.violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))
-
-
-def _all_succeeded(op: OperationTrace) -> bool:
-    return op.plan is not None and op.success == op.plan.count and not op.failed

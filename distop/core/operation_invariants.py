@@ -1,0 +1,51 @@
+"""The invariants of an operation as a whole that need no look at what was before: its plan (13) and its counts (5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core.digest import plan_digest
+from distop.core.model import State, decode_chunk, to_ranges
+
+if TYPE_CHECKING:
+    from distop.core.trace import OperationTrace
+
+FOLLOWS: dict[State | None, frozenset[State]] = {
+    None: frozenset({State.PENDING, State.RUNNING}),
+    State.PENDING: frozenset({State.RUNNING, State.CANCELLING, State.CANCELLED}),
+    State.RUNNING: frozenset({State.PAUSED, State.CANCELLING, State.SUCCESS, State.FAILED}),
+    State.PAUSED: frozenset({State.RUNNING, State.CANCELLING, State.SUCCESS, State.FAILED}),
+    State.CANCELLING: frozenset({State.FAILED, State.CANCELLED}),
+    State.SUCCESS: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+"""Which states may follow which (None: the operation is not there yet)."""
+
+
+def all_succeeded(op: OperationTrace) -> bool:
+    """All jobs of the plan ended with success."""
+    return op.plan is not None and op.success == op.plan.count and not op.failed
+
+
+def miscounted(op: OperationTrace, total: int, success: int, failed: int, ranges: str) -> str:
+    """What a decision or a history record tells of the jobs that is not so, or ""."""
+    told = (total, success, failed, ranges)
+    is_so = (op.plan.count if op.plan is not None else 0, op.success, len(op.failed), to_ranges(op.failed))
+    return f"tells (total, success, failed, which) {told} where the jobs are {is_so}" if told != is_so else ""
+
+
+def unfit_plan(op: OperationTrace) -> str:
+    """How the plan does not fit its chunks, or "". The chunks' bytes are then let go: they are not needed again."""
+    plan = op.plan
+    if plan is None:
+        return ""
+    if sorted(op.chunks) != list(range(plan.chunks)):
+        return f"the plan has {plan.chunks} chunks; those written are {sorted(op.chunks)}"
+    chunks = [op.chunks[n] for n in range(plan.chunks)]
+    if plan_digest(chunks) != plan.digest:
+        return "the digest does not fit the chunks"
+    if [p.partition for chunk in chunks for p in decode_chunk(chunk)] != list(range(plan.count)):
+        return f"the chunks do not hold the partitions 0 to {plan.count - 1} in order"
+    op.chunks = dict.fromkeys(op.chunks, b"")
+    return ""
