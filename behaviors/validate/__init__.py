@@ -38,12 +38,12 @@ class Validate(Behavior):
         from distop_behaviors.validate.batch import Batch
 
         argument = _argument(arg)
+        names = argument.names()
         for plan, result in Batch(argument, ctx).run(partitions):
             if isinstance(result, Exception):
                 yield plan, result
             elif result.verdict in ("violated", "error"):
-                partial = combine(argument, [(plan.name, result)], complete=False)
-                yield plan, JobFailed(sentence(partial), result.compact())
+                yield plan, JobFailed(sentence(names, result.checks), result.compact())
             else:
                 yield plan, result.compact()
 
@@ -63,7 +63,7 @@ class Validate(Behavior):
         data = report.model_dump(mode="json")
         if report.verdict == "valid" or summary.verdict == "cancelled":
             return data
-        raise OperationFailed(sentence(report), data)
+        raise OperationFailed(sentence(argument.names(), report.checks), data)
 
 
 def _argument(arg: Any) -> Argument:

@@ -7,6 +7,7 @@ hold the same rules for whoever comes without a client.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, model_validator
@@ -153,12 +154,12 @@ class Check(_Model):
         schema["else"] = {"minProperties": 1, "maxProperties": 1}
         return schema
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """Which of :data:`KINDS` it is."""
         return next(k for k in KINDS if getattr(self, k) is not None)
 
-    @property
+    @cached_property
     def column(self) -> str:
         """The column that is looked at; "" for ``check``, which names its columns in its expression."""
         spec = getattr(self, self.kind)

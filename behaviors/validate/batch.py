@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobCancelled
 from distop_behaviors.validate import footers, scan
 from distop_behaviors.validate.bounds import canonical
-from distop_behaviors.validate.expressions import column_at, references, violated
+from distop_behaviors.validate.expressions import bad_pattern, column_at, references, violated
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
 from distop_behaviors.validate.part import Names, Part, Tally, prepare
@@ -48,9 +48,11 @@ class Batch:
         self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
         names = self._names()
         parts = self._prepared(plans, names)
-        quick = [p for p in parts if not self._files(p) and not self._samples_wanted(p)]
+        quick: list[Part] = []
+        slow: list[Part] = []
+        for part in parts:
+            (slow if self._files(part) or self._samples_wanted(part) else quick).append(part)
         yield from self._results(quick)
-        slow = [p for p in parts if p not in quick]
         groups = self._grouped(slow, names)
         for group in groups:
             self._scan(group, names)
@@ -78,6 +80,10 @@ class Batch:
             found: tuple[str, ...] = (check.column,) if check.column else ()
             if check.check is not None and parse:
                 found = self._references(n, check.check, failed)
+            if check.matches is not None and parse:
+                why = bad_pattern(self._session, check.matches.pattern)
+                if why is not None:
+                    failed[n] = why
             checks.append(found)
         where: tuple[str, ...] = ()
         if self._argument.where is not None and parse:
@@ -211,15 +217,7 @@ class Batch:
             self._stop()
             self._ctx.status("fetching samples")
             owner = {f[0]: p for p in parts for f in p.plan.files}
-            try:
-                rows = fetch(self._session, self._group(parts[0], names, ()), wishes, self._where())
-            except Exception as e:
-                self._stop()
-                if scan.is_unexpected(e):
-                    raise
-                self._ctx.log.warning("no samples: %s", scan.sentence_of(e))
-                continue
-            for row in rows:
+            for row in fetch(self._session, self._group(parts[0], names, ()), wishes, self._where()):
                 part = owner[row.file]
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
                 part.tallies[row.check].samples.append(sample)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from distop_behaviors.validate.facts import decimal_of
@@ -35,6 +36,7 @@ class Unfit(Exception):
     """The bound does not fit the column's type; the text says so."""
 
 
+@lru_cache(256)
 def canonical(kind: str) -> str:
     """Spark's type name in one spelling: ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
     text = re.sub(r"\s+", "", kind.lower())
@@ -79,6 +81,12 @@ def exact(value: Any) -> Fraction:
 
 
 def of(value: Any, kind: str, *, up: bool) -> Bound:
+    """See :func:`_of`, which is asked once for each bound and type (1, 1.0 and true are different values)."""
+    return _of(value, type(value), kind, up)
+
+
+@lru_cache(4096)
+def _of(value: Any, _kind_of_value: type, kind: str, up: bool) -> Bound:
     """The bound for a column of Spark type ``kind``, rounded ``up`` (for a minimum) or down (for a maximum).
 
     Raises Unfit.

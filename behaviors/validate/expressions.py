@@ -163,6 +163,19 @@ def references(session: SparkSession, text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def bad_pattern(session: SparkSession, pattern: str) -> str | None:
+    """Why Java does not compile the regular expression, or None where it does."""
+    from pyspark.errors import IllegalArgumentException
+
+    jvm: Any = session.sparkContext._jvm  # type: ignore[attr-defined]
+    try:
+        jvm.java.util.regex.Pattern.compile(pattern)
+    except IllegalArgumentException as e:
+        reason = str(e).split("\n")[0]
+        return f"the pattern {pattern!r} is no regular expression: {reason}"
+    return None
+
+
 def attempted(session: SparkSession, column: Column) -> Column:
     """A struct with the field ``v``; null where evaluating ``column`` throws, which then fails no query.
 

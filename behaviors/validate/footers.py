@@ -60,25 +60,37 @@ def read_all(files: Sequence[PlannedFile], wanted: frozenset[str]) -> list[FileF
     ``wanted``: the top-level columns, in lower case, whose statistics are needed. What was read of a file is kept for
     the next operation: each time, size and modification time are compared with the plan's first.
     """
-    schemas = _Schemas(wanted)
-    with ThreadPoolExecutor(THREADS, "footers") as pool:
-        return list(pool.map(lambda f: _read(f, schemas), files))
+    found = [_remembered(f, wanted) for f in files]
+    unread = [i for i, facts in enumerate(found) if facts is None]
+    if unread:
+        schemas = _Schemas(wanted)
+        with ThreadPoolExecutor(THREADS, "footers") as pool:
+            for i, facts in zip(unread, pool.map(lambda i: _read(files[i], schemas), unread), strict=True):
+                found[i] = facts
+    return [f for f in found if f is not None]
+
+
+def _remembered(file: PlannedFile, wanted: frozenset[str]) -> FileFacts | Unreadable | None:
+    facts = _kept.get((*file, wanted))
+    if facts is None:
+        return None
+    try:
+        unchanged(*file)
+    except Unreadable as e:
+        return e
+    return facts
 
 
 def _read(file: PlannedFile, schemas: _Schemas) -> FileFacts | Unreadable:
-    path = file[0]
     try:
         unchanged(*file)
-        key = (*file, schemas.wanted)
-        facts = _kept.get(key)
-        if facts is None:
-            facts = _open(path, schemas)
-            if len(_kept) >= KEPT_FILES:
-                _kept.clear()
-            _kept[key] = facts
-        return facts
+        facts = _open(file[0], schemas)
     except Unreadable as e:
         return e
+    if len(_kept) >= KEPT_FILES:
+        _kept.clear()
+    _kept[(*file, schemas.wanted)] = facts
+    return facts
 
 
 def _open(path: str, schemas: _Schemas) -> FileFacts:

@@ -144,11 +144,30 @@ class Isolated:
     ) -> dict[str, Counts]:
         """Nothing tells who is at fault: split until a partition stands alone."""
         if len(parts) == 1:
-            part = parts[0]
-            part.fail(f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
-            return {}
+            return self._checks_alone(error, parts[0], files[parts[0].plan.partition])
         middle = len(parts) // 2
         return {**self.count(parts[:middle], files), **self.count(parts[middle:], files)}
+
+    def _checks_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
+        """Each check of a partition by itself: some throw before they see a row."""
+        left = [n for n in self._checks if part.tallies[n].error is None]
+        if len(left) <= 1:
+            part.fail(f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
+            return {}
+        merged: dict[str, Counts] = {}
+        for n in left:
+            self._check_stop()
+            try:
+                found = scan.count(self._session, self._group_of(files), {n: self._checks[n]}, self._where)
+            except Exception as e:
+                if scan.is_unexpected(e):
+                    raise
+                part.tallies[n].fail(f"partition {part.plan.name}: {_cause(e)}")
+                continue
+            for path, counts in found.items():
+                kept = merged.setdefault(path, counts)
+                kept.violations.update(counts.violations)
+        return merged
 
 
 def _cause(error: Exception) -> str:

@@ -95,7 +95,7 @@ class Tally:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Part:
     """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
     expressions name and none of them has; ``rows``: None as long as ``where`` has not been counted.

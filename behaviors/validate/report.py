@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from distop_behaviors.validate.argument import Argument
 
@@ -170,15 +170,15 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
     return report
 
 
-def sentence(report: Report) -> str:
+def sentence(names: Sequence[str], checks: Sequence[CheckReport | CheckResult]) -> str:
     """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid."""
     parts = []
-    for check in report.checks:
+    for name, check in zip(names, checks, strict=True):
         if check.verdict == "violated":
             count = f"{check.violations} violation{'' if check.violations == 1 else 's'}"
-            parts.append(f"{check.name}: {count if check.exact else 'at least ' + count}")
+            parts.append(f"{name}: {count if check.exact else 'at least ' + count}")
         elif check.verdict == "error":
-            parts.append(f"{check.name}: error: {check.error}")
+            parts.append(f"{name}: error: {check.error}")
         elif check.verdict == "unknown":
-            parts.append(f"{check.name}: unknown")
+            parts.append(f"{name}: unknown")
     return shorten("; ".join(parts), 2_000)

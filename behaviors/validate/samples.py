@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from distop_behaviors.validate.footers import PlannedFile
     from distop_behaviors.validate.scan import Group
+
+_log = logging.getLogger(__name__)
 
 FEW = 1_000
 """So many violating rows are fetched at once for all checks; a check that has more gets a query with a limit."""
@@ -50,12 +53,25 @@ class Row:
 
 
 def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None) -> list[Row]:
-    """The rows, at most ``limit`` for each wish. Raises what Spark raises."""
+    """The rows, at most ``limit`` for each wish. Raises what is unexpected."""
+    from pyspark.errors import PySparkException
+
     few = [w for w in wishes if w.known <= FEW]
     many = [w for w in wishes if w.known > FEW]
-    rows = _query(session, group, few, where, None) if few else []
+    rows: list[Row] = []
+    if few:
+        try:
+            rows = _query(session, group, few, where, None)
+        except PySparkException:
+            # A check may throw in a file that was chosen for another one.
+            many = [*few, *many]
     for wish in many:
-        rows += _query(session, group, [wish], where, wish.limit)
+        try:
+            rows += _query(session, group, [wish], where, wish.limit)
+        except PySparkException as e:
+            _log.warning("no samples of check %d: %s", wish.check, scan.sentence_of(e))
+            if scan.is_unexpected(e):
+                raise
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def session_of(spark: SparkSession) -> SparkSession:
     kept = _sessions.get(key)
     if kept is not None and kept[0] is context:
         return kept[1]
+    # PySpark logs what Spark refuses with its whole stack; the sentence is in the report.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     session = spark.newSession()
     for name, value in SETTINGS.items():
         session.conf.set(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -97,18 +98,25 @@ def run_operation(
     for n in range(batches):
         for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):
             if isinstance(outcome, JobFailed):
-                rows.append(OutcomeRow(plan.partition, plan.name, False, outcome.result, str(outcome)))
+                rows.append(OutcomeRow(plan.partition, plan.name, False, _stored(outcome.result), str(outcome)))
             elif isinstance(outcome, Exception):
                 raise outcome
             else:
-                rows.append(OutcomeRow(plan.partition, plan.name, True, outcome, ""))
+                rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), ""))
     rows.sort(key=lambda r: r.partition)
     failed = sum(not r.success for r in rows)
     summary = Summary("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows))
     try:
-        return Ran(behavior.complete_operation(argument, table, summary, context(table)), "", rows)
+        return Ran(_stored(behavior.complete_operation(argument, table, summary, context(table))), "", rows)
     except OperationFailed as e:
         return Ran(e.report, str(e), rows)
+
+
+def _stored(value: Any) -> Any:
+    """A result as it comes back from etcd."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    return json.loads(json.dumps(value, allow_nan=False))
 
 
 def _batch(behavior: Behavior, argument: Any, partitions: list[PartitionPlan], ctx: FakeContext) -> Any:

@@ -1,0 +1,35 @@
+"""A behavior of one's own: counts the rows of each partition, and of the table."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan, Summary, TableRecord
+
+
+class Arg(BaseModel):
+    at_least: int = 0
+
+
+class Count(BaseModel):
+    rows: int
+
+
+class RowCount(Behavior):
+    """Counts rows; fails for partitions that have fewer than ``at_least``."""
+
+    type_name = "row_count"
+    Arg = Arg
+    Result = Count
+    Report = Count
+    failure_policy = "collect_all"
+
+    def start_or_resume_job(self, arg: Arg, partition: PartitionPlan, ctx: JobContext) -> Count:
+        ctx.status(f"counting {partition.name}")
+        rows = ctx.spark.read.parquet(*(path for path, _, _ in partition.files)).count()
+        if rows < arg.at_least:
+            raise JobFailed(f"{partition.name} has {rows} rows", Count(rows=rows))
+        return Count(rows=rows)
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Count:
+        return Count(rows=sum(outcome.result["rows"] for outcome in summary.outcomes() if outcome.success))

@@ -1,0 +1,47 @@
+"""One Spark session for all acceptance tests of this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.context import FakeContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import TableRecord
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two threads, and a zone that is not UTC: what a check means must not depend on it."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("distop tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        # Hundreds of tiny queries: compiling them well costs more than running them.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.session.timeZone", "Asia/Kathmandu")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def context(spark: SparkSession, tmp_path: Path) -> Callable[[TableRecord], FakeContext]:
+    """Makes the JobContext in which a behavior runs on a table."""
+    work = tmp_path / "work"
+    work.mkdir()
+    return lambda table: FakeContext(work, table, spark)

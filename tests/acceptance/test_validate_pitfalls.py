@@ -1,0 +1,388 @@
+"""Each pitfall of Parquet statistics, and each bad input, as a test; the full scan is the oracle of ``auto``."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableRecord
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate
+from tests.support.context import Ran, run_operation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.spark
+
+
+class Table:
+    """A table under test: files are added, then ``run`` checks it with statistics and by a full scan."""
+
+    def __init__(self, directory: Path, context: Any) -> None:
+        self.directory = directory
+        self.context = context
+        self.options: dict[str, Any] = {}
+
+    @property
+    def record(self) -> TableRecord:
+        return TableRecord("t", "parquet", str(self.directory), self.options)
+
+    def add(self, name: str, data: Any, **options: Any) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(data if isinstance(data, pa.Table) else pa.table(data), path, **options)
+        return path
+
+    def run(self, *checks: dict[str, Any], **arg: Any) -> Ran:
+        return run_operation(Validate(), self.record, {"checks": list(checks), **arg}, self.context)
+
+    def agrees(self, *checks: dict[str, Any], **arg: Any) -> list[tuple[str, int]]:
+        """(verdict, violations) of each check: the same with statistics, by a full scan, and partition by partition."""
+        runs = [self.run(*checks, statistics=mode, **arg) for mode in ("auto", "never")]
+        plans = plan_table(self.record).partitions
+        if len(plans) > 1:
+            argument = {"checks": list(checks), **arg}
+            runs.append(run_operation(Validate(), self.record, argument, self.context, batches=len(plans)))
+        answers = [[(c["verdict"], c["violations"], c["error"]) for c in r.report["checks"]] for r in runs]
+        assert all(a == answers[0] for a in answers)
+        return [(verdict, violations) for verdict, violations, _ in answers[0]]
+
+
+@pytest.fixture
+def table(tmp_path: Path, context: Any) -> Table:
+    return Table(tmp_path / "table", context)
+
+
+def between(column: str, low: Any = None, high: Any = None) -> dict[str, Any]:
+    spec = {"column": column, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
+    return {"range": spec}
+
+
+def test_nan_is_above_every_bound_and_no_statistic_shows_it(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([1.0, math.nan, 2.0, None])})
+    assert table.agrees(between("x", 0, 5), between("x", 0), between("x", 3), between("x", high=0.5)) == [
+        ("violated", 1),
+        ("valid", 0),
+        ("violated", 2),
+        ("violated", 3),
+    ]
+
+
+def test_a_column_of_nan_alone(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([math.nan, math.nan])})
+    assert table.agrees(between("x", 0), between("x", high=9), {"not_null": "x"}) == [
+        ("valid", 0),
+        ("violated", 2),
+        ("valid", 0),
+    ]
+
+
+def test_both_zeros_are_zero(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([-0.0, 0.0])})
+    assert table.agrees(between("x", 0.0), between("x", high=-0.0)) == [("valid", 0), ("valid", 0)]
+
+
+def test_the_bounds_of_old_96_bit_times_mean_nothing(table: Table) -> None:
+    times = pa.array([0, 10**15, None], pa.timestamp("us"))
+    table.add("a.parquet", {"x": times}, use_deprecated_int96_timestamps=True)
+    assert table.agrees(between("x", "1980-01-01"), {"not_null": "x"}) == [("violated", 1), ("violated", 1)]
+
+
+@pytest.mark.parametrize("as_integer", [True, False])
+def test_decimals_compare_as_numbers(table: Table, as_integer: bool) -> None:
+    values = [Decimal("-1.00"), Decimal("1.00"), Decimal("300.00")]
+    table.add("a.parquet", {"x": pa.array(values, pa.decimal128(9, 2))}, store_decimal_as_integer=as_integer)
+    assert table.agrees(between("x", -1, 300), between("x", "-0.995"), between("x", high=299.99)) == [
+        ("valid", 0),
+        ("violated", 1),
+        ("violated", 1),
+    ]
+
+
+def test_a_required_leaf_of_an_optional_struct_can_be_null(table: Table) -> None:
+    kind = pa.struct([pa.field("leaf", pa.int32(), nullable=False)])
+    table.add("a.parquet", {"s": pa.array([{"leaf": 1}, None], kind)})
+    assert table.agrees({"not_null": "s.leaf"}, {"not_null": "s"}) == [("violated", 1), ("violated", 1)]
+
+
+def test_a_leaf_that_is_required_all_the_way_needs_no_scan(table: Table) -> None:
+    inner = pa.struct([pa.field("leaf", pa.int32(), nullable=False)])
+    schema = pa.schema([pa.field("s", inner, nullable=False)])
+    table.add("a.parquet", pa.table([pa.array([{"leaf": 1}], inner)], schema))
+    ran = table.run({"not_null": "s.leaf"}, statistics="only")
+    assert ran.report["checks"][0]["verdict"] == "valid"
+
+
+def test_null_counts_of_lists_are_of_their_elements(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([[1, None], [], None])})
+    assert table.agrees({"not_null": "x"}) == [("violated", 1)]
+
+
+def test_columns_are_found_by_name_wherever_they_stand(table: Table) -> None:
+    table.add("p=1/a.parquet", {"a": [1, 2], "b": [None, 5]})
+    table.add("p=1/b.parquet", {"b": [3, 4], "c": [1, 1], "a": [None, 9]})
+    table.add("p=2/a.parquet", {"B": [7, None]})
+    assert table.agrees({"not_null": "a"}, {"not_null": "b"}, between("a", 0, 8), {"check": "b < 7"}) == [
+        ("violated", 3),
+        ("violated", 2),
+        ("violated", 1),
+        ("violated", 1),
+    ]
+
+
+def test_types_that_widened(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": pa.array([1, 2], pa.int32()), "y": pa.array([1.5], pa.float32()).take([0, 0])})
+    table.add("p=1/b.parquet", {"x": pa.array([2**40], pa.int64()), "y": pa.array([2.5], pa.float64())})
+    assert table.agrees(between("x", 0, 10), between("y", 2), {"fits": {"column": "x", "type": "int"}}) == [
+        ("violated", 1),
+        ("violated", 2),
+        ("violated", 1),
+    ]
+
+
+def test_types_that_do_not_go_together(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [1, 2], "y": [1, 2]})
+    odd = table.add("p=1/b.parquet", {"x": ["a"], "y": [3]})
+    table.add("p=2/a.parquet", {"x": [4, -4], "y": [5, 6]})
+    ran = table.run(between("x", 0), {"not_null": "y"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["violated", "valid"]
+    assert str(odd) in ran.by_name["p=1"].error
+    assert ran.by_name["p=1"].result["checks"][0]["verdict"] == "error"
+    assert ran.by_name["p=2"].result["checks"][0]["violations"] == 1
+
+
+def test_files_without_rows(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": pa.array([], pa.int32())})
+    table.add("p=2/a.parquet", {"x": pa.array([1], pa.int32())})
+    assert table.agrees({"not_null": "x"}, between("x", 0), {"check": "x > 0"}) == [("valid", 0)] * 3
+
+
+def test_a_table_without_files(table: Table) -> None:
+    table.directory.mkdir()
+    ran = table.run({"not_null": "x"})
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 0)
+
+
+def test_seventeen_equal_leading_bytes(table: Table) -> None:
+    same = "0123456789abcdefg"
+    table.add("a.parquet", {"x": [same + "1", same + "5", None]})
+    assert table.agrees(
+        between("x", same, same + "5"),
+        between("x", same + "2"),
+        between("x", high=same + "4"),
+        between("x", "zzz"),
+        {"in_set": {"column": "x", "values": [same]}},
+    ) == [("valid", 0), ("violated", 1), ("violated", 1), ("violated", 2), ("violated", 2)]
+
+
+def test_unsigned_numbers_above_two_to_the_63(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([1, 2**63 + 5], pa.uint64()), "y": pa.array([1, 2**31 + 5], pa.uint32())})
+    assert table.agrees(
+        between("x", 0, 2**63),
+        between("x", 0, 2**64),
+        {"fits": {"column": "x", "type": "bigint"}},
+        {"fits": {"column": "y", "type": "int"}},
+        between("y", 0),
+    ) == [("violated", 1), ("valid", 0), ("violated", 1), ("violated", 1), ("valid", 0)]
+
+
+def test_no_statistics_at_all(table: Table) -> None:
+    table.add("a.parquet", {"x": [1, None]}, write_statistics=False)
+    assert table.agrees({"not_null": "x"}, between("x", 0)) == [("violated", 1), ("valid", 0)]
+    only = table.run({"not_null": "x"}, between("x", 0), statistics="only")
+    assert [c["verdict"] for c in only.report["checks"]] == ["unknown", "unknown"]
+
+
+def test_more_than_a_hundred_columns(table: Table) -> None:
+    table.add("a.parquet", {f"c{i}": [i, None if i == 149 else i] for i in range(150)})
+    assert table.agrees({"not_null": "c149"}, {"not_null": "c120"}, between("c149", 149, 149)) == [
+        ("violated", 1),
+        ("valid", 0),
+        ("valid", 0),
+    ]
+
+
+def test_partition_values_are_text_unless_typed(table: Table) -> None:
+    table.add("d=01/t=a%3Ab/a.parquet", {"x": [1]})
+    table.add("d=1/t=__HIVE_DEFAULT_PARTITION__/a.parquet", {"x": [1, 2]})
+    assert table.agrees(
+        {"in_set": {"column": "d", "values": ["01"]}},
+        {"in_set": {"column": "t", "values": ["a:b"]}},
+        {"not_null": "t"},
+        {"check": "d = '01' OR x > 1"},
+    ) == [("violated", 2), ("valid", 0), ("violated", 2), ("violated", 1)]
+    table.options = {"partition_types": {"d": "int"}}
+    assert table.agrees(between("d", 1, 1), {"check": "d = 1"}) == [("valid", 0), ("valid", 0)]
+
+
+def test_names_with_anything_in_them(table: Table) -> None:
+    odd = ["a.b", "x y", "it`s", "表", "😀", "100%", "*"]
+    path = table.add("k=a %25{*}[x]/f *é.parquet", {name: [1, None] for name in odd})
+    ran = table.run(*({"not_null": name} for name in odd), {"check": "`a.b` > 5 AND `表` > 0"}, statistics="never")
+    assert [c["violations"] for c in ran.report["checks"]] == [1] * 8
+    assert {s["file"] for c in ran.report["checks"] for s in c["samples"]} == {str(path)}
+    assert ran.report["checks"][7]["samples"][0]["values"] == {"a.b": 1, "表": 1}
+
+
+def test_times_are_utc_and_samples_are_plain_json(table: Table) -> None:
+    data = {
+        "t": pa.array([10**15 + 1], pa.timestamp("us", "UTC")),
+        "d": pa.array([0], pa.date32()),
+        "n": pa.array([Decimal("1.50")], pa.decimal128(9, 2)),
+        "f": pa.array([math.inf]),
+        "b": pa.array([b"\x00\xff"]),
+        "s": pa.array(["x" * 1000]),
+    }
+    table.add("a.parquet", data)
+    ran = table.run({"check": "t IS NULL AND d > '1' AND n > 0 AND f > 0 AND b IS NULL AND s > ''"})
+    values = ran.report["checks"][0]["samples"][0]["values"]
+    assert values.pop("s").startswith("xxx")
+    assert values == {"t": "2001-09-09 01:46:40.000001", "d": "1970-01-01", "n": "1.50", "f": "Infinity", "b": "00FF"}
+    assert table.agrees(between("t", high="2001-09-09T01:46:40.000001Z"), between("t", high="2001-09-09 01:46:40")) == [
+        ("valid", 0),
+        ("violated", 1),
+    ]
+
+
+def test_null_is_decides_what_check_makes_of_null(table: Table) -> None:
+    table.add("a.parquet", {"x": [1, None, -1]})
+    assert table.agrees({"check": "x > 0"}) == [("violated", 1)]
+    assert table.agrees({"check": "x > 0"}, null_is="fail") == [("violated", 2)]
+
+
+def test_counting_stops_at_max_violations(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [None] * 9})
+    table.add("p=2/a.parquet", {"x": [None, 1]})
+    check = table.run({"not_null": "x"}, max_violations=5).report["checks"][0]
+    assert (check["verdict"], check["violations"], check["exact"]) == ("violated", 5, False)
+    check = table.run({"not_null": "x"}, max_violations=50, sample=0).report["checks"][0]
+    assert (check["violations"], check["exact"], check["samples"]) == (10, True, [])
+
+
+def test_a_column_that_only_some_files_have_and_one_that_none_has(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [1]})
+    table.add("p=2/a.parquet", {"x": [1], "y": [2]})
+    ran = table.run(
+        {"not_null": "y"}, {"not_null": "nope"}, {"check": "y > 1"}, {"check": "nope > 1"}, {"not_null": "x"}
+    )
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [
+        ("violated", 1),
+        ("error", 0),
+        ("valid", 0),
+        ("error", 0),
+        ("valid", 0),
+    ]
+    assert "'nope' is in none" in ran.report["checks"][1]["error"]
+
+
+def test_a_check_that_does_not_parse_or_has_no_meaning(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [1, -1], "t": ["a", "b"]})
+    ran = table.run(
+        {"check": "x >"},
+        {"check": "x + 1"},
+        {"check": "sum(x) > 1"},
+        {"check": "no_such_function(x) > 1"},
+        between("t", 1),
+        {"length": {"column": "x", "max": 1}},
+        {"matches": {"column": "t", "pattern": "("}},
+        {"check": "x > 0", "name": "good"},
+    )
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error"] * 7 + ["violated"]
+    assert ran.report["verdict"] == "violated"
+    assert "parse" in ran.report["checks"][0]["error"]
+    assert all("\n" not in c["error"] for c in ran.report["checks"][:7])
+
+
+def test_a_check_that_throws_is_an_error_of_its_partition_alone(table: Table) -> None:
+    for p in range(6):
+        table.add(f"p={p}/a.parquet", {"x": [1, 2, 0 if p == 3 else 5], "y": [1, -1, 1]})
+    bad = {"check": "10 / x < 10", "name": "divides"}
+    good = {"check": "y > 0", "name": "good"}
+    ran = table.run(bad, good)
+    verdicts = {n: [c["verdict"] for c in o.result["checks"]] for n, o in ran.by_name.items()}
+    assert verdicts == {f"p={p}": ["error" if p == 3 else "violated", "violated"] for p in range(6)}
+    assert "DIVIDE_BY_ZERO" in ran.by_name["p=3"].error
+    assert "p=3/a.parquet" in ran.by_name["p=3"].error
+    assert ran.report["checks"][1]["violations"] == 6
+    assert len(ran.report["checks"][1]["samples"]) == 6
+    where = table.run(good, where="10 / x > 0")
+    assert where.by_name["p=3"].result["verdict"] == "error"
+    assert where.by_name["p=2"].result["verdict"] == "violated"
+
+
+def test_files_that_are_not_what_was_planned(table: Table) -> None:
+    paths = {}
+    for name in ("good", "gone", "cut", "changed", "rubbish"):
+        paths[name] = table.add(f"p={name}/a.parquet", {"x": list(range(-1, 2000)), "y": ["text"] * 2001})
+    plans = plan_table(table.record).partitions
+    paths["gone"].unlink()
+    os.truncate(paths["cut"], 200)
+    os.utime(paths["changed"], ns=(1, 1))
+    paths["rubbish"].write_bytes(b"\0" * 500)
+    fresh = {p.name: p for p in plan_table(table.record).partitions}
+    plans = [fresh[p.name] if p.name in ("p=cut", "p=rubbish") else p for p in plans]
+    for check in (between("x", 0), {"check": "x >= 0"}, {"check": "length(y) > 0 AND x >= 0"}):
+        ran = run_operation(Validate(), table.record, {"checks": [check]}, table.context, partitions=plans)
+        verdicts = {n: o.result["verdict"] for n, o in ran.by_name.items()}
+        assert verdicts.pop("p=good") == "violated"
+        assert set(verdicts.values()) == {"error"}
+        for name in ("gone", "cut", "changed", "rubbish"):
+            assert str(paths[name]) in ran.by_name[f"p={name}"].error
+        assert ran.report["verdict"] == "violated"
+        assert ran.report["checks"][0]["violations"] == 1
+
+
+def test_a_file_whose_pages_are_corrupt_behind_a_good_footer(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": list(range(-1, 3000))})
+    bad = table.add("p=2/a.parquet", {"x": list(range(-1, 3000))}, compression="snappy")
+    data = bytearray(bad.read_bytes())
+    data[40:2000] = b"\xff" * 1960
+    bad.write_bytes(data)
+    ran = table.run({"check": "x >= 0"}, {"not_null": "x"})
+    assert ran.by_name["p=1"].result["verdict"] == "violated"
+    assert ran.by_name["p=2"].result["checks"][0]["verdict"] == "error"
+    assert str(bad) in ran.by_name["p=2"].error
+
+
+def test_a_column_of_a_type_that_spark_does_not_read(table: Table) -> None:
+    table.add("a.parquet", {"t": pa.array([1, None], pa.timestamp("ns")), "x": [1, 2]})
+    ran = table.run({"not_null": "t"}, between("t", "2000-01-01"), {"check": "x > 0"}, {"check": "t IS NULL"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["violated", "error", "valid", "error"]
+    assert "nanoseconds" in ran.report["checks"][1]["error"]
+
+
+def test_a_stopped_job_stops(table: Table) -> None:
+    from distop.behavior import JobCancelled
+
+    table.add("a.parquet", {"x": [1, None]})
+    ctx = table.context(table.record)
+    ctx.stopped = True
+    plan = plan_table(table.record).partitions[0]
+    with pytest.raises(JobCancelled):
+        Validate().start_or_resume_job({"checks": [{"check": "x > 0"}]}, plan, ctx)
+
+
+def test_a_result_stays_below_64_kib(table: Table) -> None:
+    from distop.core.model import MAX_OUTCOME_BYTES, dumps
+
+    table.add("a.parquet", {"x": ["😀" * 400] * 500})
+    checks = [{"matches": {"column": "x", "pattern": f"{i}$"}, "name": f"n{i}"} for i in range(10)]
+    ran = table.run(*checks, sample=400)
+    assert len(dumps(ran.outcomes[0].result)) < MAX_OUTCOME_BYTES * 0.9
+    assert all(c["violations"] == 500 for c in ran.report["checks"])
+
+
+def test_unpartitioned_folders_are_groups_of_files(table: Table) -> None:
+    for n in range(5):
+        table.add(f"part-{n}.parquet", {"x": [n, None]})
+    table.options = {"group_files": 2}
+    assert len(plan_table(replace(table.record)).partitions) == 3
+    assert table.agrees({"not_null": "x"}, between("x", 0, 3)) == [("violated", 5), ("violated", 1)]

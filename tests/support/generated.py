@@ -1,0 +1,240 @@
+"""Random tables of every column type that validate meets, with an oracle of their rows in plain Python."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import struct
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Row = dict[str, Any]
+
+PREFIX = "seventeen-same-bytes-"
+_TEXTS = ["", "a", "ab", "é", "😀x", "N1", "N12AB", PREFIX, PREFIX + "a", PREFIX + "z", "zz", "~"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A check as the argument has it, and which rows violate it."""
+
+    check: dict[str, Any]
+    violates: Callable[[Row], bool]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A table on disk; its rows by partition name, then by file path, in the files' order."""
+
+    directory: Path
+    rows: dict[str, dict[str, list[Row]]]
+    cases: list[Case]
+
+
+def _value(rng: random.Random, column: str) -> Any:
+    if column in ("i8", "i16", "i32", "i64"):
+        bits = int(column[1:])
+        extreme = [-(1 << (bits - 1)), (1 << (bits - 1)) - 1]
+        return rng.choice([0, 1, -1, 7, 100, -100, rng.randint(-120, 120), *(extreme if rng.random() < 0.1 else [])])
+    if column == "u64":
+        return rng.choice([0, 1, 2**63 - 1, 2**63 + 5, rng.randint(0, 50)])
+    if column in ("f32", "f64"):
+        value = rng.choice([0.0, -0.0, 1.5, -2.25, 100.0, rng.uniform(-50, 50)])
+        if rng.random() < 0.06:
+            value = rng.choice([math.nan, math.inf, -math.inf])
+        return struct.unpack("f", struct.pack("f", value))[0] if column == "f32" else value
+    if column in ("dec", "big_dec"):
+        return Decimal(rng.randint(-9_999, 9_999)).scaleb(-2)
+    if column == "day":
+        return date(2013, 1, 1) + timedelta(days=rng.randint(-400, 400))
+    if column in ("ts", "ts_ms"):
+        return _EPOCH + timedelta(milliseconds=rng.randint(-(10**9), 10**12))
+    if column == "flag":
+        return rng.random() < 0.5
+    if column == "text":
+        return rng.choice(_TEXTS)
+    raise AssertionError(column)
+
+
+def _types() -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {
+        "i8": pa.int8(),
+        "i16": pa.int16(),
+        "i32": pa.int32(),
+        "i64": pa.int64(),
+        "u64": pa.uint64(),
+        "f32": pa.float32(),
+        "f64": pa.float64(),
+        "dec": pa.decimal128(9, 2),
+        "big_dec": pa.decimal128(30, 2),
+        "day": pa.date32(),
+        "ts": pa.timestamp("us", "UTC"),
+        "ts_ms": pa.timestamp("ms", "UTC"),
+        "flag": pa.bool_(),
+        "text": pa.string(),
+    }
+
+
+def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) -> Generated:
+    """Write a table: files differ in column order, in missing columns, in row groups, in what statistics they carry."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = random.Random(seed)
+    types = _types()
+    rows: dict[str, dict[str, list[Row]]] = {}
+    dull = {c for c in types if rng.random() < 0.35}
+    """Columns without nulls and with few values: statistics decide these more often."""
+    for p in range(partitions):
+        name = f"p={p}"
+        rows[name] = {}
+        (directory / name).mkdir(parents=True)
+        for f in range(rng.randint(1, files)):
+            columns = list(types)
+            rng.shuffle(columns)
+            columns = columns[: len(columns) - rng.choice([0, 0, 0, 2])]
+            count = rng.choice([0, 1, 3, 40, 40, 40])
+            nulls = rng.choice([0, 0, 0.1, 1.0])
+            constant = {c: _value(rng, c) for c in columns}
+            made: list[Row] = []
+            for _ in range(count):
+                row = dict.fromkeys(types)
+                for c in columns:
+                    if c in dull:
+                        row[c] = constant[c]
+                    elif rng.random() >= nulls:
+                        row[c] = _value(rng, c)
+                inner = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
+                if inner is not None and rng.random() < nulls:
+                    inner["leaf"] = None
+                made.append({**row, "s": inner})
+            arrays = {c: pa.array([r[c] for r in made], types[c]) for c in columns}
+            nested = pa.struct([pa.field("leaf", pa.int32()), pa.field("need", pa.int32(), nullable=False)])
+            table = pa.table({**arrays, "s": pa.array([r["s"] for r in made], nested)})
+            path = directory / name / f"part-{f}.parquet"
+            statistics: Any = rng.choice([True, True, True, False, columns[::2]])
+            pq.write_table(
+                table,
+                path,
+                row_group_size=rng.choice([7, 1000]),
+                write_statistics=statistics,
+                store_decimal_as_integer=rng.random() < 0.5,
+                use_dictionary=rng.random() < 0.5,
+            )
+            rows[name][str(path)] = made
+    return Generated(directory, rows, cases(rng))
+
+
+def _null_passes(column: str, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+    return lambda row: row[column] is not None and test(row[column])
+
+
+def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], bool]]:
+    """Minimum, maximum as the argument writes them (None: left out), and which values lie outside."""
+    low, high = sorted((_value(rng, column), _value(rng, column)), key=lambda v: (v != v, v))
+    while isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
+        low, high = sorted((_value(rng, column), _value(rng, column)))
+    if rng.random() < 0.3 and column != "text":
+        low, high = _widened(low, high)
+    sides = rng.choice(["both", "min", "max"])
+
+    def outside(value: Any) -> bool:
+        nan = isinstance(value, float) and math.isnan(value)
+        below = sides != "max" and not nan and _key(value) < _key(low)
+        above = sides != "min" and (nan or _key(value) > _key(high))
+        return below or above
+
+    return (None if sides == "max" else _json(low)), (None if sides == "min" else _json(high)), outside
+
+
+def _key(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _widened(low: Any, high: Any) -> tuple[Any, Any]:
+    if isinstance(low, date):
+        return low - timedelta(days=9_999), high + timedelta(days=9_999)
+    return low - 1000, high + 1000
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _fits_float(value: float) -> bool:
+    if math.isnan(value) or math.isinf(value):
+        return True
+    return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
+
+
+def cases(rng: random.Random) -> list[Case]:
+    """Checks of every kind with bounds near the values."""
+    found = [
+        Case({"not_null": c}, lambda r, c=c: r[c] is None)  # type: ignore[misc]
+        for c in rng.sample(sorted(_types()), 4)
+    ]
+    found.append(Case({"not_null": "s.leaf"}, lambda r: r["s"] is None or r["s"]["leaf"] is None))
+    found.append(Case({"not_null": "s.need"}, lambda r: r["s"] is None))
+    found.append(Case({"not_null": "s"}, lambda r: r["s"] is None))
+    found.append(
+        Case(
+            {"range": {"column": "s.leaf", "max": 4}},
+            lambda r: r["s"] is not None and r["s"]["leaf"] is not None and r["s"]["leaf"] > 4,
+        )
+    )
+    for column in rng.sample([c for c in sorted(_types()) if c != "flag"], 6):
+        low, high, outside = _bounds(rng, column)
+        spec = {"column": column, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
+        found.append(Case({"range": spec}, _null_passes(column, outside)))
+    for column, kind, low_int, high_int in (
+        ("i16", "tinyint", -128, 127),
+        ("i64", "int", -(2**31), 2**31 - 1),
+        ("i32", "bigint", -(2**63), 2**63),
+        ("u64", "bigint", 0, 2**63 - 1),
+        ("i8", "decimal(3,1)", -99, 99),
+    ):
+        test = _null_passes(column, lambda v, a=low_int, b=high_int: not a <= v <= b)  # type: ignore[misc]
+        found.append(Case({"fits": {"column": column, "type": kind}}, test))
+    found.append(Case({"fits": {"column": "f64", "type": "float"}}, _null_passes("f64", lambda v: not _fits_float(v))))
+    found.append(Case({"fits": {"column": "big_dec", "type": "decimal(4,2)"}}, _null_passes("big_dec", _over_99)))
+    some = [0, 1, 7, 100]
+    found.append(Case({"in_set": {"column": "i32", "values": some}}, _null_passes("i32", lambda v: v not in some)))
+    texts = _TEXTS[:6]
+    found.append(Case({"in_set": {"column": "text", "values": texts}}, _null_passes("text", lambda v: v not in texts)))
+    found.append(Case({"in_set": {"column": "flag", "values": [True]}}, _null_passes("flag", lambda v: not v)))
+    found.append(Case({"length": {"column": "text", "max": 2}}, _null_passes("text", lambda v: len(v) > 2)))
+    pattern = "^N[0-9A-Z]+$"
+    found.append(
+        Case(
+            {"matches": {"column": "text", "pattern": pattern}},
+            _null_passes("text", lambda v: not re.search(pattern, v)),
+        )
+    )
+    found.append(
+        Case(
+            {"check": "i32 IS NULL OR i64 IS NULL OR i32 <= i64"},
+            lambda r: r["i32"] is not None and r["i64"] is not None and r["i32"] > r["i64"],
+        )
+    )
+    found.append(
+        Case({"check": "p <> '1' OR i8 < 50"}, lambda r: r["p"] == "1" and r["i8"] is not None and r["i8"] >= 50)
+    )
+    return found
+
+
+def _over_99(value: Decimal) -> bool:
+    return abs(value) > Decimal("99.99")

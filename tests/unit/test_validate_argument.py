@@ -1,0 +1,131 @@
+"""The argument of validate: the models, and the schema that clients check with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+from jsonschema.exceptions import best_match
+from pydantic import ValidationError
+
+from distop_behaviors.validate import Validate
+from distop_behaviors.validate.argument import Argument
+
+CONTRACT: dict[str, Any] = {
+    "checks": [
+        {"not_null": "tailnum"},
+        {"range": {"column": "distance", "min": 0, "max": 6000}},
+        {"fits": {"column": "flight", "type": "smallint"}},
+        {"check": "dep_delay IS NULL OR dep_delay > -120", "name": "sane_delay"},
+        {"in_set": {"column": "origin", "values": ["EWR", "JFK", "LGA"]}},
+        {"length": {"column": "carrier", "min": 2, "max": 2}},
+        {"matches": {"column": "tailnum", "pattern": "^N[0-9A-Z]+$"}},
+    ],
+    "where": "month = 1",
+    "null_is": "pass",
+    "statistics": "auto",
+    "max_violations": None,
+    "sample": 20,
+}
+SCHEMA = Validate.declaration().arg_schema
+
+
+def refusal(arg: Any) -> str:
+    found = best_match(jsonschema.Draft202012Validator(SCHEMA).iter_errors(arg))
+    assert found is not None, arg
+    return f"{found.json_path}: {found.message}"
+
+
+def test_the_contract_s_example() -> None:
+    jsonschema.validate(CONTRACT, SCHEMA)
+    argument = Argument.model_validate(CONTRACT)
+    assert argument.names() == [
+        *["tailnum_not_null", "distance_range", "flight_fits_smallint", "sane_delay", "origin_in_set"],
+        *["carrier_length", "tailnum_matches"],
+    ]
+    assert [c.as_given() for c in argument.checks] == [
+        {k: v for k, v in c.items() if k != "name"} for c in CONTRACT["checks"]
+    ]
+
+
+def test_default_names_are_made_different() -> None:
+    checks = [
+        {"not_null": "a"},
+        {"check": "a > 1"},
+        {"not_null": "a"},
+        {"check": "a > 2"},
+        {"check": "1", "name": "check_2"},
+    ]
+    names = Argument.model_validate({"checks": checks}).names()
+    assert names == ["a_not_null", "check", "a_not_null_2", "check_3", "check_2"]
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ({"not_nul": "x"}, "'not_nul'"),
+        ({"not_null": 3}, "$.checks[0].not_null: 3"),
+        ({"not_null": "a", "check": "b"}, "too many properties"),
+        ({"name": "q"}, "enough properties"),
+        ({"unique": ["a"]}, "not available yet"),
+        ({"references": {"table": "t", "column": "c"}}, "not available yet"),
+        ({"range": {"column": "a"}}, "range: {'column': 'a'} does not have enough properties"),
+        ({"range": {"column": "a", "min": True}}, "range.min: True"),
+        ({"range": {"colum": "a", "min": 1}}, "'colum'"),
+        ({"in_set": {"column": "a", "values": []}}, "in_set.values"),
+        ({"length": {"column": "a", "min": -1}}, "length.min: -1"),
+        ("tailnum", "$.checks[0]: 'tailnum'"),
+    ],
+)
+def test_what_does_not_fit_is_named(check: Any, words: str) -> None:
+    assert words in refusal({"checks": [check]})
+    with pytest.raises(ValidationError):
+        Argument.model_validate({"checks": [check]})
+
+
+@pytest.mark.parametrize(
+    ("arg", "words"),
+    [
+        ({}, "'checks' is a required property"),
+        ({"checks": []}, "$.checks"),
+        ({"checks": [{"not_null": "a"}], "sampel": 1}, "'sampel'"),
+        ({"checks": [{"not_null": "a"}], "sample": -1}, "$.sample: -1"),
+        ({"checks": [{"not_null": "a"}], "statistics": "x"}, "'auto', 'only', 'never'"),
+        ({"checks": [{"not_null": "a"}], "since": "x"}, "not available yet"),
+        ({"checks": [{"not_null": "a"}], "max_violations": 0}, "$.max_violations: 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(arg: Any, words: str) -> None:
+    assert words in refusal(arg)
+    with pytest.raises(ValidationError):
+        Argument.model_validate(arg)
+
+
+@pytest.mark.parametrize("kind", ["blob", "struct<a:int>", "int; drop", ""])
+def test_fits_wants_a_type_of_single_values(kind: str) -> None:
+    with pytest.raises(ValidationError):
+        Argument.model_validate({"checks": [{"fits": {"column": "a", "type": kind}}]})
+
+
+def test_two_checks_of_one_name_are_refused() -> None:
+    with pytest.raises(ValidationError, match="two checks are named 'n'"):
+        Argument.model_validate({"checks": [{"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"}]})
+
+
+def test_the_declaration() -> None:
+    declared = Validate.declaration()
+    assert (declared.type_name, declared.failure_policy, declared.batch, declared.completes, declared.can_fail) == (
+        "validate",
+        "collect_all",
+        True,
+        True,
+        True,
+    )
+
+
+def test_importing_the_behavior_loads_no_data_library() -> None:
+    code = "import sys, distop_behaviors.validate\nassert not {'pyspark', 'pyarrow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

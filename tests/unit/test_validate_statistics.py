@@ -1,0 +1,274 @@
+"""The lattice and the bounds: what statistics prove, and what they must not be taken to prove. No Spark."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.behavior import TableRecord
+from distop_behaviors.validate import Validate, footers
+from distop_behaviors.validate.argument import Check
+from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of
+from distop_behaviors.validate.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
+from distop_behaviors.validate.report import CheckResult, Result, Sample, combine
+from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, masked
+from tests.support.context import FakeContext, run_operation
+from tests.support.generated import generate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INT = Leaf(("x",), "int", "int", 32)
+TEXT = Leaf(("x",), "string", "string")
+FLOAT = Leaf(("x",), "float", "double")
+
+
+def judge(check: dict[str, Any], *chunks: Chunk, leaf: Leaf = INT) -> Decision:
+    facts = FileFacts("f", sum(c.rows for c in chunks), {"x": leaf.type}, {("x",): leaf}, {("x",): chunks})
+    return decide(Check.model_validate(check), facts)
+
+
+def between(low: Any = None, high: Any = None) -> dict[str, Any]:
+    return {"range": {"column": "x", **{k: v for k, v in (("min", low), ("max", high)) if v is not None}}}
+
+
+@pytest.mark.parametrize(
+    ("check", "chunks", "leaf", "expected"),
+    [
+        ({"not_null": "x"}, [Chunk(5, 0)], INT, PASS),
+        ({"not_null": "x"}, [Chunk(5, 0), Chunk(5, None)], INT, UNKNOWN),
+        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, 1)], INT, Decision("violated", 3)),
+        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, None)], INT, Decision("violated", 2, exact=False)),
+        ({"not_null": "x"}, [Chunk(5, None)], Leaf(("x",), "int", "int", optional=False), PASS),
+        (between(0, 9), [Chunk(5, 0, 0, 9)], INT, PASS),
+        (between(0, 9), [Chunk(5, None, 0, 9)], INT, PASS),
+        (between(0, 9), [Chunk(5, 0)], INT, UNKNOWN),
+        (between(0, 9), [Chunk(5, 5)], INT, PASS),
+        (between(0, 9), [Chunk(5, 0, 0, 10)], INT, Decision("violated", 1, exact=False)),
+        (between(0, 9), [Chunk(5, 1, 10, 20)], INT, Decision("violated", 4)),
+        (between(0, 9), [Chunk(5, None, 10, 20)], INT, Decision("violated", 1, exact=False)),
+        (between(0.5, 9.5), [Chunk(5, 0, 1, 9)], INT, PASS),
+        # Text bounds may be cut off: they prove that all pass or all fail, never that some row does.
+        (between("b", "y"), [Chunk(5, 0, b"a", b"z")], TEXT, UNKNOWN),
+        (between("b", "y"), [Chunk(5, 0, b"c", b"d")], TEXT, PASS),
+        (between("b", "y"), [Chunk(5, 0, b"z", b"zz")], TEXT, Decision("violated", 5)),
+        # NaN hides above the maximum.
+        (between(0.0, 9.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, UNKNOWN),
+        (between(0.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, PASS),
+        (between(5.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, Decision("violated", 1, exact=False)),
+        (between(5.0, 9.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, Decision("violated", 5)),
+        (between(0.0), [Chunk(5, 0, math.nan, math.nan)], FLOAT, UNKNOWN),
+        ({"length": {"column": "x", "max": 9}}, [Chunk(5, 0, b"a", b"b")], TEXT, UNKNOWN),
+        ({"length": {"column": "x", "max": 9}}, [Chunk(5, 5)], TEXT, PASS),
+        ({"matches": {"column": "x", "pattern": "a"}}, [Chunk(5, 0, b"a", b"a")], TEXT, UNKNOWN),
+        ({"in_set": {"column": "x", "values": [3]}}, [Chunk(5, 0, 3, 3)], INT, PASS),
+        ({"in_set": {"column": "x", "values": [3, 9]}}, [Chunk(5, 0, 3, 9)], INT, UNKNOWN),
+        ({"in_set": {"column": "x", "values": [3]}}, [Chunk(5, 1, 4, 9)], INT, Decision("violated", 4)),
+        ({"in_set": {"column": "x", "values": [3, 8]}}, [Chunk(5, 0, 3, 9)], INT, Decision("violated", 1, exact=False)),
+        ({"fits": {"column": "x", "type": "smallint"}}, [Chunk(5, 0, -32768, 32767)], INT, PASS),
+        (
+            {"fits": {"column": "x", "type": "smallint"}},
+            [Chunk(5, 0, 0, 32768)],
+            INT,
+            Decision("violated", 1, exact=False),
+        ),
+        ({"fits": {"column": "x", "type": "bigint"}}, [Chunk(5, 0)], INT, UNKNOWN),
+        ({"fits": {"column": "x", "type": "int"}}, [Chunk(5, 0)], INT, PASS),
+        ({"fits": {"column": "x", "type": "float"}}, [Chunk(5, 0, 0, 1 << 24)], INT, PASS),
+        ({"fits": {"column": "x", "type": "float"}}, [Chunk(5, 0, 0, (1 << 24) + 1)], INT, UNKNOWN),
+        ({"fits": {"column": "x", "type": "string"}}, [Chunk(5, 0, 1, 2)], INT, UNKNOWN),
+        (between("a", "b"), [Chunk(5, 0, 1, 2)], INT, UNKNOWN),
+    ],
+)
+def test_the_lattice(check: dict[str, Any], chunks: list[Chunk], leaf: Leaf, expected: Decision) -> None:
+    assert judge(check, *chunks, leaf=leaf) == expected
+
+
+def test_a_file_without_rows_passes_and_a_missing_column_is_null() -> None:
+    empty = FileFacts("f", 0)
+    other = FileFacts("f", 7, {"y": "int"})
+    assert decide(Check(not_null="x"), empty) == PASS
+    assert decide(Check(not_null="x"), other) == Decision("violated", 7)
+    assert decide(Check.model_validate(between(0, 1)), other) == PASS
+
+
+def test_within_structs_null_counts_are_not_trusted() -> None:
+    leaf = Leaf(("s", "x"), "int", "int", 32)
+    facts = FileFacts("f", 5, {"s": ("struct", (("x", "int"),))}, {leaf.path: leaf}, {leaf.path: (Chunk(5, 0, 1, 2),)})
+    assert decide(Check(not_null="s.x"), facts) == UNKNOWN
+    assert decide(Check.model_validate({"range": {"column": "s.x", "max": 5}}), facts) == PASS
+    low = decide(Check.model_validate({"range": {"column": "s.x", "max": 0}}), facts)
+    assert low == Decision("violated", 1, exact=False)
+
+
+def test_with_where_only_passing_is_known() -> None:
+    assert masked(PASS) == PASS
+    assert masked(Decision("violated", 5)) == UNKNOWN
+
+
+@given(st.lists(st.lists(st.none() | st.integers(-20, 20), min_size=1, max_size=6), max_size=4), st.data())
+def test_what_is_proved_is_so(groups: list[list[int | None]], data: st.DataObject) -> None:
+    chunks = []
+    for rows in groups:
+        known = [r for r in rows if r is not None]
+        bounds = (min(known), max(known)) if known and data.draw(st.booleans()) else (None, None)
+        nulls = len(rows) - len(known) if data.draw(st.booleans()) else None
+        chunks.append(Chunk(len(rows), nulls, *bounds))
+    low, high = data.draw(st.integers(-21, 21)), data.draw(st.integers(-21, 21))
+    values = data.draw(st.lists(st.integers(-20, 20), min_size=1, max_size=5))
+    rows = [r for group in groups for r in group]
+    for check, actual in (
+        ({"not_null": "x"}, sum(r is None for r in rows)),
+        (between(low, high), sum(r is not None and not low <= r <= high for r in rows)),
+        ({"in_set": {"column": "x", "values": values}}, sum(r is not None and r not in values for r in rows)),
+    ):
+        found = judge(check, *chunks)
+        if found.verdict == "pass":
+            assert actual == 0
+        if found.verdict == "violated":
+            assert found.violations == actual if found.exact else 0 < found.violations <= actual
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_statistics_alone_never_pass_what_a_scan_fails(seed: int, tmp_path: Path) -> None:
+    made = generate(seed, tmp_path / "table", partitions=3)
+    checks = [{**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)]
+    table = TableRecord("t", "parquet", str(made.directory))
+    arg = {"checks": checks, "statistics": "only"}
+    ran = run_operation(Validate(), table, arg, lambda t: FakeContext(tmp_path, t))
+    for n, case in enumerate(made.cases):
+        for name, files in made.rows.items():
+            actual = sum(case.violates({**row, "p": name[2:]}) for rows in files.values() for row in rows)
+            entry = ran.by_name[name].result["checks"][n]
+            count = entry.get("violations", 0)
+            if entry["verdict"] == "valid":
+                assert actual == 0, (seed, case.check)
+            if entry["verdict"] == "violated":
+                assert 0 < count <= actual, (seed, case.check)
+                assert count == actual or not entry.get("exact", True), (seed, case.check)
+
+
+def test_bounds_are_rounded_inwards() -> None:
+    assert of(0.5, "int", up=True) == Bound(1)
+    assert of("0.5", "bigint", up=False) == Bound(0)
+    assert of("-0.995", "decimal(9,2)", up=True) == Bound(-99, 2)
+    assert of(0.1, "decimal(9,2)", up=False) == Bound(10, 2)
+    assert of("2013-01-01 12:00", "date", up=True) == Bound(15_707)
+    assert of("1970-01-01T01:00:00.5+01:00", "timestamp", up=True) == Bound(500_000, 6)
+    assert of(2**53 + 1, "double", up=True).value == 2.0**53 + 2
+    assert of(10**400, "double", up=False).value == math.inf
+    assert of("inf", "double", up=False).value == math.inf
+
+
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_a_double_bound_never_moves_outwards(value: float) -> None:
+    up, down = of(value, "double", up=True).value, of(value, "double", up=False).value
+    assert up == math.inf or up == -math.inf or Fraction(up) >= exact(value)
+    assert down in (math.inf, -math.inf) or Fraction(down) <= exact(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("x", "int"),
+        (True, "int"),
+        (1, "string"),
+        ("NaN", "double"),
+        ("monday", "date"),
+        (5, "timestamp"),
+        (1, "boolean"),
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(value: Any, kind: str) -> None:
+    with pytest.raises(Unfit):
+        of(value, kind, up=True)
+
+
+def test_members_that_a_column_cannot_hold_are_left_out() -> None:
+    assert member(0.5, "int") is None
+    assert member("1.505", "decimal(9,2)") is None
+    assert member(True, "boolean") == Bound(True)
+    with pytest.raises(Unfit):
+        member(1, "boolean")
+
+
+def test_names_and_paths() -> None:
+    columns = {"A": "int", "a.b": "int", "s": ("struct", (("x.y", "int"), ("Z", "int")))}
+    assert resolve("a", columns) == ("A",)
+    assert resolve("a.b", columns) == ("a.b",)
+    assert resolve("s.`x.y`", columns) == ("s", "x.y")
+    assert resolve("S.z", columns) == ("s", "Z")
+    assert resolve("s.nope", columns) is None
+    assert split_path("`a``b`.c") == ("a`b", "c")
+    with pytest.raises(Ambiguous):
+        match("ab", ["AB", "aB"])
+
+
+def test_types_widen_or_do_not() -> None:
+    assert widest("smallint", "bigint") == "bigint"
+    assert widest("float", "double") == "double"
+    assert widest("decimal(9,2)", "decimal(10,1)") == "decimal(11,2)"
+    assert widest(("struct", (("a", "int"),)), ("struct", (("b", "int"), ("a", "bigint")))) == (
+        "struct",
+        (("a", "bigint"), ("b", "int")),
+    )
+    for pair in (
+        ("int", "string"),
+        ("date", "timestamp"),
+        (("array", "int"), ("array", "string")),
+        ("int", ("array", "int")),
+    ):
+        assert widest(*pair) is None
+    assert canonical(" Numeric( 9 , 2 )") == "decimal(9,2)"
+
+
+def test_only_writers_that_compare_numbers_are_believed_about_decimals_in_bytes() -> None:
+    for writer in (
+        "parquet-cpp-arrow version 22.0.0",
+        "parquet-mr version 1.15.2 (build x)",
+        "parquet-rs version 55.0.0",
+    ):
+        assert footers._SOUND_BYTES.match(writer)
+    for writer in ("", "parquet-mr", "parquet-mr version 1.8.1", "impala version 2.0", "parquet-cpp version 1.2.0"):
+        assert not footers._SOUND_BYTES.match(writer)
+
+
+def result(*checks: CheckResult, rows: int | None = 10) -> Result:
+    return Result(verdict="valid", rows=rows, checks=list(checks))
+
+
+def test_the_report_adds_up() -> None:
+    from distop_behaviors.validate.argument import Argument
+
+    argument = Argument.model_validate({"checks": [{"not_null": "x"}], "sample": 2})
+    sample = Sample(partition="p", file="f", row_index=1, values={"x": None})
+    bad = CheckResult(verdict="violated", violations=3, samples=[sample] * 3, files_statistics=1)
+    fine = CheckResult(files_scanned=2)
+    report = combine(argument, [("a", result(bad)), ("b", result(fine)), ("c", result(bad))], complete=True)
+    assert (report.verdict, report.rows) == ("violated", 30)
+    check = report.checks[0]
+    assert (check.violations, check.exact, len(check.samples)) == (6, True, 2)
+    assert (check.evidence.files_statistics, check.evidence.files_scanned) == (2, 2)
+    assert combine(argument, [("a", result(fine)), ("b", "it crashed")], complete=True).checks[0].error == (
+        "partition b: it crashed"
+    )
+    assert combine(argument, [("a", result(fine))], complete=False).verdict == "unknown"
+    half = combine(
+        argument, [("a", result(bad)), ("b", result(CheckResult(verdict="error", error="e")))], complete=True
+    )
+    assert (half.verdict, half.checks[0].exact, half.checks[0].error) == ("violated", False, "e")
+
+
+def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
+    from distop_behaviors.validate.argument import Argument
+
+    argument = Argument.model_validate({"checks": [{"check": "x + y > 1"}]})
+    without = [("a", result(CheckResult(missing=["x"]))), ("b", result(CheckResult(missing=["y"])))]
+    assert combine(argument, without, complete=True).verdict == "valid"
+    nowhere = [*without[:1], ("b", result(CheckResult(missing=["y", "x"])))]
+    assert combine(argument, nowhere, complete=True).checks[0].error == "the column 'x' is in none of the table's files"
