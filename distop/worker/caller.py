@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
+    from distop.worker.model import JobItem
     from distop.worker.sinks import Fetch
+
+    CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage
 
 
 class Caller:
@@ -40,35 +43,44 @@ class Caller:
             call.child.kill("stubborn")
 
     async def call(
-        self, messages: Sequence[protocol.ToChild], fetch: Fetch | None = None, gate: Gate | None = None
+        self,
+        message: CallMessage,
+        items: Sequence[JobItem] = (),
+        *,
+        fetch: Fetch | None = None,
+        gate: Gate | None = None,
     ) -> tuple[Any, list[bytes]]:
         """A call's result and chunks. Raises WorkerError. With a gate (which the caller has not entered), a child
         that died with others in it is no answer: the call is repeated with nobody else there."""
         if gate is None:
-            got = await self._answer(messages, fetch)
+            got = await self._answer(message, items, fetch)
         else:
             async with gate.shared():
-                got = await self._answer(messages, fetch)
+                got = await self._answer(message, items, fetch)
             if isinstance(got, Death) and (got.runs or len(got.calls) > 1):
                 async with gate.exclusive():
-                    got = await self._answer(messages, fetch)
+                    got = await self._answer(message, items, fetch)
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
     async def _answer(
-        self, messages: Sequence[protocol.ToChild], fetch: Fetch | None
+        self, message: CallMessage, items: Sequence[JobItem], fetch: Fetch | None
     ) -> tuple[Any, list[bytes]] | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            call = CallSink(messages[0]["op"], child, fetch)  # type: ignore[typeddict-item]
+            call = CallSink(message["op"], child, fetch)
             call.number = next(self._numbers)
             child.calls[call.number] = call
             self._calls.add(call)
             try:
-                for message in messages:
-                    child.send({**message, "call": call.number})  # type: ignore[arg-type]
+                message["call"] = call.number
+                if message["t"] == "cleanup":
+                    for frame in protocol.encode_paged(message, (item.row() for item in items)):
+                        child.send_frame(frame)
+                else:
+                    child.send(message)
                 await first(call.result, child.died)
                 if call.result.done():
                     return call.result.result(), call.chunks

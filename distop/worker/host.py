@@ -11,7 +11,6 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
@@ -238,31 +237,27 @@ class Worker:
         run.child, run.number = child, number
         run.done = asyncio.get_running_loop().create_future()
         child.runs[number] = run
-        rows = []
-        for ordinal in ordinals:
-            item = run.pending[ordinal]
-            rows.append(replace(item, progress=run.progress.get(ordinal, item.progress)).row())
-        # A run that is sent again works under the session as it is now.
-        deadline = max(request.deadline, self._keeper.deadline) if request.deadline else 0.0
-        for page, more in protocol.pages(rows):
-            child.send(
-                protocol.RunMessage(
-                    t="run",
-                    run=number,
-                    op=request.op,
-                    type=request.type,
-                    arg=request.arg,
-                    table=request.table,
-                    items=page,
-                    batch=request.batch,
-                    cleanup=cleanup,
-                    careful=careful,
-                    cancelled=sorted(run.cancelled),
-                    deadline=deadline,
-                    incarnation=run.incarnation,
-                    more=more,
-                )
-            )
+        message = protocol.RunMessage(
+            t="run",
+            run=number,
+            op=request.op,
+            type=request.type,
+            arg=request.arg,
+            table=request.table,
+            items=[],
+            batch=request.batch,
+            cleanup=cleanup,
+            careful=careful,
+            cancelled=sorted(run.cancelled),
+            # A run that is sent again works under the session as it is now.
+            deadline=max(request.deadline, self._keeper.deadline) if request.deadline else 0.0,
+            incarnation=run.incarnation,
+            more=False,
+        )
+        for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals)):
+            child.send_frame(frame)
+            # Many jobs take long to encode; the daemon has a lease to keep.
+            await asyncio.sleep(0)
         self._enforce(run)
         await first(run.done, child.died)
         child.runs.pop(number, None)
@@ -326,7 +321,7 @@ class Worker:
         message = protocol.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
-        value, chunks = await self._caller.call([message], gate=self._gate)
+        value, chunks = await self._caller.call(message, gate=self._gate)
         return PlanResult(chunks, value["count"], value["version"])
 
     async def complete(
@@ -356,7 +351,7 @@ class Worker:
             success=success,
             failed=failed,
         )
-        value, _ = await self._caller.call([message], fetch, self._gate)
+        value, _ = await self._caller.call(message, fetch=fetch, gate=self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def cleanup(
@@ -374,18 +369,15 @@ class Worker:
     async def _cleanup(
         self, request: RunRequest, items: Sequence[JobItem], incarnation: str, gate: Gate | None = None
     ) -> None:
-        messages: list[protocol.ToChild] = [
-            protocol.CleanupMessage(
-                t="cleanup",
-                call=0,
-                op=request.op,
-                type=request.type,
-                arg=request.arg,
-                table=request.table,
-                items=page,
-                incarnation=incarnation,
-                more=more,
-            )
-            for page, more in protocol.pages([item.row() for item in items])
-        ]
-        await self._caller.call(messages, gate=gate)
+        message = protocol.CleanupMessage(
+            t="cleanup",
+            call=0,
+            op=request.op,
+            type=request.type,
+            arg=request.arg,
+            table=request.table,
+            items=[],
+            incarnation=incarnation,
+            more=False,
+        )
+        await self._caller.call(message, items, gate=gate)

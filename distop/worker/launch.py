@@ -115,8 +115,11 @@ class Child:
 
     def send(self, message: protocol.ToChild) -> None:
         """Send a message; silently dropped once the child is dying (``died`` tells)."""
+        self.send_frame(protocol.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(protocol.encode(message))
+            self._writer.write(frame)
 
     def set_deadline(self, boottime: float) -> None:
         self._tell(f"D {boottime!r}")

@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes of a frame's JSON. What is larger (items, outcomes, plans) is sent as several frames."""
@@ -29,6 +29,7 @@ EXIT_DAEMON_GONE = 71
 """The child's exit code when its socket to the daemon ended."""
 
 _LENGTH = struct.Struct(">I")
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused"]
 
@@ -265,7 +266,28 @@ def frame(payload: bytes) -> bytes:
 
 def encode(message: ToChild | FromChild) -> bytes:
     """A message as a frame."""
-    return frame(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
+    return frame(_dumps(message).encode())
+
+
+def encode_paged(message: RunMessage | CleanupMessage, rows: Iterable[Any], limit: int = PAGE_BYTES) -> Iterator[bytes]:
+    """A message whose ``items`` are these rows, as frames of about ``limit`` bytes; ``more`` is set as it must be.
+    Each row is encoded once: this is what the daemon does most of its work for."""
+    head = _dumps({k: v for k, v in message.items() if k not in ("items", "more")})[:-1]
+    group: list[str] = []
+    size = 0
+
+    def page(more: str) -> bytes:
+        return frame(f'{head},"items":[{",".join(group)}],"more":{more}}}'.encode())
+
+    for row in rows:
+        text = _dumps(row)
+        if group and size + len(text) > limit:
+            yield page("true")
+            group.clear()
+            size = 0
+        group.append(text)
+        size += len(text)
+    yield page("false")
 
 
 class Decoder:
@@ -304,7 +326,7 @@ def pages(rows: list[Any], limit: int = PAGE_BYTES) -> Iterator[tuple[list[Any],
     group: list[Any] = []
     size = 0
     for row in rows:
-        weight = len(json.dumps(row, ensure_ascii=False)) + 1
+        weight = len(_dumps(row)) + 1
         if group and size + weight > limit:
             yield group, True
             group, size = [], 0

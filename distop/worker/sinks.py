@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
@@ -65,6 +66,11 @@ class RunSink:
             task = asyncio.ensure_future(self._save(self.child, message))
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
+
+    def item(self, ordinal: int) -> JobItem:
+        """A job to be sent, with its last checkpoint."""
+        item = self.pending[ordinal]
+        return replace(item, progress=self.progress[ordinal]) if ordinal in self.progress else item
 
     def end(self, events: Iterable[JobEnded]) -> None:
         """Tell of jobs that ended, each once."""

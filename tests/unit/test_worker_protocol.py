@@ -67,3 +67,15 @@ def test_pages_keep_all_rows_in_order(rows: list[str], limit: int) -> None:
     assert [more for _, more in groups] == [True] * (len(groups) - 1) + [False]
     for group, _ in groups:
         assert len(group) <= 1 or sum(len(json.dumps(row)) for row in group) <= limit * 6
+
+
+@given(st.lists(st.text(max_size=40)), st.integers(1, 200))
+def test_items_in_pages_are_messages_like_any_other(rows: list[str], limit: int) -> None:
+    message = protocol.CleanupMessage(
+        t="cleanup", call=1, op="o", type="ty", arg={"a": "ä"}, table=None, items=[], incarnation="i", more=False
+    )
+    got = list(Decoder().feed(b"".join(protocol.encode_paged(message, rows, limit))))
+    assert [row for m in got for row in m.pop("items")] == rows
+    assert [m.pop("more") for m in got] == [True] * (len(got) - 1) + [False]
+    rest = {k: v for k, v in message.items() if k not in ("items", "more")}
+    assert all(m == rest for m in got)
