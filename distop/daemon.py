@@ -111,7 +111,8 @@ async def run_executor(config: ExecutorConfig) -> int:
             if time.monotonic() - began > LONG_LIFE:
                 pause = PAUSE[0]
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause * random.uniform(0.5, 1.0))
+                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
+                    await stop.wait()
             pause = min(pause * 2, PAUSE[1])
     return 0
 

@@ -110,7 +110,8 @@ class Executor:
             self._wake.clear()
             pause = self._assign()
             try:
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
@@ -241,7 +242,7 @@ class Executor:
         free, again = op.take(size)
         free = self._within_bytes(op, free)
         wants: list[t.Want] = []
-        dead: list[str] = []
+        dead: dict[int, str] = {}
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p in free:
             claim, mod, _ = decide.claim_for(None, self.ctx.executor_id, self.ctx.incarnation, False, rules)
@@ -253,7 +254,7 @@ class Executor:
                 continue
             wants.append(t.Want(p, claim, mod))
             if lost:
-                dead.append(seen.value.incarnation)
+                dead[p] = seen.value.incarnation
         if over:
             await self._fail_lost(op, over)
         groups = [wants[n : n + t.CLAIMS_PER_TXN] for n in range(0, len(wants), t.CLAIMS_PER_TXN)]
@@ -261,7 +262,8 @@ class Executor:
 
         async def one(group: Sequence[t.Want]) -> list[int]:
             async with limit:
-                return await self._claim_group(op, group, dead)
+                gone = {dead[want.partition] for want in group if want.partition in dead}
+                return await self._claim_group(op, group, gone)
 
         return [p for won in await asyncio.gather(*map(one, groups)) for p in won]
 

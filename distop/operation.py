@@ -28,16 +28,6 @@ _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
 _LONGEST_CANCEL_TEXT = 1_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-_CLOSING = 0.5
-
-
-async def _close(feed: Feed) -> None:
-    # Python 3.11's wait_for() drops a cancellation that comes together with its result: then it is sent once more.
-    while True:
-        closing = asyncio.ensure_future(feed.close())
-        if (await asyncio.wait([closing], timeout=_CLOSING))[0]:
-            return
-        closing.cancel()
 
 
 class Operation:
@@ -123,11 +113,12 @@ class Operation:
                     pause = min(pause * 2, _LONGEST_PAUSE)
                     continue
                 if not found:
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(ended.wait(), _POLL)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_POLL):
+                            await ended.wait()
             return History.decode(found[-1])
         finally:
-            await _close(feed)
+            await feed.close()
 
     async def _ended_by_now(self) -> bytes | None:
         """The history record, if there is one. Raises NotFound when there is no operation either."""

@@ -76,7 +76,9 @@ class WatchStream:
         transport = self._client.transport
         self._call, self.address = await transport.stream(wire.WATCH)
         try:
-            await asyncio.wait_for(self._call.write(self._request), timeout)
+            # Not wait_for(): in Python 3.11 it drops a cancellation that comes together with its result.
+            async with asyncio.timeout(timeout):
+                await self._call.write(self._request)
         except (TimeoutError, asyncio.InvalidStateError):
             transport.move_on(self.address)
             self._call.cancel()

@@ -23,7 +23,7 @@ class Daemon:
     def __init__(self, name: str, endpoint: str, folder: Path, *options: str, ttl: float = 3) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self._words = [sys.executable, "-m", "distop.cli.main", "executor", "--etcd", endpoint, "--id", name]
+        self._words = [sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
         self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
         self.start()
 
