@@ -254,14 +254,16 @@ class Worker:
             incarnation=run.incarnation,
             more=False,
         )
-        for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals)):
-            child.send_frame(frame)
-            # Many jobs take long to encode; the daemon has a lease to keep.
-            await asyncio.sleep(0)
-        self._enforce(run)
-        await first(run.done, child.died)
-        child.runs.pop(number, None)
-        run.child = None
+        try:
+            for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals)):
+                child.send_frame(frame)
+                # Many jobs take long to encode; the daemon has a lease to keep.
+                await asyncio.sleep(0)
+            self._enforce(run)
+            await first(run.done, child.died)
+        finally:
+            child.runs.pop(number, None)
+            run.child = None
         if not run.done.done():
             return child.died.result()
         run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())

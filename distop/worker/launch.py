@@ -177,7 +177,15 @@ class Child:
             sink.on_frame(message)
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            # The loop is ending: nobody could see the child dead any more. The guardian takes the end of its control
+            # socket as the daemon's, and kills it all.
+            self._close()
+            if not self.died.done():
+                self.died.set_result(Death("daemon-gone", runs=tuple(self.runs), calls=tuple(self.calls)))
+            raise
         # Frames and the guardian's last words may still be on their way to this loop.
         self._hear_rest()
         await asyncio.wait(self._tasks[:1], timeout=5)
@@ -193,15 +201,18 @@ class Child:
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing
+        self._close()
+        if not self.died.done():
+            runs, calls = tuple(self.runs), tuple(self.calls)
+            self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
+
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-        if not self.died.done():
-            runs, calls = tuple(self.runs), tuple(self.calls)
-            self.died.set_result(Death(reason, detail, logs.tail(self._path), runs, calls))
 
     def _hear_rest(self) -> None:
         while self._control is not None and not self._reason:

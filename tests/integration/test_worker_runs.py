@@ -284,6 +284,33 @@ async def test_a_killed_guardian_leaves_nothing_alive(worker: Worker, tmp_path: 
     assert worker.deaths == 1
 
 
+def test_a_loop_that_ends_takes_the_child_with_it(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    session: list[int] = []
+    stopped: list[bool] = []
+
+    async def life() -> None:
+        worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+        await worker.start()
+        session.append(child_pid(worker))
+        try:
+            await run(worker, request({"a": "deaf"}, "a", tmp_path))
+        finally:
+            await worker.stop(30)
+            stopped.append(True)
+
+    async def main() -> None:
+        living = asyncio.create_task(life())
+        await until(lambda: "start a" in diary(tmp_path), "the job runs")
+        raise RuntimeError(f"the daemon has a mistake, and leaves {living.get_name()}")
+
+    with pytest.raises(RuntimeError, match="mistake"):
+        asyncio.run(main())
+    assert stopped
+    limit = time.monotonic() + 30
+    while session_members(session[0]):
+        assert time.monotonic() < limit
+
+
 async def test_stop_while_a_child_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
