@@ -110,6 +110,17 @@ class JobContext(ABC):
     progress: Progress
 
     @property
+    def stage(self) -> str:
+        """Where this attempt writes its output: a directory of its own, named by its fence, made on first use. Only
+        what the published outcome names exists for readers; what an attempt that lost left there is garbage.
+        """
+        raise NotImplementedError("there is no stage outside a job")
+
+    def stage_of(self, partition: PartitionPlan) -> str:
+        """In a batch: the stage of one of its partitions."""
+        return self.stage
+
+    @property
     @abstractmethod
     def spark(self) -> SparkSession:
         """The child's Spark session, made on first use."""

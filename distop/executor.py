@@ -349,7 +349,9 @@ class Executor:
             await ctx.worker.run(
                 request,
                 lambda events: self._ended(op, events),
-                on_status=lambda p, text: ctx.log.info("%s", text, extra={"operation": str(op.ref), "partition": p}),
+                on_status=lambda p, text: ctx.log.info(
+                    "%s", text, extra={"operation": str(op.ref), "partition": p if p >= 0 else None}
+                ),
                 on_progress=lambda p, value: self._checkpoint(op, p, value),
             )
         except (SessionLost, asyncio.CancelledError):

@@ -151,17 +151,20 @@ class Batch:
         absent = tuple(n for n in part.absent if match(n, of_path) is None)
         return Group(tuple(files), columns, absent, of_path, self._base)
 
-    def _column(self, n: int, part: Part) -> Column:
-        from pyspark.sql import functions as F
+    def _functions(self) -> Any:
+        from pyspark.sql import functions
 
+        _ = self._session  # they need a live Spark, and where statistics decided nothing has started it yet
+        return functions
+
+    def _column(self, n: int, part: Part) -> Column:
+        F = self._functions()
         check, target = self._argument.checks[n], part.tallies[n].target
         column = column_at(target.path) if target.path else F.lit(None)
         return violated(check, column, target.kind, self._argument.null_is)
 
     def _where(self) -> Column | None:
-        from pyspark.sql import functions as F
-
-        return None if self._argument.where is None else F.expr(self._argument.where)
+        return None if self._argument.where is None else self._functions().expr(self._argument.where)
 
     def _stop(self) -> None:
         self._ctx.check_cancelled()

@@ -1,0 +1,175 @@
+"""The whole of it, as a person meets it: etcd, a daemon, Spark, the flights, the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.model import TableRecord
+from distop.store.embedded import EmbeddedEtcd
+from tests.support.daemons import Daemons, daemons
+from tests.support.replay import violations
+from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.spark
+
+FLIGHTS = "nyc.flights"
+ALL_COLUMNS = (
+    "year dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay carrier flight tailnum origin dest "
+    "air_time distance hour minute time_hour month day"
+).split()
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """One executor with Spark, and the flights as a table."""
+    folder = tmp_path_factory.mktemp("end-to-end")
+    with EmbeddedEtcd(compaction=None) as etcd:
+        with daemons(etcd.endpoint, folder) as found:
+            location = lay_out_flights(folder / "flights")
+            found.start("ann", ttl=10, options=("--spark-master", "local[2]"))
+            found.client.add_table(TableRecord(FLIGHTS, "parquet", str(location)))
+            yield found
+        broken = violations(etcd.endpoint)
+    assert not broken, "\n".join(broken[:3])
+
+
+def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command line, as a person's shell runs it."""
+    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+
+def validate(group: Daemons, table: str, *checks: dict[str, Any], **options: Any) -> Any:
+    """Run validate to its end; the result."""
+    return group.client.start_operation("validate", table, {"checks": list(checks), **options}).wait(100)
+
+
+def test_the_flights_have_their_known_nulls(group: Daemons) -> None:
+    result = validate(group, FLIGHTS, *({"not_null": column} for column in ALL_COLUMNS), sample=5)
+    assert result.state == "failed", group.tails()
+    report = result.report
+    assert (report["verdict"], report["rows"]) == ("violated", FLIGHTS_ROWS)
+    counts = {check["check"]["not_null"]: check for check in report["checks"]}
+    assert {c: check["violations"] for c, check in counts.items() if check["violations"]} == FLIGHTS_NULLS
+    assert all(check["exact"] for check in counts.values())
+    sample = counts["tailnum"]["samples"][0]
+    assert sample["values"]["tailnum"] is None
+    assert sample["partition"].startswith("month=")
+    assert result.jobs["total"] == FLIGHTS_DAYS
+
+
+def test_some_partitions_by_name(group: Daemons) -> None:
+    operation = group.client.start_operation(
+        "validate", FLIGHTS, {"checks": [{"not_null": "dep_time"}]}, partitions=["month=1/day=3", "month=12/day=31"]
+    )
+    result = operation.wait(100)
+    assert result.jobs["total"] == 2
+    assert result.report["rows"] == 914 + 776, group.tails()
+
+
+def test_start_and_wait_on_the_command_line(group: Daemons) -> None:
+    argument = json.dumps({"checks": [{"not_null": "carrier"}, {"fits": {"column": "flight", "type": "smallint"}}]})
+    ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait", "--json")
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(ran.stdout)
+    assert (record["state"], record["report"]["verdict"]) == ("success", "valid")
+    shown = distop(group, "show", record["op"], "--json")
+    assert json.loads(shown.stdout) == record
+    listed = json.loads(distop(group, "history", FLIGHTS, "--json").stdout)
+    assert record in listed
+
+
+def test_a_violation_is_exit_code_1_and_a_readable_report(group: Daemons) -> None:
+    argument = json.dumps({"checks": [{"not_null": "tailnum"}]})
+    ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait")
+    assert ran.returncode == 1
+    assert "2,512" in ran.stdout
+    assert "Traceback" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ({"not_null": "tailnumber"}, "tailnumber"),
+        ({"check": "dep_delay >"}, "does not parse"),
+        ({"check": "no_such_function(dep_delay)"}, "no_such_function"),
+    ],
+)
+def test_what_only_spark_can_tell_fails_the_operation_with_the_verdict_error(
+    group: Daemons, check: dict[str, Any], said: str
+) -> None:
+    result = validate(group, FLIGHTS, check, {"not_null": "carrier"})
+    assert result.state == "failed", group.tails()
+    assert result.report["verdict"] == "error"
+    bad, good = result.report["checks"]
+    assert bad["verdict"] == "error"
+    assert said in bad["error"]
+    assert "Traceback" not in bad["error"]
+    assert good["verdict"] == "valid", "the other check keeps its verdict"
+
+
+def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Daemons, tmp_path: Path) -> None:
+    location = lay_out_days(tmp_path / "broken")
+    victim = next((location / "month=1" / "day=2").glob("*.parquet"))
+    victim.write_bytes(victim.read_bytes()[:-100])
+    group.client.add_table(TableRecord("broken", "parquet", str(location)))
+    result = validate(group, "broken", {"not_null": "tailnum"})
+    assert result.state == "failed", group.tails()
+    assert result.report["verdict"] in ("error", "violated")
+    assert result.jobs["total"] == 3
+    texts = " ".join(error["text"] for error in result.errors)
+    assert victim.name in texts
+    assert "month=1/day=2" in {error["partition"] for error in result.errors}
+
+
+def test_a_location_that_is_gone(group: Daemons, tmp_path: Path) -> None:
+    group.client.add_table(TableRecord("gone", "parquet", str(tmp_path / "nowhere")), check=False)
+    result = validate(group, "gone", {"not_null": "x"})
+    assert result.state == "failed"
+    assert str(tmp_path / "nowhere") in result.errors[0]["text"]
+    assert "Traceback" not in result.errors[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["start", "validate", FLIGHTS, "--arg", '{"checks": [{"not_nul": "tailnum"}]}'], 2, "not_nul"),
+        (["start", "validate", FLIGHTS, "--arg", '{"checks": []}'], 2, "checks"),
+        (["start", "validate", FLIGHTS, "--arg", "{checks"], 2, "JSON"),
+        (["start", "validate", "nowhere", "--arg", '{"checks": [{"not_null": "x"}]}'], 4, "nowhere"),
+        (["start", "validat", FLIGHTS], 2, "validat"),
+        (["show", f"{FLIGHTS}/validate/99999"], 4, "99999"),
+        (["show", "not an operation"], 2, "not an operation"),
+        (["table", "add", "t", "--format", "parquet", "--location", "ftp://x/y"], 2, "ftp://x/y"),
+        (["table", "add", "t", "--format", "orc", "--location", "/tmp"], 2, "orc"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_documented_exit_code(
+    group: Daemons, words: list[str], code: int, said: str
+) -> None:
+    ran = distop(group, *words)
+    assert ran.returncode == code, ran.stderr
+    assert said in ran.stderr
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in ran.stderr
+    assert not group.client.operations()
+
+
+def lay_out_days(folder: Path) -> Path:
+    """The first three days of January as a table of their own."""
+    import pyarrow.compute as pc
+
+    from tests.support.tables import flights, write_partitions
+
+    table = flights()
+    few = table.filter(pc.and_(pc.equal(table["month"], 1), pc.less_equal(table["day"], 3)))
+    return write_partitions(few, folder, ["month", "day"])
