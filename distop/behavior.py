@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
-from distop.core.model import Declaration, PartitionPlan, Retry, TableRecord
+from distop.core.model import TableRecord
+from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, JobCancelled, JobFailed, OperationFailed, UnknownBehavior
 
 if TYPE_CHECKING:

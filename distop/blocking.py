@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distop import aio
-    from distop.core.model import Declaration, Node, OperationRef, TableRecord
+    from distop.core.declaration import Declaration
+    from distop.core.model import Node, OperationRef, TableRecord
     from distop.results import OperationResult, OperationStatus
 
 __all__ = ["Client", "Operation", "connect", "start_operation"]

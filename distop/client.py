@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
+from distop.core.declaration import Declaration
 from distop.core.keys import Keys
-from distop.core.model import CLUSTER_TABLE, Declaration, History, OperationRef, Phase, TableRecord
+from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
 from distop.core.txn import Get
 from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation

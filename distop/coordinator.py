@@ -12,16 +12,12 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from distop.core import decide
+from distop.core import claiming, decide, states
 from distop.core import transitions as t
+from distop.core.codec import rfc3339
 from distop.core.digest import plan_digest
-from distop.core.model import (
-    Attempts,
-    Decision,
-    Plan,
-    State,
-    rfc3339,
-)
+from distop.core.model import Attempts, Decision, State
+from distop.core.plan import Plan
 from distop.core.view import Change, TypeView
 from distop.ending import Ending
 from distop.errors import DistopError, SessionLost, describe
@@ -31,7 +27,8 @@ from distop.worker.model import JobItem, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.core.model import OperationRef, PartitionPlan
+    from distop.core.model import OperationRef
+    from distop.core.plan import PartitionPlan
     from distop.core.txn import Txn
     from distop.core.view import OperationView
     from distop.incarnation import Context
@@ -78,7 +75,7 @@ class Coordinator:
 
     def cluster_changed(self) -> None:
         """Nodes came or went: claims that are being waited for may have become free to delete."""
-        cancelling = [ref for ref, op in self._view.operations.items() if op.stage is t.Stage.CANCELLING]
+        cancelling = [ref for ref, op in self._view.operations.items() if op.stage is states.Stage.CANCELLING]
         self._kick(cancelling)
 
     def close(self) -> None:
@@ -263,14 +260,14 @@ class Coordinator:
             self._log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
         refused = False
         for p, mod, holder in claims:
-            result = await self._ctx.commit(t.reap(self._keys, ref, self._guard, op.state_mod, p, mod, holder))
+            result = await self._ctx.commit(claiming.reap(self._keys, ref, self._guard, op.state_mod, p, mod, holder))
             refused = refused or not result.succeeded
             if result.succeeded:
                 await self._claims.reached(result.revision)
         return not refused
 
     async def _partitions(self, ref: OperationRef, wanted: Sequence[int]) -> list[PartitionPlan]:
-        from distop.core.model import decode_chunk
+        from distop.core.plan import decode_chunk
 
         listing = await self._ctx.client.list(*self._keys.chunks_range(ref), page=4)
         chosen = set(wanted)

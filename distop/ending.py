@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core import transitions as t
-from distop.core.model import Decision, History, Outcome, State, dumps, from_ranges, loads, rfc3339, shorten
+from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
+from distop.core.model import Decision, History, Outcome, State
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, UnknownBehavior
 from distop.submit import request, submit

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core import decide
-from distop.core import transitions as t
-from distop.core.model import SCHEMA_VERSION, JobState, Outcome, Phase, rfc3339
+from distop.core import claiming, decide
+from distop.core.codec import SCHEMA_VERSION, rfc3339
+from distop.core.model import JobState, Outcome, Phase
 from distop.core.txn import GetResult, TxnResult
 from distop.errors import DistopError, InvalidArgument, NotFound, SessionLost
 from distop.openop import Held, OpenOperation
@@ -241,26 +241,32 @@ class Executor:
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, free_slots, BLOCK_LIMIT)
         free, again = op.take(size)
         free = self._within_bytes(op, free)
-        wants: list[t.Want] = []
+        wants: list[claiming.Want] = []
         dead: dict[int, str] = {}
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p in free:
             claim, mod, _ = decide.claim_for(None, self.ctx.executor_id, self.ctx.incarnation, False, rules)
-            wants.append(t.Want(p, claim, mod))
+            wants.append(claiming.Want(p, claim, mod))
         for p, seen, lost in again:
             claim, mod, at_limit = decide.claim_for(seen, self.ctx.executor_id, self.ctx.incarnation, lost, rules)
             if at_limit:
                 over.append((p, seen, claim))
                 continue
-            wants.append(t.Want(p, claim, mod))
+            wants.append(claiming.Want(p, claim, mod))
             if lost:
                 dead[p] = seen.value.incarnation
         if over:
             await self._fail_lost(op, over)
-        groups = [wants[n : n + t.CLAIMS_PER_TXN] for n in range(0, len(wants), t.CLAIMS_PER_TXN)]
+        fresh = [want for want in wants if want.partition not in dead]
+        lost_ones = sorted((want for want in wants if want.partition in dead), key=lambda want: dead[want.partition])
+        groups = [
+            part[n : n + size]
+            for part, size in ((fresh, claiming.CLAIMS_PER_TXN), (lost_ones, claiming.TAKEOVERS_PER_TXN))
+            for n in range(0, len(part), size)
+        ]
         limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
 
-        async def one(group: Sequence[t.Want]) -> list[int]:
+        async def one(group: Sequence[claiming.Want]) -> list[int]:
             async with limit:
                 gone = {dead[want.partition] for want in group if want.partition in dead}
                 return await self._claim_group(op, group, gone)
@@ -276,9 +282,9 @@ class Executor:
                 return free[:n]
         return free
 
-    async def _claim_group(self, op: OpenOperation, wants: Sequence[t.Want], dead: Iterable[str]) -> list[int]:
+    async def _claim_group(self, op: OpenOperation, wants: Sequence[claiming.Want], dead: Iterable[str]) -> list[int]:
         ctx = self.ctx
-        result = await ctx.commit(t.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
+        result = await ctx.commit(claiming.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
         if not result.succeeded:
             # The gate, my node key, or a "dead" node is not as it was: what changed arrives as an event.
             op.free.extend(want.partition for want in wants if not want.seen_mod)
@@ -296,7 +302,7 @@ class Executor:
         return won
 
     @staticmethod
-    def _won_before(want: t.Want, answer: TxnResult) -> int:
+    def _won_before(want: claiming.Want, answer: TxnResult) -> int:
         """The fence, if the claim that stands there is the very one that an earlier copy of this write put (T9)."""
         found = answer.responses[0]
         if isinstance(found, GetResult) and found.kv is not None and found.kv.value == want.claim.encode():
@@ -316,9 +322,9 @@ class Executor:
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         for holder, lost in by_dead.items():
-            for n in range(0, len(lost), t.REPORTS_PER_TXN):
-                page = lost[n : n + t.REPORTS_PER_TXN]
-                await ctx.commit(t.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page))
+            for n in range(0, len(lost), claiming.REPORTS_PER_TXN):
+                page = lost[n : n + claiming.REPORTS_PER_TXN]
+                await ctx.commit(claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page))
 
     # ------------------------------------------------------------------- run
 
@@ -378,7 +384,7 @@ class Executor:
         held = op.held.get(partition)
         if held is None:
             return False
-        write = t.checkpoint(self.ctx.keys, op.ref, partition, held.fence, self.ctx.encode(value))
+        write = claiming.checkpoint(self.ctx.keys, op.ref, partition, held.fence, self.ctx.encode(value))
         return await self.ctx.reporter.write(write)
 
     def _ended(self, op: OpenOperation, events: Sequence[JobEnded]) -> None:
@@ -390,11 +396,11 @@ class Executor:
                 writes.append((self._write(op, held, event), self._forget(op, event.partition)))
         self.ctx.reporter.submit(writes)
 
-    def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> t.Guarded:
+    def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:
         keys, p, claim = self.ctx.keys, event.partition, held.claim
         if event.kind in ("cancelled", "refused"):
             self._hint_released()
-            return t.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self.ctx.executor_id))
+            return claiming.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self.ctx.executor_id))
         if event.kind in ("error", "crash"):
             self._count_failure()
             rules = op.spec.rules
@@ -408,7 +414,7 @@ class Executor:
                 )
                 waiting = decide.retried(claim, self.ctx.executor_id, event.error, rfc3339(time.time() + pause))
                 self._hint_released()
-                return t.wait_again(keys, op.ref, p, held.fence, waiting)
+                return claiming.wait_again(keys, op.ref, p, held.fence, waiting)
         else:
             self._failures_in_a_row = 0
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
@@ -423,7 +429,7 @@ class Executor:
             event.error,
         )
         try:
-            return t.report(keys, op.ref, p, held.fence, state, outcome)
+            return claiming.report(keys, op.ref, p, held.fence, state, outcome)
         except InvalidArgument as error:
             plain = Outcome(
                 held.name,
@@ -434,7 +440,7 @@ class Executor:
                 outcome.finished,
                 error=str(error),
             )
-            return t.report(keys, op.ref, p, held.fence, JobState.FAILED, plain)
+            return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, plain)
 
     def _forget(self, op: OpenOperation, partition: int) -> Any:
         def answered(applied: bool) -> None:
@@ -460,7 +466,7 @@ class Executor:
         for p in partitions:
             held = op.held[p]
             waiting = decide.released(held.claim, self.ctx.executor_id)
-            writes.append((t.wait_again(self.ctx.keys, op.ref, p, held.fence, waiting), self._forget(op, p)))
+            writes.append((claiming.wait_again(self.ctx.keys, op.ref, p, held.fence, waiting), self._forget(op, p)))
         self.ctx.reporter.submit(writes)
         self._hint_released()
 
@@ -491,7 +497,7 @@ class Executor:
             return
         if ref in self._serving:
             return
-        write = t.wait_again(self.ctx.keys, ref, partition, mod, decide.released(claim, self.ctx.executor_id))
+        write = claiming.wait_again(self.ctx.keys, ref, partition, mod, decide.released(claim, self.ctx.executor_id))
         self.ctx.reporter.submit([(write, lambda applied: None)])
         self._hint_released()
 

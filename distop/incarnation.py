@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from distop import __version__
 from distop.core import keys as K
+from distop.core.codec import dumps, loads
 from distop.core.keys import Keys
-from distop.core.model import MAX_OUTCOME_BYTES, Claim, Node, dumps, loads
+from distop.core.model import MAX_OUTCOME_BYTES, Claim, Node
 from distop.core.txn import Put, Txn, TxnResult, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.config import ExecutorConfig
+    from distop.core.declaration import Declaration
     from distop.core.keys import ParsedKey
-    from distop.core.model import Declaration, OperationRef
+    from distop.core.model import OperationRef
     from distop.logs import ContextLogger
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import rfc3339
+from distop.core.codec import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.core import decide
+from distop.core.codec import loads
 from distop.core.digest import plan_digest
-from distop.core.model import Claim, OperationRef, Plan, Spec, loads
+from distop.core.model import Claim, OperationRef, Spec
+from distop.core.plan import Plan
 from distop.core.txn import Get
 from distop.core.view import Seen
 from distop.errors import DistopError, NotFound

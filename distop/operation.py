@@ -8,7 +8,8 @@ import random
 from typing import TYPE_CHECKING
 
 from distop.core import transitions as t
-from distop.core.model import Cancel, Decision, History, State, shorten
+from distop.core.codec import shorten
+from distop.core.model import Cancel, Decision, History, State
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, NotAllowed, NotFound, WaitTimeout
 from distop.results import OperationResult, OperationStatus
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
-    from distop.store.watch import Batch, Feed
+    from distop.store.watch import Batch
 
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""

@@ -10,13 +10,13 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distop.core import transitions as t
+from distop.core import claiming
 from distop.core.txn import MAX_OPERATIONS, TxnResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from distop.core.transitions import Guarded
+    from distop.core.claiming import Guarded
     from distop.logs import ContextLogger
     from distop.store.client import EtcdClient
 
@@ -95,7 +95,7 @@ class Reporter:
             operations += len(write.ops)
             size += write.size
             # T3: a key is put once per branch, so two writes under one fence go in two transactions.
-            full = operations > MAX_OPERATIONS - 2 or size > t.REPORT_BYTES_PER_TXN or write.guard.key in keys
+            full = operations > MAX_OPERATIONS - 2 or size > claiming.REPORT_BYTES_PER_TXN or write.guard.key in keys
             if group and full:
                 return group, True
             keys.add(write.guard.key)
@@ -110,10 +110,10 @@ class Reporter:
 
     async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
         writes = [write for write, _ in group]
-        result = await self._client.commit(t.group(writes), until=self._lost)
+        result = await self._client.commit(claiming.group(writes), until=self._lost)
         applied = [True] * len(group)
         if not result.succeeded:
-            alone = await self._client.commit(t.one_by_one(writes), until=self._lost)
+            alone = await self._client.commit(claiming.one_by_one(writes), until=self._lost)
             applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
             if not all(applied):
                 self._log.info("%d of %d reports lost their fence to another holder", applied.count(False), len(group))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import State, from_rfc3339
+from distop.core.codec import from_rfc3339
+from distop.core.model import State
 from distop.errors import OperationCancelled, OperationFailed
 
 if TYPE_CHECKING:

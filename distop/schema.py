@@ -6,7 +6,8 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import MAX_ARGUMENT_BYTES, dumps, loads
+from distop.core.codec import dumps, loads
+from distop.core.model import MAX_ARGUMENT_BYTES
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -8,22 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
-from distop.core.model import (
-    Attempts,
-    Cancel,
-    Claim,
-    Decision,
-    History,
-    JobState,
-    Node,
-    Phase,
-    Plan,
-    Spec,
-    State,
-    rfc3339,
-)
-from distop.core.transitions import Stage
+from distop.core.model import Attempts, Cancel, Claim, Decision, History, JobState, Node, Phase, Spec, State
+from distop.core.plan import Plan
+from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import InvalidArgument, NotFound
 from distop.results import OperationResult, OperationStatus

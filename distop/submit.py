@@ -11,22 +11,11 @@ from typing import TYPE_CHECKING
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core import transitions as t
+from distop.core.codec import rfc3339
+from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest
-from distop.core.model import (
-    CLUSTER_TABLE,
-    MAX_ARGUMENT_BYTES,
-    WHOLE,
-    Declaration,
-    History,
-    OperationRef,
-    PartitionPlan,
-    Phase,
-    Plan,
-    Spec,
-    TableRecord,
-    encode_chunk,
-    rfc3339,
-)
+from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, WHOLE, History, OperationRef, Phase, Spec, TableRecord
+from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Get, GetResult
 from distop.errors import (
     DistopError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.model import OperationRef, TableRecord, loads
+from distop.core.codec import loads
 from distop.core.txn import Delete, Get, Put, Txn, unchanged
 from distop.errors import InvalidArgument
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from distop.core.keys import Keys
+    from distop.core.model import OperationRef, TableRecord
     from distop.core.txn import KeyValue
 
 

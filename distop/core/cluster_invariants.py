@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
-from distop.core.model import loads
+from distop.core.codec import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

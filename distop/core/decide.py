@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from distop.core import transitions as t
-from distop.core.model import SCHEMA_VERSION, Cancel, Claim, Decision, State, from_rfc3339, to_ranges
-from distop.core.transitions import Stage
+from distop.core.codec import SCHEMA_VERSION, from_rfc3339, to_ranges
+from distop.core.model import Cancel, Claim, Decision, State
+from distop.core.states import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from distop.core.declaration import Rules
     from distop.core.keys import Keys
-    from distop.core.model import Rules
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView, Seen
 
@@ -77,9 +78,7 @@ class WakeAt:
 Step: TypeAlias = MakePlan | Complete | Finish | Reap | Commit | Clean | WakeAt | None
 
 
-def next_step(
-    keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, poll: float
-) -> Step:
+def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, poll: float) -> Step:
     """The one thing that the coordinator should do next for an operation; None: wait for an event.
 
     ``live``: incarnations with a node key. ``poll``: seconds between two looks; a ``retry_at`` that lies further ahead

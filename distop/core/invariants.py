@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace
+from distop.core.codec import loads
 from distop.core.job_invariants import job_faults
-from distop.core.model import (
-    Attempts,
-    Cancel,
-    Decision,
-    History,
-    OperationRef,
-    Phase,
-    State,
-    loads,
-)
+from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_plan
+from distop.core.states import Stage
 from distop.core.trace import ACTIVE, JobDelta, OperationTrace, tell
-from distop.core.transitions import Stage
 from distop.core.view import Change
 from distop.errors import InvalidArgument
 

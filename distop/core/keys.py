@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from distop.core.model import MAX_PARTITIONS, OperationRef
+from distop.core.model import OperationRef
+from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"

@@ -1,38 +1,30 @@
 """The records of distop: what stands in etcd, as frozen values, with their JSON forms (docs/architecture.md).
 
-Every record that others read carries ``v`` = :data:`SCHEMA_VERSION`; unknown fields are ignored. Times are
-seconds since the epoch here and RFC 3339 text in UTC in the records. Nothing here reads a clock.
+Every record that others read carries ``v`` = ``SCHEMA_VERSION``; unknown fields are ignored. Times are seconds since
+the epoch in code and RFC 3339 text in UTC in the records.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
+from distop.core.declaration import Rules
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-SCHEMA_VERSION = 1
-"""The ``v`` of every record that this release writes; operations of a higher one are left alone."""
+    from collections.abc import Mapping
 
 CLUSTER_TABLE = "@cluster"
 """The table name of operations that belong to no table: one job, named :data:`WHOLE`."""
-
 WHOLE = "all"
 """The partition name of an operation with a single job for everything."""
-
-MAX_PARTITIONS = 1_000_000
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_OUTCOME_BYTES = 64 * 1024
-MAX_CHUNK_BYTES = 512 * 1024
 
 
 class State(StrEnum):
@@ -70,38 +62,6 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8. A lone surrogate (a byte of a path that is no UTF-8) is written as its JSON escape, and
-    so comes back as it was: a text must not stop a report.
-    """
-    return _ENCODER.encode(value).encode(errors="backslashreplace")
-
-
-def loads(value: bytes) -> Any:
-    """The JSON value; ValueError where it is none."""
-    return json.loads(value)
-
-
-def rfc3339(seconds: float) -> str:
-    """Seconds since the epoch as RFC 3339 in UTC with milliseconds: ``2013-01-01T00:00:00.000Z``."""
-    return _rfc3339(int(seconds * 1000))
-
-
-@lru_cache(maxsize=256)
-def _rfc3339(milliseconds: int) -> str:
-    # Thousands of jobs end within the same few milliseconds.
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
-
-
-def from_rfc3339(text: str) -> float:
-    """Seconds since the epoch; ValueError where it is no time."""
-    return datetime.fromisoformat(text).timestamp()
-
-
 _REF_SAFE = re.compile(r"[/%]")
 
 
@@ -137,135 +97,6 @@ class OperationRef:
                 f"{text[:200]!r} is not an operation: write table/type/instance or table/type/object/instance, "
                 "with % and / inside a part percent-encoded"
             ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How unexpected errors are retried: ``attempts`` failures at most, back-off from ``initial`` doubling to
-    ``maximum`` seconds, with jitter drawn by the executor.
-    """
-
-    attempts: int = 3
-    initial: float = 1.0
-    maximum: float = 60.0
-
-    def delay(self, failures: int) -> float:
-        """Seconds to wait after the ``failures``-th failure (from 1), before jitter."""
-        return float(min(self.maximum, self.initial * 2.0 ** min(max(failures - 1, 0), 60)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {"attempts": self.attempts, "initial": self.initial, "maximum": self.maximum}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Retry:
-        return cls(int(data.get("attempts", 3)), float(data.get("initial", 1.0)), float(data.get("maximum", 60.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """What a behavior publishes at ``distOpBehavior.<type>``, so that a start is checked without its code."""
-
-    type_name: str
-    arg_schema: Mapping[str, Any] = field(default_factory=dict)
-    result_schema: Mapping[str, Any] = field(default_factory=dict)
-    report_schema: Mapping[str, Any] = field(default_factory=dict)
-    object_field: str | None = None
-    instances: str = "many"
-    conflicts_with: tuple[str, ...] = ()
-    can_fail: bool = True
-    retry: Retry = Retry()
-    lost: str = "retry"
-    failure_policy: str = "fail_fast"
-    resumable: bool = False
-    batch: bool = False
-    """The behavior has ``run_batch``: executors claim in blocks."""
-    completes: bool = True
-    """The behavior has completion code: without it the decision and the finish are one transaction."""
-    description: str = ""
-
-    def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": SCHEMA_VERSION,
-                "type_name": self.type_name,
-                "description": self.description,
-                "arg_schema": dict(self.arg_schema),
-                "result_schema": dict(self.result_schema),
-                "report_schema": dict(self.report_schema),
-                "object_field": self.object_field,
-                "instances": self.instances,
-                "conflicts_with": list(self.conflicts_with),
-                **self.rules().to_json(),
-            }
-        )
-
-    @classmethod
-    def decode(cls, value: bytes) -> Declaration:
-        data = loads(value)
-        rules = Rules.from_json(data)
-        return cls(
-            data["type_name"],
-            data.get("arg_schema") or {},
-            data.get("result_schema") or {},
-            data.get("report_schema") or {},
-            data.get("object_field"),
-            data.get("instances", "many"),
-            tuple(data.get("conflicts_with", ())),
-            rules.can_fail,
-            rules.retry,
-            rules.lost,
-            rules.failure_policy,
-            rules.resumable,
-            rules.batch,
-            rules.completes,
-            data.get("description", ""),
-        )
-
-    def rules(self) -> Rules:
-        """The part of the declaration that an operation takes with it into its spec."""
-        return Rules(
-            self.can_fail, self.retry, self.lost, self.failure_policy, self.resumable, self.batch, self.completes
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How an operation's jobs are run and judged: its behavior's declaration, as it was at the start."""
-
-    can_fail: bool = True
-    retry: Retry = Retry()
-    lost: str = "retry"
-    failure_policy: str = "fail_fast"
-    resumable: bool = False
-    batch: bool = False
-    completes: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "can_fail": self.can_fail,
-            "retry": self.retry.to_json(),
-            "lost": self.lost,
-            "failure_policy": self.failure_policy,
-            "resumable": self.resumable,
-            "batch": self.batch,
-            "completes": self.completes,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Rules:
-        return cls(
-            bool(data.get("can_fail", True)),
-            Retry.from_json(data.get("retry") or {}),
-            data.get("lost", "retry"),
-            data.get("failure_policy", "fail_fast"),
-            bool(data.get("resumable", False)),
-            bool(data.get("batch", False)),
-            bool(data.get("completes", True)),
-        )
-
-    def at_limit(self, failures: int) -> bool:
-        """``failures`` unexpected errors are as many as allowed. A behavior that cannot fail has no limit."""
-        return self.can_fail and failures >= self.retry.attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,77 +175,6 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionPlan:
-    """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns)."""
-
-    partition: int
-    name: str
-    bytes: int = 0
-    files: tuple[tuple[str, int, int], ...] = ()
-    files_at: str = ""
-    """Where the file list stands when it is too large for etcd: a path under the shared directory."""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """The partition columns' values as text (None: null), for tables that have them."""
-
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"partition": self.partition, "name": self.name, "bytes": self.bytes}
-        if self.files_at:
-            data["files_at"] = self.files_at
-        else:
-            data["files"] = [list(f) for f in self.files]
-        if self.values:
-            data["values"] = dict(self.values)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PartitionPlan:
-        return cls(
-            int(data["partition"]),
-            data["name"],
-            int(data.get("bytes", 0)),
-            tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
-            data.get("files_at", ""),
-            data.get("values") or {},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (invariant 13)."""
-
-    count: int
-    version: str
-    digest: str
-    chunks: int
-
-    def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": SCHEMA_VERSION,
-                "count": self.count,
-                "version": self.version,
-                "digest": self.digest,
-                "chunks": self.chunks,
-            }
-        )
-
-    @classmethod
-    def decode(cls, value: bytes) -> Plan:
-        data = loads(value)
-        return cls(int(data["count"]), data.get("version", ""), data.get("digest", ""), int(data.get("chunks", 0)))
-
-
-def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:
-    """A chunk of the plan: a JSON array."""
-    return dumps([p.to_json() for p in partitions])
-
-
-def decode_chunk(value: bytes) -> list[PartitionPlan]:
-    """The reverse of :func:`encode_chunk`."""
-    return [PartitionPlan.from_json(item) for item in loads(value)]
-
-
-@dataclass(frozen=True, slots=True)
 class Claim:
     """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
     incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
@@ -456,18 +216,6 @@ class Claim:
             data.get("retry_at", ""),
             data.get("error", ""),
         )
-
-
-MAX_ERROR_TEXT = 4_000
-"""Characters of an error text that a record keeps; the rest stays in the executor's log."""
-
-
-def shorten(text: str, limit: int) -> str:
-    """The text within ``limit`` characters: its beginning and its end, which carry what matters of an error."""
-    if len(text) <= limit:
-        return text
-    head = limit // 3
-    return f"{text[:head]} … {text[len(text) - (limit - head - 3):]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -710,42 +458,3 @@ class History:
             data.get("request_id", ""),
             Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
         )
-
-
-def to_ranges(ordinals: Iterable[int]) -> str:
-    """Sorted ordinals as ranges: ``[3, 7, 8, 9]`` → ``"3,7-9"``."""
-    runs: list[list[int]] = []
-    for n in sorted(set(ordinals)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def from_ranges(text: str) -> list[int]:
-    """The reverse of :func:`to_ranges`."""
-    out: list[int] = []
-    for run in filter(None, text.split(",")):
-        first, _, last = run.partition("-")
-        out.extend(range(int(first), int(last or first) + 1))
-    return out
-
-
-def chunked(partitions: Sequence[PartitionPlan], limit: int = MAX_CHUNK_BYTES) -> list[bytes]:
-    """The plan's partitions as encoded chunks of at most ``limit`` bytes each (a larger single one stands alone)."""
-    chunks: list[bytes] = []
-    rows: list[bytes] = []
-    size = 2
-    for partition in partitions:
-        row = dumps(partition.to_json())
-        if rows and size + len(row) + 1 > limit:
-            chunks.append(b"[" + b",".join(rows) + b"]")
-            rows, size = [], 2
-        rows.append(row)
-        size += len(row) + 1
-    if rows:
-        chunks.append(b"[" + b",".join(rows) + b"]")
-    return chunks
-
-

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.core.codec import to_ranges
 from distop.core.digest import plan_digest
-from distop.core.model import State, decode_chunk, to_ranges
+from distop.core.model import State
+from distop.core.plan import decode_chunk
 
 if TYPE_CHECKING:
     from distop.core.trace import OperationTrace

@@ -8,21 +8,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from distop.core.model import (
-    SCHEMA_VERSION,
-    Attempts,
-    Cancel,
-    Claim,
-    Decision,
-    JobState,
-    OperationRef,
-    Phase,
-    Plan,
-    Rules,
-    Spec,
-    State,
-)
-from distop.core.transitions import Stage
+from distop.core.codec import SCHEMA_VERSION
+from distop.core.declaration import Rules
+from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, OperationRef, Phase, Spec, State
+from distop.core.plan import Plan
+from distop.core.states import Stage
 
 if TYPE_CHECKING:
     from distop.core.view import Change

@@ -1,4 +1,4 @@
-"""The state tables, and one function per event that returns the transaction which makes it happen.
+"""What happens to operations: one function per event that returns the transaction which makes it happen.
 
 Guards are one-way: a transaction that was refused once can never apply later, so a refused repetition proves that
 the first copy is dead (T9). Equality with a mod revision is one-way; "absent" is used only for keys that cannot
@@ -9,159 +9,31 @@ exhaustive exploration of a model: leaving one out gave a violation. The failure
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from distop.core.codec import dumps, word
 from distop.core.model import (
     Attempts,
     Cancel,
-    Claim,
     Decision,
     History,
-    JobState,
     OperationRef,
-    Outcome,
     Phase,
-    Plan,
     Spec,
     State,
-    dumps,
 )
 from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, none_within, unchanged, value_is
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.plan import Plan
 
-CLAIMS_PER_TXN = 124
-"""Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
-what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
-REPORTS_PER_TXN = 42
-"""Reports in one transaction: three operations each (T1)."""
-REPORT_BYTES_PER_TXN = 1024 * 1024
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 124
-
-
-class Stage(StrEnum):
-    """What an operation is in, as its state, gate, pending and decision keys tell together."""
-
-    ABSENT = "absent"
-    WAITING = "waiting"
-    PLANNING = "planning"
-    OPEN = "open"
-    PAUSED = "paused"
-    CANCELLING = "cancelling"
-    COMPLETING = "completing"
-    CLEANING = "cleaning"
-
-
-class Event(StrEnum):
-    """What happens to an operation."""
-
-    START = "start"
-    START_PLANNED = "start_planned"
-    PLAN = "plan"
-    PLAN_ATTEMPT = "plan_attempt"
-    GIVE_UP = "give_up"
-    PAUSE = "pause"
-    RESUME = "resume"
-    CANCEL = "cancel"
-    FAIL_FAST = "fail_fast"
-    REAP = "reap"
-    DECIDE = "decide"
-    COMPLETE_ATTEMPT = "complete_attempt"
-    FINISH = "finish"
-    FINISH_AT_ONCE = "finish_at_once"
-    CLEAN = "clean"
-    END = "end"
-
-
-OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
-    Stage.ABSENT: {Event.START: frozenset({Stage.PLANNING}), Event.START_PLANNED: frozenset({Stage.OPEN})},
-    Stage.WAITING: {},
-    Stage.PLANNING: {
-        Event.PLAN: frozenset({Stage.OPEN}),
-        Event.PLAN_ATTEMPT: frozenset({Stage.PLANNING}),
-        Event.GIVE_UP: frozenset({Stage.COMPLETING}),
-        Event.PAUSE: frozenset({Stage.PAUSED}),
-        Event.CANCEL: frozenset({Stage.CANCELLING}),
-    },
-    Stage.OPEN: {
-        Event.PAUSE: frozenset({Stage.PAUSED}),
-        Event.CANCEL: frozenset({Stage.CANCELLING}),
-        Event.FAIL_FAST: frozenset({Stage.CANCELLING}),
-        Event.DECIDE: frozenset({Stage.COMPLETING}),
-        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
-    },
-    Stage.PAUSED: {
-        Event.RESUME: frozenset({Stage.OPEN, Stage.PLANNING}),
-        Event.CANCEL: frozenset({Stage.CANCELLING}),
-        Event.DECIDE: frozenset({Stage.COMPLETING}),
-        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
-    },
-    Stage.CANCELLING: {
-        Event.REAP: frozenset({Stage.CANCELLING}),
-        Event.DECIDE: frozenset({Stage.COMPLETING}),
-        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
-    },
-    Stage.COMPLETING: {
-        Event.COMPLETE_ATTEMPT: frozenset({Stage.COMPLETING}),
-        Event.FINISH: frozenset({Stage.CLEANING}),
-    },
-    Stage.CLEANING: {Event.CLEAN: frozenset({Stage.CLEANING}), Event.END: frozenset({Stage.ABSENT})},
-}
-"""Where each event leads. What is not here is refused by the guards of the event's transaction, whatever revisions the
-caller put into them, and changes nothing."""
-
-
-class JobStage(StrEnum):
-    """What a job is in, as its state and claim keys tell together."""
-
-    FREE = "free"
-    CLAIMED = "claimed"
-    WAITING = "waiting"
-    SUCCESS = "success"
-    FAILED = "failed"
-
-
-class JobEvent(StrEnum):
-    """What happens to a job."""
-
-    CLAIM = "claim"
-    RECLAIM = "reclaim"
-    TAKE_OVER = "take_over"
-    REPORT_SUCCESS = "report_success"
-    REPORT_FAILED = "report_failed"
-    RETRY = "retry"
-    RELEASE = "release"
-    FAIL_LOST = "fail_lost"
-    REAP = "reap"
-
-
-JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
-    JobStage.FREE: {JobEvent.CLAIM: JobStage.CLAIMED},
-    JobStage.CLAIMED: {
-        JobEvent.TAKE_OVER: JobStage.CLAIMED,
-        JobEvent.REPORT_SUCCESS: JobStage.SUCCESS,
-        JobEvent.REPORT_FAILED: JobStage.FAILED,
-        JobEvent.RETRY: JobStage.WAITING,
-        JobEvent.RELEASE: JobStage.WAITING,
-        JobEvent.FAIL_LOST: JobStage.FAILED,
-        JobEvent.REAP: JobStage.FREE,
-    },
-    JobStage.WAITING: {JobEvent.RECLAIM: JobStage.CLAIMED, JobEvent.REAP: JobStage.FREE},
-    JobStage.SUCCESS: {},
-    JobStage.FAILED: {},
-}
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone."""
-
-
-def _word(text: str) -> bytes:
-    return str(text).encode()
 
 
 # ---------------------------------------------------------------------- start
@@ -200,16 +72,16 @@ def start(
     compares = [unchanged(run_ops, seen.run_ops_mod), unchanged(following, seen.next_instance_mod)]
     ops: list[Operation] = [
         Put(run_ops, dumps(counts)),
-        Put(following, _word(str(ref.instance + 1))),
+        Put(following, word(str(ref.instance + 1))),
         Put(keys.of(ref, "arg"), arg),
         Put(keys.of(ref, "spec"), spec.encode()),
-        Put(keys.of(ref, "state"), _word(State.RUNNING)),
+        Put(keys.of(ref, "state"), word(State.RUNNING)),
     ]
     if spec.one_at_a_time:
         compares.append(absent(current))
-        ops.append(Put(current, _word(str(ref.instance))))
+        ops.append(Put(current, word(str(ref.instance))))
     if planned is None:
-        ops.append(Put(keys.pending(ref), _word(Phase.PLANNING)))
+        ops.append(Put(keys.pending(ref), word(Phase.PLANNING)))
     else:
         plan, chunks = planned
         ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
@@ -230,7 +102,7 @@ def write_chunk(keys: Keys, ref: OperationRef, election: Compare, number: int, s
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             unchanged(keys.chunk(ref, number), seen_mod),
@@ -259,7 +131,7 @@ def write_plan(
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             *(unchanged(keys.chunk(ref, n), mod) for n, mod in enumerate(chunk_mods)),
@@ -282,7 +154,7 @@ def plan_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod: int
     return Txn(
         (
             election,
-            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
             unchanged(keys.of(ref, "planning"), seen_mod),
@@ -299,158 +171,13 @@ def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, de
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
         ),
-        (Put(keys.of(ref, "decision"), decision.encode()), Put(keys.pending(ref), _word(Phase.COMPLETING))),
+        (Put(keys.of(ref, "decision"), decision.encode()), Put(keys.pending(ref), word(Phase.COMPLETING))),
         (Get(keys.of(ref, "state")),),
         "give_up",
-    )
-
-
-# ---------------------------------------------------------------------- claims
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A job to claim: the claim as seen (``seen_mod`` 0: none) and the claim to write."""
-
-    partition: int
-    claim: Claim
-    seen_mod: int = 0
-
-
-def claim(
-    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, wants: Sequence[Want], dead: Iterable[str] = ()
-) -> Txn:
-    """Claim a block of jobs, each decided alone: free ones, waiting ones that are due, and (``dead``: their
-    incarnations) those of executors that are gone. A granted claim's mod revision is its fence.
-
-    Nested, not all or nothing: of two executors whose blocks overlap each gets a part. In each nested failure branch
-    the claim is read: one that is mine already means that an earlier copy won.
-    """
-    success: list[Operation] = []
-    for want in wants:
-        key, state = keys.claim(ref, want.partition), keys.job(ref, want.partition, "state")
-        guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
-        success.append(Txn(guards, (Put(key, want.claim.encode()),), (Get(key), Get(state))))
-    return Txn(
-        (
-            unchanged(keys.gate(ref), gate_mod),
-            exists(keys.node(incarnation)),
-            *(absent(keys.node(gone)) for gone in sorted(set(dead))),
-        ),
-        tuple(success),
-        (Get(keys.gate(ref)), Get(keys.node(incarnation))),
-        "take_over" if dead else "claim",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """Writes under one claim's fence, to be committed alone or in a group (group commit)."""
-
-    guard: Compare
-    ops: tuple[Operation, ...]
-    size: int
-    label: str
-
-
-def report(keys: Keys, ref: OperationRef, partition: int, fence: int, state: JobState, outcome: Outcome) -> Guarded:
-    """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored."""
-    value = outcome.encode()
-    key = keys.claim(ref, partition)
-    return Guarded(
-        unchanged(key, fence),
-        (
-            Put(keys.job(ref, partition, "state"), _word(state)),
-            Put(keys.job(ref, partition, "outcome"), value),
-            Delete(key),
-        ),
-        len(value),
-        "report",
-    )
-
-
-def wait_again(keys: Keys, ref: OperationRef, partition: int, fence: int, waiting: Claim) -> Guarded:
-    """Retry and release: the claim is set to waiting; the job is stopped first."""
-    key = keys.claim(ref, partition)
-    value = waiting.encode()
-    return Guarded(unchanged(key, fence), (Put(key, value),), len(value), "retry")
-
-
-def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes) -> Guarded:
-    """A resumable job's progress, under its fence: a zombie's checkpoint is refused."""
-    return Guarded(
-        unchanged(keys.claim(ref, partition), fence),
-        (Put(keys.job(ref, partition, "progress"), value),),
-        len(value),
-        "progress",
-    )
-
-
-def group(writes: Sequence[Guarded]) -> Txn:
-    """All or nothing: the usual case, in which every fence still holds."""
-    return Txn(
-        tuple(w.guard for w in writes), tuple(op for w in writes for op in w.ops), (), writes[0].label if writes else ""
-    )
-
-
-def one_by_one(writes: Sequence[Guarded]) -> Txn:
-    """Each decided alone, after the group was refused."""
-    return Txn((), tuple(Txn((w.guard,), w.ops, ()) for w in writes), (), writes[0].label if writes else "")
-
-
-def fail_lost(
-    keys: Keys,
-    ref: OperationRef,
-    gate_mod: int,
-    incarnation: str,
-    dead: str,
-    lost: Sequence[tuple[int, int, Outcome]],
-) -> Txn:
-    """Jobs whose executor is gone and whose limit is reached: failed, with an outcome that tells of the crash.
-    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``.
-    """
-    return Txn(
-        (
-            unchanged(keys.gate(ref), gate_mod),
-            exists(keys.node(incarnation)),
-            absent(keys.node(dead)),
-        ),
-        tuple(
-            Txn(
-                (unchanged(keys.claim(ref, p), mod),),
-                (
-                    Put(keys.job(ref, p, "state"), _word(JobState.FAILED)),
-                    Put(keys.job(ref, p, "outcome"), outcome.encode()),
-                    Delete(keys.claim(ref, p)),
-                ),
-            )
-            for p, mod, outcome in lost
-        ),
-        (Get(keys.gate(ref)),),
-        "fail_lost",
-    )
-
-
-def reap(
-    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, partition: int, claim_mod: int, holder: str
-) -> Txn:
-    """While cancelling: delete a claim that waits (``holder`` "") or whose incarnation is gone."""
-    gone = (absent(keys.node(holder)),) if holder else ()
-    return Txn(
-        (
-            election,
-            unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), _word(State.CANCELLING)),
-            unchanged(keys.claim(ref, partition), claim_mod),
-            *gone,
-        ),
-        (Delete(keys.claim(ref, partition)),),
-        (),
-        "reap",
     )
 
 
@@ -471,10 +198,10 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
             absent(keys.history(ref)),
         ),
         (
-            Put(keys.of(ref, "state"), _word(State.CANCELLING)),
+            Put(keys.of(ref, "state"), word(State.CANCELLING)),
             Put(keys.of(ref, "cancel"), why.encode()),
             Delete(keys.gate(ref)),
-            Put(keys.pending(ref), _word(Phase.CANCELLING)),
+            Put(keys.pending(ref), word(Phase.CANCELLING)),
         ),
         _who_won(keys, ref),
         "fail_fast" if election else "cancel",
@@ -486,13 +213,13 @@ def pause(keys: Keys, ref: OperationRef, state_mod: int) -> Txn:
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), _word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "decision")),
         ),
         (
-            Put(keys.of(ref, "state"), _word(State.PAUSED)),
+            Put(keys.of(ref, "state"), word(State.PAUSED)),
             Delete(keys.gate(ref)),
-            Put(keys.pending(ref), _word(Phase.PAUSED)),
+            Put(keys.pending(ref), word(Phase.PAUSED)),
         ),
         _who_won(keys, ref),
         "pause",
@@ -506,15 +233,15 @@ def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool) -> Txn:
     if planned:
         after = (Put(keys.gate(ref), b"open"), Delete(keys.pending(ref)))
     else:
-        after = (Put(keys.pending(ref), _word(Phase.PLANNING)),)
+        after = (Put(keys.pending(ref), word(Phase.PLANNING)),)
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), _word(State.PAUSED)),
+            value_is(keys.of(ref, "state"), word(State.PAUSED)),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
         ),
-        (Put(keys.of(ref, "state"), _word(State.RUNNING)), *after),
+        (Put(keys.of(ref, "state"), word(State.RUNNING)), *after),
         _who_won(keys, ref),
         "resume",
     )
@@ -539,7 +266,7 @@ def decide(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, dec
         (
             Put(keys.of(ref, "decision"), decision.encode()),
             Delete(keys.gate(ref)),
-            Put(keys.pending(ref), _word(Phase.COMPLETING)),
+            Put(keys.pending(ref), word(Phase.COMPLETING)),
         ),
         (Get(keys.of(ref, "state")), Get(keys.of(ref, "decision"))),
         "decide",
@@ -591,12 +318,12 @@ def finish(
             unchanged(keys.run_ops(ref.table), run_ops_mod),
         ),
         (
-            Put(keys.of(ref, "state"), _word(history.state)),
+            Put(keys.of(ref, "state"), word(history.state)),
             Put(keys.history(ref), history.encode()),
             Put(keys.run_ops(ref.table), dumps(counts)),
             *(() if decision_mod else (Delete(keys.gate(ref)),)),
             *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one_at_a_time else ()),
-            Put(keys.pending(ref), _word(Phase.CLEANING)),
+            Put(keys.pending(ref), word(Phase.CLEANING)),
         ),
         (Get(keys.run_ops(ref.table)), Get(keys.of(ref, "state"))),
         "finish",
@@ -641,7 +368,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first:
 
 
 def _over(keys: Keys, ref: OperationRef) -> Compare:
-    return value_is(keys.pending(ref), _word(Phase.CLEANING))
+    return value_is(keys.pending(ref), word(Phase.CLEANING))
 
 
 def _job_page(keys: Keys, ref: OperationRef, first: int) -> Delete:
@@ -661,7 +388,7 @@ def elect(keys: Keys, table: str, type_name: str, incarnation: str, seen_mod: in
     gone = (absent(keys.node(holder)),) if seen_mod else ()
     return Txn(
         (unchanged(key, seen_mod), *gone, exists(keys.node(incarnation))),
-        (Put(key, _word(incarnation)),),
+        (Put(key, word(incarnation)),),
         (Get(key), Get(keys.node(incarnation))),
         "elect",
     )
@@ -674,7 +401,7 @@ def resign(keys: Keys, table: str, type_name: str, fence: int) -> Txn:
 
 
 def election_guard(keys: Keys, table: str, type_name: str, fence: int) -> Compare:
-    """"My election": the guard of every coordinator write (invariant 8)."""
+    """ "My election": the guard of every coordinator write (invariant 8)."""
     return unchanged(keys.coordinator(table, type_name), fence)
 
 

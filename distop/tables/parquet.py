@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from distop.behavior import Planned
-from distop.core.model import MAX_PARTITIONS, PartitionPlan
+from distop.core.plan import MAX_PARTITIONS, PartitionPlan
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import OutcomeRow, Summary
-from distop.core.model import MAX_ERROR_TEXT, MAX_PARTITIONS, PartitionPlan, TableRecord, chunked, shorten
+from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop.core.model import TableRecord
+from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
 from distop.errors import InvalidArgument, OperationFailed, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import ANSWER_SECONDS, Context, Environment

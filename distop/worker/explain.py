@@ -6,7 +6,7 @@ import re
 import traceback
 from typing import TYPE_CHECKING
 
-from distop.core.model import MAX_ERROR_TEXT, shorten
+from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.errors import describe
 
 if TYPE_CHECKING:

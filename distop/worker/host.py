@@ -33,7 +33,7 @@ from distop.worker.sinks import RunSink, first
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
-    from distop.core.model import Declaration
+    from distop.core.declaration import Declaration
     from distop.worker.sinks import Fetch
 
 __all__ = [

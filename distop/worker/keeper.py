@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
-    from distop.core.model import Declaration
+    from distop.core.declaration import Declaration
 
 START_TRIES = 3
 """Children that fail to start in a row before what waits for one is told so."""

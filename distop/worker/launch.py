@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distop.core.model import Declaration
+from distop.core.declaration import Declaration
 from distop.worker import guardian, logs, protocol
 from distop.worker.model import Death, WorkerError
 

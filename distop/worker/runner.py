@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from distop.behavior import Behavior
-from distop.core.model import MAX_ERROR_TEXT, MAX_OUTCOME_BYTES, PartitionPlan, TableRecord, shorten
+from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop.core.model import MAX_OUTCOME_BYTES, TableRecord
+from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import Context, Environment

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distop.core.codec import dumps, loads
 from distop.core.keys import encode
-from distop.core.model import MAX_CHUNK_BYTES, OperationRef, PartitionPlan, dumps, loads
+from distop.core.model import OperationRef
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:

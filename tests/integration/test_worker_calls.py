@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import decode_chunk
+from distop.core.plan import decode_chunk
 from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import MAX_ERROR_TEXT
+from distop.core.codec import MAX_ERROR_TEXT
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env

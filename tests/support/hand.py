@@ -6,26 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distop.core import claiming
 from distop.core import transitions as t
+from distop.core.codec import loads
+from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest
 from distop.core.keys import Keys
-from distop.core.model import (
-    Claim,
-    Decision,
-    Declaration,
-    History,
-    JobState,
-    Node,
-    OperationRef,
-    Outcome,
-    PartitionPlan,
-    Plan,
-    Spec,
-    State,
-    TableRecord,
-    chunked,
-    loads,
-)
+from distop.core.model import Claim, Decision, History, JobState, Node, OperationRef, Outcome, Spec, State, TableRecord
+from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 
 if TYPE_CHECKING:
@@ -80,8 +68,8 @@ class Hand:
         """Returns the fences."""
         gate = await self.etcd.get(self.keys.gate(ref))
         assert gate is not None
-        wants = [t.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
-        await self._commit(t.claim(self.keys, ref, gate.mod_revision, incarnation, wants))
+        wants = [claiming.Want(p, Claim(f"executor-{incarnation}", incarnation, 1, 0)) for p in partitions]
+        await self._commit(claiming.claim(self.keys, ref, gate.mod_revision, incarnation, wants))
         fences = {}
         for p in partitions:
             held = await self.etcd.get(self.keys.claim(ref, p))
@@ -92,11 +80,11 @@ class Hand:
     async def report(self, ref: OperationRef, partition: int, fence: int, *, error: str = "") -> None:
         state = JobState.FAILED if error else JobState.SUCCESS
         outcome = Outcome(str(partition), "e", "i", 1, TIME, LATER, error=error)
-        await self._commit(t.group([t.report(self.keys, ref, partition, fence, state, outcome)]))
+        await self._commit(claiming.group([claiming.report(self.keys, ref, partition, fence, state, outcome)]))
 
     async def wait_again(self, ref: OperationRef, partition: int, fence: int, error: str) -> None:
         waiting = Claim("e", "", 1, 1, LATER, error)
-        await self._commit(t.group([t.wait_again(self.keys, ref, partition, fence, waiting)]))
+        await self._commit(claiming.group([claiming.wait_again(self.keys, ref, partition, fence, waiting)]))
 
     async def decide(self, ref: OperationRef, incarnation: str, verdict: State, total: int, failed: int) -> None:
         guard = await self.elect(ref, incarnation)

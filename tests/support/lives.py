@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.core import transitions as t
+from distop.core import states
 from distop.core.model import JobState
-from distop.core.transitions import Event, JobStage, Stage
+from distop.core.states import Event, JobStage, Stage
 
 if TYPE_CHECKING:
     import random
@@ -84,7 +84,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     if name in ("join", "die", "elect", "resign", "start"):
         return None
     event = Event(name)
-    if event not in t.OPERATION_TABLE[stage]:
+    if event not in states.OPERATION_TABLE[stage]:
         return None
     if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
         ended = op.plan is not None and op.ended >= op.plan.count

@@ -7,7 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distop.core import claiming, states
 from distop.core import transitions as t
+from distop.core.codec import loads, to_ranges
+from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.keys import Keys
 from distop.core.model import (
@@ -20,16 +23,10 @@ from distop.core.model import (
     Node,
     OperationRef,
     Outcome,
-    PartitionPlan,
-    Plan,
-    Retry,
-    Rules,
     Spec,
     State,
-    chunked,
-    loads,
-    to_ranges,
 )
+from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
 from distop.core.view import Change, ClusterView, OperationView, TypeView
 from distop.testing import ModelStore
@@ -94,17 +91,17 @@ class World:
     def op(self, ref: OperationRef) -> OperationView:
         return self.view().operations.get(ref) or OperationView(ref)
 
-    def stage(self, ref: OperationRef) -> t.Stage:
+    def stage(self, ref: OperationRef) -> states.Stage:
         return self.op(ref).stage
 
-    def job_stage(self, ref: OperationRef, partition: int) -> t.JobStage:
+    def job_stage(self, ref: OperationRef, partition: int) -> states.JobStage:
         state = self.store.get(self.keys.job(ref, partition, "state"))
         if state is not None:
-            return t.JobStage(state.value.decode())
+            return states.JobStage(state.value.decode())
         claim = self.claim_of(ref, partition)
         if claim is None:
-            return t.JobStage.FREE
-        return t.JobStage.WAITING if claim.waiting else t.JobStage.CLAIMED
+            return states.JobStage.FREE
+        return states.JobStage.WAITING if claim.waiting else states.JobStage.CLAIMED
 
     def claim_of(self, ref: OperationRef, partition: int) -> Claim | None:
         kv = self.store.get(self.keys.claim(ref, partition))
@@ -174,7 +171,7 @@ class World:
         claim = self.claim_of(ref, partition)
         holder = claim.incarnation if claim else ""
         fence = self.fence(ref, partition) or 1
-        return t.reap(self.keys, ref, self.election, self.mod(ref, "state"), partition, fence, holder)
+        return claiming.reap(self.keys, ref, self.election, self.mod(ref, "state"), partition, fence, holder)
 
     def verdict(self, ref: OperationRef) -> Decision:
         op = self.op(ref)
@@ -236,34 +233,36 @@ class World:
         for p in partitions:
             old = self.claim_of(ref, p)
             if old is None:
-                wants.append(t.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
+                wants.append(claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
                 continue
             lost = 0 if old.waiting else 1
             if lost:
                 dead.add(old.incarnation)
             claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
-            wants.append(t.Want(p, claim, self.fence(ref, p)))
-        return t.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
+            wants.append(claiming.Want(p, claim, self.fence(ref, p)))
+        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
 
     def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         guard = fence or self.fence(ref, partition) or 1
-        return t.group([t.report(self.keys, ref, partition, guard, state, outcome(partition, claim))])
+        return claiming.group([claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim))])
 
     def wait_again(self, ref: OperationRef, partition: int, failed: bool) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         waiting = Claim(claim.executor, "", claim.attempt, claim.failures + failed, TIME if failed else "")
-        return t.group([t.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting)])
+        return claiming.group(
+            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting)]
+        )
 
     def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
-        return t.group([t.checkpoint(self.keys, ref, partition, self.fence(ref, partition) or 1, value)])
+        return claiming.group([claiming.checkpoint(self.keys, ref, partition, self.fence(ref, partition) or 1, value)])
 
     def fail_lost(self, ref: OperationRef, incarnation: str, partition: int) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         told = Outcome(f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost")
         gate = self.store.mod(self.keys.gate(ref)) or 1
         lost = [(partition, self.fence(ref, partition) or 1, told)]
-        return t.fail_lost(self.keys, ref, gate, incarnation, claim.incarnation or "nobody", lost)
+        return claiming.fail_lost(self.keys, ref, gate, incarnation, claim.incarnation or "nobody", lost)
 
     # --------------------------------------------------------------- shortcuts
 

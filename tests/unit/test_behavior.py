@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from distop import behavior as b
 from distop.behavior import Behavior, OutcomeRow, Planned, Summary
-from distop.core.model import Declaration, PartitionPlan, Retry
+from distop.core.declaration import Declaration, Retry
+from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, UnknownBehavior
 
 if TYPE_CHECKING:

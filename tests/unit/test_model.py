@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from distop.core import codec, declaration
 from distop.core import model as m
+from distop.core import plan as pl
 from distop.core.digest import plan_digest
 from distop.errors import InvalidArgument
 
@@ -19,10 +21,10 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | words, lambda x: st.lists(x) | st.dictionaries(words, x)
 )
 retries = st.builds(
-    m.Retry, st.integers(0, 100), st.floats(0, 1e6, allow_nan=False), st.floats(0, 1e6, allow_nan=False)
+    declaration.Retry, st.integers(0, 100), st.floats(0, 1e6, allow_nan=False), st.floats(0, 1e6, allow_nan=False)
 )
 rules = st.builds(
-    m.Rules,
+    declaration.Rules,
     st.booleans(),
     retries,
     st.sampled_from(["retry", "fail"]),
@@ -34,7 +36,7 @@ rules = st.builds(
 tables = st.builds(m.TableRecord, names, words, words, st.dictionaries(words, json_values, max_size=3))
 schemas = st.dictionaries(words, json_values, max_size=3)
 plans = st.builds(
-    m.PartitionPlan,
+    pl.PartitionPlan,
     numbers,
     names,
     numbers,
@@ -44,7 +46,7 @@ plans = st.builds(
 )
 records = st.one_of(
     st.builds(
-        m.Declaration,
+        declaration.Declaration,
         names, schemas, schemas, schemas, st.none() | names, st.sampled_from(["many", "one"]),
         st.lists(names, max_size=3).map(tuple), st.booleans(), retries, st.sampled_from(["retry", "fail"]),
         st.sampled_from(["fail_fast", "collect_all"]), st.booleans(), st.booleans(), st.booleans(), words,
@@ -54,7 +56,7 @@ records = st.one_of(
         m.Spec, words, words, words, rules, st.none() | tables, st.none() | st.lists(names, max_size=3).map(tuple),
         st.booleans(), st.integers(1, 9),
     ),
-    st.builds(m.Plan, numbers, words, words, numbers),
+    st.builds(pl.Plan, numbers, words, words, numbers),
     st.builds(m.Claim, words, words, numbers, numbers, words, words),
     st.builds(m.Outcome, words, words, words, numbers, words, words, json_values, words),
     st.builds(
@@ -86,21 +88,21 @@ def test_records_come_back(record: object) -> None:
 @given(records, st.dictionaries(st.text(min_size=13), json_values, max_size=3))
 def test_unknown_fields_are_ignored(record: object, more: dict[str, object]) -> None:
     data = {**json.loads(record.encode()), **more}
-    assert type(record).decode(m.dumps(data)) == record
+    assert type(record).decode(codec.dumps(data)) == record
 
 
 @given(st.lists(plans, max_size=20))
-def test_chunks_come_back(partitions: list[m.PartitionPlan]) -> None:
-    chunks = m.chunked(partitions, 400)
-    assert [p for c in chunks for p in m.decode_chunk(c)] == partitions
-    assert all(len(c) <= 400 or len(m.decode_chunk(c)) == 1 for c in chunks)
-    assert m.decode_chunk(m.encode_chunk(partitions)) == partitions
+def test_chunks_come_back(partitions: list[pl.PartitionPlan]) -> None:
+    chunks = pl.chunked(partitions, 400)
+    assert [p for c in chunks for p in pl.decode_chunk(c)] == partitions
+    assert all(len(c) <= 400 or len(pl.decode_chunk(c)) == 1 for c in chunks)
+    assert pl.decode_chunk(pl.encode_chunk(partitions)) == partitions
 
 
 def test_chunk_details() -> None:
-    assert m.chunked([]) == []
-    far = m.PartitionPlan(0, "p", 9, files_at="plans/7/0.json")
-    assert m.PartitionPlan.from_json(far.to_json()) == far
+    assert pl.chunked([]) == []
+    far = pl.PartitionPlan(0, "p", 9, files_at="plans/7/0.json")
+    assert pl.PartitionPlan.from_json(far.to_json()) == far
     assert "files" not in far.to_json()
     assert plan_digest([b"a", b"b"]) == plan_digest([b"ab"]) != plan_digest([b"b", b"a"])
     assert plan_digest([]) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -108,13 +110,13 @@ def test_chunk_details() -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_come_back(ordinals: set[int]) -> None:
-    assert m.from_ranges(m.to_ranges(ordinals)) == sorted(ordinals)
+    assert codec.from_ranges(codec.to_ranges(ordinals)) == sorted(ordinals)
 
 
 def test_ranges_as_text() -> None:
-    assert m.to_ranges([9, 3, 8, 7, 3]) == "3,7-9"
-    assert m.to_ranges([]) == ""
-    assert m.from_ranges("") == []
+    assert codec.to_ranges([9, 3, 8, 7, 3]) == "3,7-9"
+    assert codec.to_ranges([]) == ""
+    assert codec.from_ranges("") == []
 
 
 @given(st.builds(m.OperationRef, names, names, st.just("") | names, st.integers(0, 10**12)))
@@ -152,7 +154,7 @@ def test_an_outcome_has_a_limit() -> None:
 def test_errors_are_shortened_and_never_stop_a_report() -> None:
     value = m.Outcome("p", "e", "i", 1, "", "", None, "begin" + "x" * 10**6 + "end").encode()
     error = m.Outcome.decode(value).error
-    assert len(error) == m.MAX_ERROR_TEXT
+    assert len(error) == codec.MAX_ERROR_TEXT
     assert error.startswith("begin")
     assert error.endswith("end")
     # A path that is no UTF-8 comes to Python as lone surrogates; the report must get through all the same.
@@ -162,24 +164,24 @@ def test_errors_are_shortened_and_never_stop_a_report() -> None:
 
 @given(st.floats(0, 4e9))
 def test_times_come_back(seconds: float) -> None:
-    text = m.rfc3339(seconds)
+    text = codec.rfc3339(seconds)
     assert text.endswith("Z")
-    assert abs(m.from_rfc3339(text) - seconds) < 0.0011
+    assert abs(codec.from_rfc3339(text) - seconds) < 0.0011
 
 
 def test_times_as_text() -> None:
-    assert m.rfc3339(1356998400) == "2013-01-01T00:00:00.000Z"
-    assert m.from_rfc3339("2013-01-01T01:00:00+01:00") == 1356998400
+    assert codec.rfc3339(1356998400) == "2013-01-01T00:00:00.000Z"
+    assert codec.from_rfc3339("2013-01-01T01:00:00+01:00") == 1356998400
     with pytest.raises(ValueError):
-        m.from_rfc3339("soon")
+        codec.from_rfc3339("soon")
 
 
 def test_retry() -> None:
-    retry = m.Retry(3, 1.0, 60.0)
+    retry = declaration.Retry(3, 1.0, 60.0)
     assert [retry.delay(n) for n in (0, 1, 2, 3, 7, 10_000)] == [1, 1, 2, 4, 60, 60]
-    assert m.Rules(retry=retry).at_limit(3)
-    assert not m.Rules(retry=retry).at_limit(2)
-    assert not m.Rules(retry=retry, can_fail=False).at_limit(99)
+    assert declaration.Rules(retry=retry).at_limit(3)
+    assert not declaration.Rules(retry=retry).at_limit(2)
+    assert not declaration.Rules(retry=retry, can_fail=False).at_limit(99)
 
 
 def test_states() -> None:

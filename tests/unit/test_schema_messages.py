@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from distop.core.model import dumps
+from distop.core.codec import dumps
 from distop.errors import InvalidArgument
 from distop.schema import check_argument, encode_argument
 

@@ -7,20 +7,10 @@ from typing import Any
 
 import pytest
 
-from distop.core.model import (
-    Attempts,
-    Cancel,
-    Claim,
-    Decision,
-    Node,
-    OperationRef,
-    Phase,
-    Plan,
-    Rules,
-    Spec,
-    State,
-    rfc3339,
-)
+from distop.core.codec import rfc3339
+from distop.core.declaration import Rules
+from distop.core.model import Attempts, Cancel, Claim, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.plan import Plan
 from distop.status import Snapshot, judge
 
 REF = OperationRef("t", "noop", "", 1)

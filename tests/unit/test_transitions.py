@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distop.core import claiming, states
 from distop.core import transitions as t
+from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
-from distop.core.model import Claim, JobState, PartitionPlan, Plan, Retry, Rules, encode_chunk
-from distop.core.transitions import Event, JobEvent, JobStage, Stage
+from distop.core.model import Claim, JobState
+from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
 from tests.support.lives import build, random_event
 from tests.support.world import World, outcome
@@ -175,7 +178,7 @@ PAIRS = [(stage, event, place) for stage, places in PLACES.items() for place in 
 def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = place()
     assert world.stage(ref) is stage
-    leads_to = t.OPERATION_TABLE[stage].get(event)
+    leads_to = states.OPERATION_TABLE[stage].get(event)
     if leads_to is None and event in (Event.START, Event.START_PLANNED):
         with pytest.raises(ValueError, match="the next instance"):
             build(world, event, ref)
@@ -198,16 +201,16 @@ def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[W
 
 
 def test_the_tables_name_every_stage() -> None:
-    assert set(t.OPERATION_TABLE) == set(Stage) == set(PLACES)
-    assert set(t.JOB_TABLE) == set(JobStage)
-    assert {e for events in t.OPERATION_TABLE.values() for e in events} == set(Event)
-    assert {e for events in t.JOB_TABLE.values() for e in events} == set(JobEvent)
+    assert set(states.OPERATION_TABLE) == set(Stage) == set(PLACES)
+    assert set(states.JOB_TABLE) == set(JobStage)
+    assert {e for events in states.OPERATION_TABLE.values() for e in events} == set(Event)
+    assert {e for events in states.JOB_TABLE.values() for e in events} == set(JobEvent)
 
 
 @pytest.mark.parametrize(("stage", "event", "place"), PAIRS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = place()
-    if event not in t.OPERATION_TABLE[stage]:
+    if event not in states.OPERATION_TABLE[stage]:
         return
     txn = build(world, event, ref)
     if not world.store.apply(txn).succeeded:
@@ -238,8 +241,8 @@ def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, Operat
 def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
     if event in (JobEvent.CLAIM, JobEvent.RECLAIM, JobEvent.TAKE_OVER):
         if event is JobEvent.CLAIM:
-            want = t.Want(0, Claim("ex-b", "b", 1, 0))
-            return t.claim(world.keys, ref, world.store.mod(world.keys.gate(ref)), "b", [want])
+            want = claiming.Want(0, Claim("ex-b", "b", 1, 0))
+            return claiming.claim(world.keys, ref, world.store.mod(world.keys.gate(ref)), "b", [want])
         return world.claim(ref, "b", [0])
     if event is JobEvent.REAP:
         return world.reap(ref, 0)
@@ -279,7 +282,7 @@ JOB_ABOUT = {
 @pytest.mark.parametrize("event", JobEvent)
 def test_job_table(stage: JobStage, event: JobEvent) -> None:
     world, ref = job_at(stage)
-    leads_to = t.JOB_TABLE[stage].get(event)
+    leads_to = states.JOB_TABLE[stage].get(event)
     gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST)
     if gone:
         world.die("a")
@@ -340,9 +343,9 @@ def test_a_group_is_all_or_nothing_and_then_one_by_one() -> None:
     world.do(world.claim(ref, "a", [0, 1]))
     claims = [world.claim_of(ref, p) for p in (0, 1)]
     fences = [world.fence(ref, 0), 999]
-    writes = [t.report(world.keys, ref, p, fences[p], JobState.SUCCESS, outcome(p, claims[p])) for p in (0, 1)]
-    assert not world.store.apply(t.group(writes)).succeeded
-    result = world.store.apply(t.one_by_one(writes))
+    writes = [claiming.report(world.keys, ref, p, fences[p], JobState.SUCCESS, outcome(p, claims[p])) for p in (0, 1)]
+    assert not world.store.apply(claiming.group(writes)).succeeded
+    result = world.store.apply(claiming.one_by_one(writes))
     assert [r.succeeded for r in result.responses] == [True, False]
     assert world.job_stage(ref, 0) is JobStage.SUCCESS
     assert world.job_stage(ref, 1) is JobStage.CLAIMED
@@ -382,19 +385,21 @@ def test_a_late_chunk_and_a_late_plan_are_refused() -> None:
 def test_the_largest_transactions_fit() -> None:
     world, ref = ready()
     keys, election = world.keys, world.election
-    wants = [t.Want(p, Claim("x", "x", 2, 1), 7) for p in range(t.CLAIMS_PER_TXN)]
-    dead = [f"gone-{n}" for n in range(t.CLAIMS_PER_TXN)]
+    wants = [claiming.Want(p, Claim("x", "x", 2, 1), 7) for p in range(claiming.CLAIMS_PER_TXN)]
+    dead = [f"gone-{n}" for n in range(claiming.CLAIMS_PER_TXN)]
     claim = Claim("ex-a", "a", 1, 0)
-    reports = [t.report(keys, ref, p, 7, JobState.SUCCESS, outcome(p, claim)) for p in range(t.REPORTS_PER_TXN)]
-    lost = [(p, 7, outcome(p, claim)) for p in range(t.REPORTS_PER_TXN)]
+    reports = [
+        claiming.report(keys, ref, p, 7, JobState.SUCCESS, outcome(p, claim)) for p in range(claiming.REPORTS_PER_TXN)
+    ]
+    lost = [(p, 7, outcome(p, claim)) for p in range(claiming.REPORTS_PER_TXN)]
     plan = Plan(1, "", "", t.CHUNKS_PER_PLAN)
     mods = [1] * t.CHUNKS_PER_PLAN
     txns = [
-        t.claim(keys, ref, 1, "a", wants),
-        t.claim(keys, ref, 1, "a", wants, dead),
-        t.group(reports),
-        t.one_by_one(reports),
-        t.fail_lost(keys, ref, 1, "a", "b", lost),
+        claiming.claim(keys, ref, 1, "a", wants),
+        claiming.claim(keys, ref, 1, "a", wants, dead),
+        claiming.group(reports),
+        claiming.one_by_one(reports),
+        claiming.fail_lost(keys, ref, 1, "a", "b", lost),
         t.write_plan(keys, ref, election, plan, mods),
         t.write_plan(keys, ref, election, plan, mods[:100], [b"[]"] * 100),
         world.end(ref),

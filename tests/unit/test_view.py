@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distop.core import keys as K
-from distop.core.model import JobState, Phase, Retry, Rules, State
-from distop.core.transitions import Stage
+from distop.core.declaration import Retry, Rules
+from distop.core.model import JobState, Phase, State
+from distop.core.states import Stage
 from distop.core.txn import KeyValue
 from distop.core.view import Change, ClusterView, TypeView
 from tests.support.lives import random_event

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.core.model import MAX_CHUNK_BYTES, MAX_ERROR_TEXT, PartitionPlan, TableRecord, dumps
+from distop.core.codec import MAX_ERROR_TEXT, dumps
+from distop.core.model import TableRecord
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.worker import logs, shared
 from distop.worker.calls import select

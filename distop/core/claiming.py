@@ -1,0 +1,170 @@
+"""What happens to jobs: one function per event that returns the transaction, or the guarded write, that does it.
+
+A claim's mod revision is its *fence*: every write of the job compares it, so that after a takeover the former holder
+writes nothing. For the rule of one-way guards see ``core.transitions``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distop.core.codec import word
+from distop.core.model import Claim, JobState, OperationRef, Outcome, State
+from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, unchanged, value_is
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distop.core.keys import Keys
+
+CLAIMS_PER_TXN = 124
+"""Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
+what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
+TAKEOVERS_PER_TXN = 60
+"""The same for jobs of holders that are gone, even when each had another: their absence is compared as well."""
+REPORTS_PER_TXN = 42
+"""Reports in one transaction: three operations each (T1)."""
+REPORT_BYTES_PER_TXN = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A job to claim: the claim as seen (``seen_mod`` 0: none) and the claim to write."""
+
+    partition: int
+    claim: Claim
+    seen_mod: int = 0
+
+
+def claim(
+    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, wants: Sequence[Want], dead: Iterable[str] = ()
+) -> Txn:
+    """Claim a block of jobs, each decided alone: free ones, waiting ones that are due, and (``dead``: their
+    incarnations) those of executors that are gone. A granted claim's mod revision is its fence.
+
+    Nested, not all or nothing: of two executors whose blocks overlap each gets a part. In each nested failure branch
+    the claim is read: one that is mine already means that an earlier copy won.
+    """
+    success: list[Operation] = []
+    for want in wants:
+        key, state = keys.claim(ref, want.partition), keys.job(ref, want.partition, "state")
+        guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
+        success.append(Txn(guards, (Put(key, want.claim.encode()),), (Get(key), Get(state))))
+    return Txn(
+        (
+            unchanged(keys.gate(ref), gate_mod),
+            exists(keys.node(incarnation)),
+            *(absent(keys.node(gone)) for gone in sorted(set(dead))),
+        ),
+        tuple(success),
+        (Get(keys.gate(ref)), Get(keys.node(incarnation))),
+        "take_over" if dead else "claim",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Writes under one claim's fence, to be committed alone or in a group (group commit)."""
+
+    guard: Compare
+    ops: tuple[Operation, ...]
+    size: int
+    label: str
+
+
+def report(keys: Keys, ref: OperationRef, partition: int, fence: int, state: JobState, outcome: Outcome) -> Guarded:
+    """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored."""
+    value = outcome.encode()
+    key = keys.claim(ref, partition)
+    return Guarded(
+        unchanged(key, fence),
+        (
+            Put(keys.job(ref, partition, "state"), word(state)),
+            Put(keys.job(ref, partition, "outcome"), value),
+            Delete(key),
+        ),
+        len(value),
+        "report",
+    )
+
+
+def wait_again(keys: Keys, ref: OperationRef, partition: int, fence: int, waiting: Claim) -> Guarded:
+    """Retry and release: the claim is set to waiting; the job is stopped first."""
+    key = keys.claim(ref, partition)
+    value = waiting.encode()
+    return Guarded(unchanged(key, fence), (Put(key, value),), len(value), "retry")
+
+
+def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes) -> Guarded:
+    """A resumable job's progress, under its fence: a zombie's checkpoint is refused."""
+    return Guarded(
+        unchanged(keys.claim(ref, partition), fence),
+        (Put(keys.job(ref, partition, "progress"), value),),
+        len(value),
+        "progress",
+    )
+
+
+def group(writes: Sequence[Guarded]) -> Txn:
+    """All or nothing: the usual case, in which every fence still holds."""
+    return Txn(
+        tuple(w.guard for w in writes), tuple(op for w in writes for op in w.ops), (), writes[0].label if writes else ""
+    )
+
+
+def one_by_one(writes: Sequence[Guarded]) -> Txn:
+    """Each decided alone, after the group was refused."""
+    return Txn((), tuple(Txn((w.guard,), w.ops, ()) for w in writes), (), writes[0].label if writes else "")
+
+
+def fail_lost(
+    keys: Keys,
+    ref: OperationRef,
+    gate_mod: int,
+    incarnation: str,
+    dead: str,
+    lost: Sequence[tuple[int, int, Outcome]],
+) -> Txn:
+    """Jobs whose executor is gone and whose limit is reached: failed, with an outcome that tells of the crash.
+    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``.
+    """
+    return Txn(
+        (
+            unchanged(keys.gate(ref), gate_mod),
+            exists(keys.node(incarnation)),
+            absent(keys.node(dead)),
+        ),
+        tuple(
+            Txn(
+                (unchanged(keys.claim(ref, p), mod),),
+                (
+                    Put(keys.job(ref, p, "state"), word(JobState.FAILED)),
+                    Put(keys.job(ref, p, "outcome"), outcome.encode()),
+                    Delete(keys.claim(ref, p)),
+                ),
+            )
+            for p, mod, outcome in lost
+        ),
+        (Get(keys.gate(ref)),),
+        "fail_lost",
+    )
+
+
+def reap(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, partition: int, claim_mod: int, holder: str
+) -> Txn:
+    """While cancelling: delete a claim that waits (``holder`` "") or whose incarnation is gone."""
+    gone = (absent(keys.node(holder)),) if holder else ()
+    return Txn(
+        (
+            election,
+            unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), word(State.CANCELLING)),
+            unchanged(keys.claim(ref, partition), claim_mod),
+            *gone,
+        ),
+        (Delete(keys.claim(ref, partition)),),
+        (),
+        "reap",
+    )

@@ -1,0 +1,85 @@
+"""How values become the text that stands in etcd: compact JSON, RFC 3339 times in UTC, ranges of ordinals.
+
+Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCHEMA_VERSION = 1
+"""The ``v`` of every record that this release writes; operations of a higher one are left alone."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON in UTF-8. A lone surrogate (a byte of a path that is no UTF-8) is written as its JSON escape, and
+    so comes back as it was: a text must not stop a report.
+    """
+    return _ENCODER.encode(value).encode(errors="backslashreplace")
+
+
+def loads(value: bytes) -> Any:
+    """The JSON value; ValueError where it is none."""
+    return json.loads(value)
+
+
+def word(text: str) -> bytes:
+    """One plain word, or a number, as a value."""
+    return str(text).encode()
+
+
+def rfc3339(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339 in UTC with milliseconds: ``2013-01-01T00:00:00.000Z``."""
+    return _rfc3339(int(seconds * 1000))
+
+
+@lru_cache(maxsize=256)
+def _rfc3339(milliseconds: int) -> str:
+    # Thousands of jobs end within the same few milliseconds.
+    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+
+
+def from_rfc3339(text: str) -> float:
+    """Seconds since the epoch; ValueError where it is no time."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+MAX_ERROR_TEXT = 4_000
+"""Characters of an error text that a record keeps; the rest stays in the executor's log."""
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text within ``limit`` characters: its beginning and its end, which carry what matters of an error."""
+    if len(text) <= limit:
+        return text
+    head = limit // 3
+    return f"{text[:head]} … {text[len(text) - (limit - head - 3) :]}"
+
+
+def to_ranges(ordinals: Iterable[int]) -> str:
+    """Sorted ordinals as ranges: ``[3, 7, 8, 9]`` → ``"3,7-9"``."""
+    runs: list[list[int]] = []
+    for n in sorted(set(ordinals)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def from_ranges(text: str) -> list[int]:
+    """The reverse of :func:`to_ranges`."""
+    out: list[int] = []
+    for run in filter(None, text.split(",")):
+        first, _, last = run.partition("-")
+        out.extend(range(int(first), int(last or first) + 1))
+    return out

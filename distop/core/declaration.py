@@ -1,0 +1,140 @@
+"""What a behavior declares: published at ``distOpBehavior.<type>``, and taken into each operation's spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.core.codec import SCHEMA_VERSION, dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How unexpected errors are retried: ``attempts`` failures at most, back-off from ``initial`` doubling to
+    ``maximum`` seconds, with jitter drawn by the executor.
+    """
+
+    attempts: int = 3
+    initial: float = 1.0
+    maximum: float = 60.0
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after the ``failures``-th failure (from 1), before jitter."""
+        return float(min(self.maximum, self.initial * 2.0 ** min(max(failures - 1, 0), 60)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"attempts": self.attempts, "initial": self.initial, "maximum": self.maximum}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Retry:
+        return cls(int(data.get("attempts", 3)), float(data.get("initial", 1.0)), float(data.get("maximum", 60.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a behavior publishes at ``distOpBehavior.<type>``, so that a start is checked without its code."""
+
+    type_name: str
+    arg_schema: Mapping[str, Any] = field(default_factory=dict)
+    result_schema: Mapping[str, Any] = field(default_factory=dict)
+    report_schema: Mapping[str, Any] = field(default_factory=dict)
+    object_field: str | None = None
+    instances: str = "many"
+    conflicts_with: tuple[str, ...] = ()
+    can_fail: bool = True
+    retry: Retry = Retry()
+    lost: str = "retry"
+    failure_policy: str = "fail_fast"
+    resumable: bool = False
+    batch: bool = False
+    """The behavior has ``run_batch``: executors claim in blocks."""
+    completes: bool = True
+    """The behavior has completion code: without it the decision and the finish are one transaction."""
+    description: str = ""
+
+    def encode(self) -> bytes:
+        return dumps(
+            {
+                "v": SCHEMA_VERSION,
+                "type_name": self.type_name,
+                "description": self.description,
+                "arg_schema": dict(self.arg_schema),
+                "result_schema": dict(self.result_schema),
+                "report_schema": dict(self.report_schema),
+                "object_field": self.object_field,
+                "instances": self.instances,
+                "conflicts_with": list(self.conflicts_with),
+                **self.rules().to_json(),
+            }
+        )
+
+    @classmethod
+    def decode(cls, value: bytes) -> Declaration:
+        data = loads(value)
+        rules = Rules.from_json(data)
+        return cls(
+            data["type_name"],
+            data.get("arg_schema") or {},
+            data.get("result_schema") or {},
+            data.get("report_schema") or {},
+            data.get("object_field"),
+            data.get("instances", "many"),
+            tuple(data.get("conflicts_with", ())),
+            rules.can_fail,
+            rules.retry,
+            rules.lost,
+            rules.failure_policy,
+            rules.resumable,
+            rules.batch,
+            rules.completes,
+            data.get("description", ""),
+        )
+
+    def rules(self) -> Rules:
+        """The part of the declaration that an operation takes with it into its spec."""
+        return Rules(
+            self.can_fail, self.retry, self.lost, self.failure_policy, self.resumable, self.batch, self.completes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How an operation's jobs are run and judged: its behavior's declaration, as it was at the start."""
+
+    can_fail: bool = True
+    retry: Retry = Retry()
+    lost: str = "retry"
+    failure_policy: str = "fail_fast"
+    resumable: bool = False
+    batch: bool = False
+    completes: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "can_fail": self.can_fail,
+            "retry": self.retry.to_json(),
+            "lost": self.lost,
+            "failure_policy": self.failure_policy,
+            "resumable": self.resumable,
+            "batch": self.batch,
+            "completes": self.completes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rules:
+        return cls(
+            bool(data.get("can_fail", True)),
+            Retry.from_json(data.get("retry") or {}),
+            data.get("lost", "retry"),
+            data.get("failure_policy", "fail_fast"),
+            bool(data.get("resumable", False)),
+            bool(data.get("batch", False)),
+            bool(data.get("completes", True)),
+        )
+
+    def at_limit(self, failures: int) -> bool:
+        """``failures`` unexpected errors are as many as allowed. A behavior that cannot fail has no limit."""
+        return self.can_fail and failures >= self.retry.attempts

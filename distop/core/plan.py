@@ -1,0 +1,102 @@
+"""The plan of an operation: its partitions as they were frozen, in chunks that fit into etcd's values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.core.codec import SCHEMA_VERSION, dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MAX_PARTITIONS = 1_000_000
+MAX_CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns)."""
+
+    partition: int
+    name: str
+    bytes: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()
+    files_at: str = ""
+    """Where the file list stands when it is too large for etcd: a path under the shared directory."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The partition columns' values as text (None: null), for tables that have them."""
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"partition": self.partition, "name": self.name, "bytes": self.bytes}
+        if self.files_at:
+            data["files_at"] = self.files_at
+        else:
+            data["files"] = [list(f) for f in self.files]
+        if self.values:
+            data["values"] = dict(self.values)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PartitionPlan:
+        return cls(
+            int(data["partition"]),
+            data["name"],
+            int(data.get("bytes", 0)),
+            tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
+            data.get("files_at", ""),
+            data.get("values") or {},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (invariant 13)."""
+
+    count: int
+    version: str
+    digest: str
+    chunks: int
+
+    def encode(self) -> bytes:
+        return dumps(
+            {
+                "v": SCHEMA_VERSION,
+                "count": self.count,
+                "version": self.version,
+                "digest": self.digest,
+                "chunks": self.chunks,
+            }
+        )
+
+    @classmethod
+    def decode(cls, value: bytes) -> Plan:
+        data = loads(value)
+        return cls(int(data["count"]), data.get("version", ""), data.get("digest", ""), int(data.get("chunks", 0)))
+
+
+def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:
+    """A chunk of the plan: a JSON array."""
+    return dumps([p.to_json() for p in partitions])
+
+
+def decode_chunk(value: bytes) -> list[PartitionPlan]:
+    """The reverse of :func:`encode_chunk`."""
+    return [PartitionPlan.from_json(item) for item in loads(value)]
+
+
+def chunked(partitions: Sequence[PartitionPlan], limit: int = MAX_CHUNK_BYTES) -> list[bytes]:
+    """The plan's partitions as encoded chunks of at most ``limit`` bytes each (a larger single one stands alone)."""
+    chunks: list[bytes] = []
+    rows: list[bytes] = []
+    size = 2
+    for partition in partitions:
+        row = dumps(partition.to_json())
+        if rows and size + len(row) + 1 > limit:
+            chunks.append(b"[" + b",".join(rows) + b"]")
+            rows, size = [], 2
+        rows.append(row)
+        size += len(row) + 1
+    if rows:
+        chunks.append(b"[" + b",".join(rows) + b"]")
+    return chunks

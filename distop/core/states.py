@@ -1,0 +1,127 @@
+"""The state tables of operations and jobs: where each event leads, and that all else is refused.
+
+``core.transitions`` and ``core.claiming`` have the transaction of each event; the diagrams in docs/architecture.md are
+generated from these tables.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Stage(StrEnum):
+    """What an operation is in, as its state, gate, pending and decision keys tell together."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    PLANNING = "planning"
+    OPEN = "open"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    COMPLETING = "completing"
+    CLEANING = "cleaning"
+
+
+class Event(StrEnum):
+    """What happens to an operation."""
+
+    START = "start"
+    START_PLANNED = "start_planned"
+    PLAN = "plan"
+    PLAN_ATTEMPT = "plan_attempt"
+    GIVE_UP = "give_up"
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    FAIL_FAST = "fail_fast"
+    REAP = "reap"
+    DECIDE = "decide"
+    COMPLETE_ATTEMPT = "complete_attempt"
+    FINISH = "finish"
+    FINISH_AT_ONCE = "finish_at_once"
+    CLEAN = "clean"
+    END = "end"
+
+
+OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
+    Stage.ABSENT: {Event.START: frozenset({Stage.PLANNING}), Event.START_PLANNED: frozenset({Stage.OPEN})},
+    Stage.WAITING: {},
+    Stage.PLANNING: {
+        Event.PLAN: frozenset({Stage.OPEN}),
+        Event.PLAN_ATTEMPT: frozenset({Stage.PLANNING}),
+        Event.GIVE_UP: frozenset({Stage.COMPLETING}),
+        Event.PAUSE: frozenset({Stage.PAUSED}),
+        Event.CANCEL: frozenset({Stage.CANCELLING}),
+    },
+    Stage.OPEN: {
+        Event.PAUSE: frozenset({Stage.PAUSED}),
+        Event.CANCEL: frozenset({Stage.CANCELLING}),
+        Event.FAIL_FAST: frozenset({Stage.CANCELLING}),
+        Event.DECIDE: frozenset({Stage.COMPLETING}),
+        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
+    },
+    Stage.PAUSED: {
+        Event.RESUME: frozenset({Stage.OPEN, Stage.PLANNING}),
+        Event.CANCEL: frozenset({Stage.CANCELLING}),
+        Event.DECIDE: frozenset({Stage.COMPLETING}),
+        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
+    },
+    Stage.CANCELLING: {
+        Event.REAP: frozenset({Stage.CANCELLING}),
+        Event.DECIDE: frozenset({Stage.COMPLETING}),
+        Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
+    },
+    Stage.COMPLETING: {
+        Event.COMPLETE_ATTEMPT: frozenset({Stage.COMPLETING}),
+        Event.FINISH: frozenset({Stage.CLEANING}),
+    },
+    Stage.CLEANING: {Event.CLEAN: frozenset({Stage.CLEANING}), Event.END: frozenset({Stage.ABSENT})},
+}
+"""Where each event leads. What is not here is refused by the guards of the event's transaction, whatever revisions the
+caller put into them, and changes nothing."""
+
+
+class JobStage(StrEnum):
+    """What a job is in, as its state and claim keys tell together."""
+
+    FREE = "free"
+    CLAIMED = "claimed"
+    WAITING = "waiting"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+class JobEvent(StrEnum):
+    """What happens to a job."""
+
+    CLAIM = "claim"
+    RECLAIM = "reclaim"
+    TAKE_OVER = "take_over"
+    REPORT_SUCCESS = "report_success"
+    REPORT_FAILED = "report_failed"
+    RETRY = "retry"
+    RELEASE = "release"
+    FAIL_LOST = "fail_lost"
+    REAP = "reap"
+
+
+JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
+    JobStage.FREE: {JobEvent.CLAIM: JobStage.CLAIMED},
+    JobStage.CLAIMED: {
+        JobEvent.TAKE_OVER: JobStage.CLAIMED,
+        JobEvent.REPORT_SUCCESS: JobStage.SUCCESS,
+        JobEvent.REPORT_FAILED: JobStage.FAILED,
+        JobEvent.RETRY: JobStage.WAITING,
+        JobEvent.RELEASE: JobStage.WAITING,
+        JobEvent.FAIL_LOST: JobStage.FAILED,
+        JobEvent.REAP: JobStage.FREE,
+    },
+    JobStage.WAITING: {JobEvent.RECLAIM: JobStage.CLAIMED, JobEvent.REAP: JobStage.FREE},
+    JobStage.SUCCESS: {},
+    JobStage.FAILED: {},
+}
+"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone."""
