@@ -122,7 +122,7 @@ class Client:
             submitter if submitter is not None else _submitter(),
         )
         ref = await submit(self._etcd, self._keys, wanted)
-        return Operation(self._etcd, self._keys, ref, started=True)
+        return Operation(self._etcd, self._keys, ref)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""

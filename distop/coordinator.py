@@ -61,7 +61,12 @@ class Coordinator:
         self._ready = False
         relist = max(ctx.config.poll, 300.0)
         self._jobs = Feed(
-            ctx.client, *ctx.keys.type_range(table, type_name), self._fold_jobs, relist_every=relist, name="jobs"
+            ctx.client,
+            *ctx.keys.type_range(table, type_name),
+            self._fold_jobs,
+            relist_every=relist,
+            name="jobs",
+            ignore=(b".outcome", b".progress"),
         )
         self._claims = Feed(
             ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"

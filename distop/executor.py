@@ -244,9 +244,8 @@ class Executor:
         wants: list[claiming.Want] = []
         dead: dict[int, str] = {}
         over: list[tuple[int, Seen[Claim], Claim]] = []
-        for p in free:
-            claim, mod, _ = decide.claim_for(None, self.ctx.executor_id, self.ctx.incarnation, False, rules)
-            wants.append(claiming.Want(p, claim, mod))
+        first, _, _ = decide.claim_for(None, self.ctx.executor_id, self.ctx.incarnation, False, rules)
+        wants += [claiming.Want(p, first) for p in free]
         for p, seen, lost in again:
             claim, mod, at_limit = decide.claim_for(seen, self.ctx.executor_id, self.ctx.incarnation, lost, rules)
             if at_limit:
@@ -257,13 +256,7 @@ class Executor:
                 dead[p] = seen.value.incarnation
         if over:
             await self._fail_lost(op, over)
-        fresh = [want for want in wants if want.partition not in dead]
-        lost_ones = sorted((want for want in wants if want.partition in dead), key=lambda want: dead[want.partition])
-        groups = [
-            part[n : n + size]
-            for part, size in ((fresh, claiming.CLAIMS_PER_TXN), (lost_ones, claiming.TAKEOVERS_PER_TXN))
-            for n in range(0, len(part), size)
-        ]
+        groups = [wants[n : n + claiming.CLAIMS_PER_TXN] for n in range(0, len(wants), claiming.CLAIMS_PER_TXN)]
         limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
 
         async def one(group: Sequence[claiming.Want]) -> list[int]:
@@ -284,6 +277,11 @@ class Executor:
 
     async def _claim_group(self, op: OpenOperation, wants: Sequence[claiming.Want], dead: Iterable[str]) -> list[int]:
         ctx = self.ctx
+        if (runs := claiming.runs(wants)) is not None:
+            whole = claiming.claim_runs(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, runs, wants[0].claim)
+            result = await ctx.commit(whole)
+            if result.succeeded:
+                return [self._hold(op, want, result.revision) for want in wants]
         result = await ctx.commit(claiming.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
         if not result.succeeded:
             # The gate, my node key, or a "dead" node is not as it was: what changed arrives as an event.
@@ -296,10 +294,14 @@ class Executor:
                 continue
             fence = result.revision if answer.succeeded else self._won_before(want, answer)
             if fence:
-                name = str(op.partition(want.partition).get("name", want.partition))
-                op.held[want.partition] = Held(want.claim, fence, name)
-                won.append(want.partition)
+                won.append(self._hold(op, want, fence))
         return won
+
+    @staticmethod
+    def _hold(op: OpenOperation, want: claiming.Want, fence: int) -> int:
+        name = str(op.partition(want.partition).get("name", want.partition))
+        op.held[want.partition] = Held(want.claim, fence, name)
+        return want.partition
 
     @staticmethod
     def _won_before(want: claiming.Want, answer: TxnResult) -> int:
@@ -393,7 +395,8 @@ class Executor:
         for event in events:
             held = op.held.get(event.partition)
             if held is not None:
-                writes.append((self._write(op, held, event), self._forget(op, event.partition)))
+                write = self._write(op, held, event)
+                writes.append((write, self._forget(op, event.partition, write.label == "report")))
         self.ctx.reporter.submit(writes)
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:
@@ -442,9 +445,10 @@ class Executor:
             )
             return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, plain)
 
-    def _forget(self, op: OpenOperation, partition: int) -> Any:
+    def _forget(self, op: OpenOperation, partition: int, ended: bool) -> Any:
         def answered(applied: bool) -> None:
             op.held.pop(partition, None)
+            op.done += applied and ended
             if not applied:
                 self.ctx.log.info(
                     "another holder has the job: the outcome here is dropped",
@@ -452,7 +456,7 @@ class Executor:
                 )
             if not op.held:
                 # The block is done: what failed here, or was left by others, may be claimable.
-                op.exhausted = False
+                op.exhausted = op.done >= op.plan.count
                 if op.spec.rules.batch:
                     op.forget_candidates()
                 if op.ref not in self.ctx.cluster.gates:
@@ -466,7 +470,9 @@ class Executor:
         for p in partitions:
             held = op.held[p]
             waiting = decide.released(held.claim, self.ctx.executor_id)
-            writes.append((claiming.wait_again(self.ctx.keys, op.ref, p, held.fence, waiting), self._forget(op, p)))
+            writes.append(
+                (claiming.wait_again(self.ctx.keys, op.ref, p, held.fence, waiting), self._forget(op, p, False))
+            )
         self.ctx.reporter.submit(writes)
         self._hint_released()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core import decide
 from distop.core.codec import loads
 from distop.core.digest import plan_digest
+from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import Claim, OperationRef, Spec
 from distop.core.plan import Plan
 from distop.core.txn import Get
@@ -61,6 +62,8 @@ class OpenOperation:
         self.free: deque[int] = deque()
         self.mine = 0
         """How many of ``free``, at its head, are this executor's by rendezvous."""
+        self.done = 0
+        """Jobs of it that ended here."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
         self._chunks = list(chunks)
@@ -120,7 +123,8 @@ class OpenOperation:
 
     def assume_free(self, executor: str, others: Sequence[str]) -> None:
         """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
-        self._choose(range(self.plan.count), executor, others)
+        ordered, self.mine = decide.shares(self.plan.count, executor, others, str(self.ref))
+        self.free = deque(ordered)
 
     def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
         ordered, self.mine = decide.rendezvous(free, executor, others, str(self.ref))
@@ -148,14 +152,22 @@ class OpenOperation:
         patience: float,
     ) -> None:
         """List the operation's job states and claims, and sort what may be claimed now."""
-        ended = await self._ended(client, keys)
-        listing = await client.list(*keys.claims_range(self.ref))
+        first, after = keys.claims_range(self.ref)
+        count = await client.count(*keys.jobs_range(self.ref))
+        listing = await client.list(first, after)
+        if not self.spec.rules.resumable and count == 2 * (self.plan.count - len(listing.kvs)):
+            # State and outcome of each job that ended, counted before: so whatever has no claim had ended.
+            held = {claim_ordinal(kv.key) for kv in listing.kvs}
+            ended = set(range(self.plan.count)) - held
+        else:
+            ended = await self._ended(client, keys)
+            listing = await client.list(first, after)
         now, clock = time.time(), time.monotonic()
         claims: dict[int, Seen[Claim]] = {}
         unchanged: dict[int, float] = {}
         seen_before, self._first_seen = self._first_seen, {}
         for kv in listing.kvs:
-            p = keys.parse(kv.key).partition
+            p = claim_ordinal(kv.key)
             claims[p] = Seen(Claim.decode(kv.value), kv.mod_revision)
             if claims[p].value.waiting:
                 mod, since = seen_before.get(p, (0, clock))
@@ -170,7 +182,7 @@ class OpenOperation:
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
         listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
-        return {keys.parse(kv.key).partition for kv in listing.kvs if kv.key.endswith(".state")}
+        return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
 
     def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
         """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""

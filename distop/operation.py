@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.core import transitions as t
 from distop.core.codec import shorten
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
-    from distop.store.watch import Batch
 
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
@@ -37,12 +36,10 @@ class Operation:
     Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
     """
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, started: bool = False) -> None:
+    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
         self._etcd = etcd
         self._keys = keys
         self._ref = ref
-        self._started = started
-        """We have just started it: that it exists need not be asked before waiting."""
         self._jobs = JobStates()
 
     @property
@@ -81,45 +78,54 @@ class Operation:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
 
     async def _history(self) -> History:
-        from distop.store.watch import Feed
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                value = await self._until_ended()
+                if value is not None:
+                    return History.decode(value)
+                pause = _FIRST_PAUSE
+            except ClusterChanged:
+                raise
+            except EtcdUnavailable:
+                self._etcd.transport.check()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _LONGEST_PAUSE)
 
-        ended = asyncio.Event()
-        found: list[bytes] = []
+    async def _until_ended(self) -> bytes | None:
+        """The history record; None where the watch came to an end before it.
 
-        def apply(batch: Batch) -> None:
-            for event in batch.events:
-                if not event.deleted:
-                    found.append(event.kv.value)
-                    ended.set()
+        Watched from now on first, and read then: a watch from a revision that has passed is served by etcd's loop for
+        the belated alone, up to 0.1 s later, and the operation is under way while this begins.
+        """
+        from distop.store.transport import RequestFailed
+        from distop.store.watch import WatchStream
 
         key = self._keys.history(self._ref)
-        feed = Feed(self._etcd, key, key + "\0", apply, name=f"history of {self.ref}")
-        started = False
-        pause = _FIRST_PAUSE
+        stream = WatchStream(self._etcd, key, key + "\0", 0)
+        reading: asyncio.Future[Any] | None = None
         try:
-            while not found:
-                try:
-                    if not self._started and (value := await self._ended_by_now()) is not None:
-                        return History.decode(value)
-                    if not started:
-                        await feed.start()
-                        started = True
-                    self._started = False
-                    pause = _FIRST_PAUSE
-                except ClusterChanged:
-                    raise
-                except EtcdUnavailable:
-                    self._etcd.transport.check()
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(pause * 2, _LONGEST_PAUSE)
-                    continue
-                if not found:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_POLL):
-                            await ended.wait()
-            return History.decode(found[-1])
+            await stream.open(_POLL)
+            reading = asyncio.ensure_future(stream.read())
+            while True:
+                await asyncio.wait([reading], timeout=_POLL)
+                if reading.done():
+                    message = reading.result()
+                    if message is None or message.canceled:
+                        return await self._ended_by_now()
+                    for event in message.events:
+                        if event.kv.value:
+                            return bytes(event.kv.value)
+                    reading = asyncio.ensure_future(stream.read())
+                if (value := await self._ended_by_now()) is not None:
+                    return value
+        except RequestFailed as error:
+            raise EtcdUnavailable(str(error)) from None
         finally:
-            await feed.close()
+            stream.cut()
+            if reading is not None and not reading.done():
+                with contextlib.suppress(Exception):
+                    await reading
 
     async def _ended_by_now(self) -> bytes | None:
         """The history record, if there is one. Raises NotFound when there is no operation either."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import word
 from distop.core.model import Claim, JobState, OperationRef, Outcome, State
-from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, unchanged, value_is
+from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, none_within, unchanged, value_is
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 CLAIMS_PER_TXN = 124
 """Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
 what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
-TAKEOVERS_PER_TXN = 60
-"""The same for jobs of holders that are gone, even when each had another: their absence is compared as well."""
 REPORTS_PER_TXN = 42
 """Reports in one transaction: three operations each (T1)."""
 REPORT_BYTES_PER_TXN = 1024 * 1024
@@ -61,6 +59,47 @@ def claim(
         (Get(keys.gate(ref)), Get(keys.node(incarnation))),
         "take_over" if dead else "claim",
     )
+
+
+RUNS_PER_CLAIM = 16
+"""Runs in one all-or-nothing claim: two range compares each."""
+
+
+def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
+    """The ordinals as a few runs of neighbours, (first, the one after the last); None where they are no such thing, or
+    not all of them are wanted for the first time.
+    """
+    found: list[tuple[int, int]] = []
+    for want in wants:
+        p = want.partition
+        if want.seen_mod or want.claim != wants[0].claim:
+            return None
+        if found and found[-1][1] == p:
+            found[-1] = (found[-1][0], p + 1)
+        elif len(found) == RUNS_PER_CLAIM:
+            return None
+        else:
+            found.append((p, p + 1))
+    return found or None
+
+
+def claim_runs(
+    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, runs: Sequence[tuple[int, int]], first: Claim
+) -> Txn:
+    """Claim runs of jobs that nobody has touched, all or nothing: the usual case behind a fresh gate. "No claim and no
+    state" is one-way for each job while the gate stands, so "none in the run" is (T5: the ranges are empty). A refused
+    one is followed by :func:`claim`, which decides each job alone and tells whether an earlier copy won.
+    """
+    value = first.encode()
+    guards: list[Compare] = []
+    puts: list[Operation] = []
+    for begin, after in runs:
+        guards += (
+            none_within(*keys.claims_between(ref, begin, after)),
+            none_within(*keys.jobs_between(ref, begin, after)),
+        )
+        puts += [Put(keys.claim(ref, p), value) for p in range(begin, after)]
+    return Txn((unchanged(keys.gate(ref), gate_mod), exists(keys.node(incarnation)), *guards), tuple(puts), (), "claim")
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,27 @@ def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], 
     return [p for rank in ranked for p in rank], len(ranked[0])
 
 
+LONGEST_RUN = 120
+"""Neighbouring ordinals that are dealt out together."""
+
+
+def shares(count: int, executor: str, others: Sequence[str], salt: str) -> tuple[list[int], int]:
+    """The ordinals of a fresh plan in the order in which this executor should claim them, and how many of them, at the
+    head, are its equal share. Runs of neighbours are dealt out in turn, so that everybody who sees the same executors
+    divides alike, and a run that nobody has touched is claimed under two range compares.
+    """
+    if not others:
+        return list(range(count)), count
+    names = sorted({executor, *others})
+    turn = (names.index(executor) + crc32(salt.encode())) % len(names)
+    run = max(1, min(LONGEST_RUN, count // (8 * len(names))))
+    mine: list[int] = []
+    rest: list[int] = []
+    for n, first in enumerate(range(0, count, run)):
+        (mine if n % len(names) == turn else rest).extend(range(first, min(first + run, count)))
+    return mine + rest, len(mine)
+
+
 def _mix(seed: int, n: int) -> int:
     # A multiplicative hash of 32 bits (odd constants), enough to spread ordinals evenly over executors.
     x = (seed ^ (n * 0x9E3779B1)) & 0xFFFFFFFF

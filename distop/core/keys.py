@@ -229,6 +229,14 @@ class Keys:
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, CLAIM)}.")
 
+    def claims_between(self, ref: OperationRef, first: int, after: int) -> tuple[str, str]:
+        """The claims of the ordinals ``first`` … ``after - 1``."""
+        return _between(self.roots(ref)[1], first, after)
+
+    def jobs_between(self, ref: OperationRef, first: int, after: int) -> tuple[str, str]:
+        """All keys of the jobs ``first`` … ``after - 1``."""
+        return _between(self.roots(ref)[0], first, after)
+
     def node(self, incarnation: str) -> str:
         return f"{self._prefix}{NODE}.{encode(incarnation)}"
 
@@ -307,11 +315,25 @@ OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
 
 
+def _between(root: str, first: int, after: int) -> tuple[str, str]:
+    return f"{root}.{ordinal(first)}", f"{root}.{ordinal(after) if after < MAX_PARTITIONS else ':'}"
+
+
 def ordinal(partition: int) -> str:
     """A partition's ordinal in six digits. Raises InvalidArgument at a million."""
     if not 0 <= partition < MAX_PARTITIONS:
         raise InvalidArgument(f"partition {partition} is out of range: an operation has at most a million partitions")
     return f"{partition:06d}"
+
+
+def claim_ordinal(key: str) -> int:
+    """The ordinal at the end of a claim's key, which is known to be one."""
+    return int(key[-6:])
+
+
+def state_ordinal(key: str) -> int | None:
+    """The ordinal in the key of a job's state; None for another key of a job."""
+    return int(key[-12:-6]) if key.endswith(".state") else None
 
 
 def parse_ordinal(text: str) -> int:

@@ -40,11 +40,19 @@ _GRACE = 3.0  # seconds that reached() waits for an event before it asks for pro
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
-def decode_response(message: rpc.WatchResponse) -> Response:
-    """What matters of a watch response."""
+def _wanted(events: Any, ignore: tuple[bytes, ...]) -> Any:
+    """Without those that nobody asked for; the last one stays: its revision tells how far this goes (W2)."""
+    if not ignore or len(events) < 2:
+        return events
+    last = len(events) - 1
+    return [event for n, event in enumerate(events) if n == last or not event.kv.key.endswith(ignore)]
+
+
+def decode_response(message: rpc.WatchResponse, ignore: tuple[bytes, ...] = ()) -> Response:
+    """What matters of a watch response; without the keys that end so."""
     return Response(
         message.header.revision,
-        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in message.events]),
+        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore)]),
         message.created,
         message.canceled,
         message.compact_revision,
@@ -141,12 +149,14 @@ class Feed:
         *,
         relist_every: float = 300.0,
         name: str = "",
+        ignore: tuple[bytes, ...] = (),
     ) -> None:
         self.name = name or start
         self.problem = ""
         self._client = client
         self._start, self._end = start, end
         self._apply = apply
+        self._ignore = ignore
         self._relist_every = relist_every
         self._position = WatchPosition()
         self._stream: WatchStream | None = None
@@ -290,7 +300,7 @@ class Feed:
                     return useful
                 self._heard = asyncio.get_running_loop().time()
                 self._asked = False
-                step = self._position.feed(decode_response(message))
+                step = self._position.feed(decode_response(message, self._ignore))
                 if not useful and message.created and not message.canceled:
                     useful = True
                     self.problem = ""

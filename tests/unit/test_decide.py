@@ -292,6 +292,15 @@ def test_rendezvous_moves_little_when_one_leaves() -> None:
         assert set(before[:mine]) < set(after[:more])
 
 
+@given(st.integers(0, 3_000), executors)
+def test_shares_of_a_fresh_plan_are_disjoint_equal_and_complete(count: int, names: list[str]) -> None:
+    dealt = [d.shares(count, name, [other for other in names if other != name], "op") for name in names]
+    assert all(sorted(ordered) == list(range(count)) for ordered, _ in dealt)
+    assert sorted(p for ordered, mine in dealt for p in ordered[:mine]) == list(range(count))
+    sizes = [mine for _, mine in dealt]
+    assert max(sizes) - min(sizes) <= d.LONGEST_RUN
+
+
 # ---------------------------------------------------------------------- claims
 
 

@@ -328,6 +328,33 @@ def test_the_living_keep_their_claims() -> None:
     assert [kv for kv in before if "Claim" in kv.key] == [kv for kv in world.store.listing() if "Claim" in kv.key]
 
 
+def test_runs_that_nobody_touched_are_claimed_together_or_not_at_all() -> None:
+    world, ref = ready(planned_first=False)
+    world.do(world.plan(ref, 6))
+    gate = world.store.mod(world.keys.gate(ref))
+    claim = Claim("ex-a", "a", 1, 0)
+    whole = claiming.claim_runs(world.keys, ref, gate, "a", [(0, 2), (3, 5)], claim)
+    assert world.store.apply(whole).succeeded
+    assert [p for p in range(6) if world.claim_of(ref, p) == claim] == [0, 1, 3, 4]
+    before = world.store.revision
+    assert not world.store.apply(whole).succeeded, "sent again"
+    assert not world.store.apply(claiming.claim_runs(world.keys, ref, gate, "b", [(1, 3)], claim)).succeeded
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    ended = world.store.revision
+    assert not world.store.apply(claiming.claim_runs(world.keys, ref, gate, "b", [(0, 1)], claim)).succeeded
+    assert not world.store.apply(claiming.claim_runs(world.keys, ref, gate + 1, "b", [(2, 3)], claim)).succeeded
+    assert world.store.revision == ended > before
+
+
+def test_which_claims_are_runs() -> None:
+    claim = Claim("x", "x", 1, 0)
+    fresh = [claiming.Want(p, claim) for p in (3, 4, 5, 9)]
+    assert claiming.runs(fresh) == [(3, 6), (9, 10)]
+    assert claiming.runs([]) is None
+    assert claiming.runs([*fresh, claiming.Want(10, Claim("x", "x", 2, 0), 7)]) is None
+    assert claiming.runs([claiming.Want(2 * p, claim) for p in range(claiming.RUNS_PER_CLAIM + 1)]) is None
+
+
 def test_overlapping_blocks_are_shared() -> None:
     world, ref = ready()
     one, two = world.claim(ref, "a", [0, 1]), world.claim(ref, "b", [1, 0])
@@ -397,6 +424,8 @@ def test_the_largest_transactions_fit() -> None:
     txns = [
         claiming.claim(keys, ref, 1, "a", wants),
         claiming.claim(keys, ref, 1, "a", wants, dead),
+        claiming.claim_runs(keys, ref, 1, "a", [(2 * n, 2 * n + 1) for n in range(claiming.RUNS_PER_CLAIM)], claim),
+        claiming.claim_runs(keys, ref, 1, "a", [(0, claiming.CLAIMS_PER_TXN)], claim),
         claiming.group(reports),
         claiming.one_by_one(reports),
         claiming.fail_lost(keys, ref, 1, "a", "b", lost),
