@@ -6,7 +6,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
-from distop_behaviors.validate.facts import ddl, quote
+from distop_behaviors.validate.facts import ddl, decimal_of, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.facts import SparkType
 
 _MAX_REFERENCES = 2_000
+_COMPACT_DIGITS = 18
 
 
 def fit(check: Check, kind: SparkType) -> None:
@@ -109,13 +110,11 @@ def _holds(bound: Bound, kind: str) -> bool:
 
 def _literal(bound: Bound, kind: str) -> Column:
     """A constant of the column's own type, so that the column itself is never cast."""
-    from decimal import Decimal
-
     from pyspark.sql import functions as F
 
     group = family(kind)
     if group == "decimal":
-        return F.lit(str(Decimal(bound.value).scaleb(-bound.scale)) if bound.value else "0").cast(kind)
+        return _decimal(bound, *decimal_of(kind))
     if group == "whole":
         return F.lit(bound.value).cast(kind)
     if group == "date":
@@ -123,6 +122,17 @@ def _literal(bound: Bound, kind: str) -> Column:
     if group == "timestamp":
         return F.expr(f"timestamp_micros({bound.value}L)").cast(kind)
     return F.lit(bound.value)
+
+
+def _decimal(bound: Bound, precision: int, scale: int) -> Column:
+    from decimal import Decimal
+
+    from pyspark.sql import functions as F
+
+    if precision <= _COMPACT_DIGITS:
+        # A decimal that comes from text is backed by a BigDecimal, and compares several times slower with a column.
+        return _internal("MakeDecimal", F.lit(bound.value).cast("bigint"), precision, scale)
+    return F.lit(str(Decimal(bound.value).scaleb(-bound.scale))).cast(f"decimal({precision},{scale})")
 
 
 def _misfit(column: Column, kind: str, target: str) -> Column:
@@ -176,17 +186,22 @@ def bad_pattern(session: SparkSession, pattern: str) -> str | None:
     return None
 
 
-def attempted(session: SparkSession, column: Column) -> Column:
+def attempted(column: Column) -> Column:
     """A struct with the field ``v``; null where evaluating ``column`` throws, which then fails no query.
 
     It is Spark's own expression behind ``try_`` functions, which SQL does not offer for any expression.
     """
-    from pyspark.sql import Column as PlainColumn
     from pyspark.sql import functions as F
 
-    jvm: Any = session.sparkContext._jvm  # type: ignore[attr-defined]
-    classic = jvm.org.apache.spark.sql.classic.ExpressionUtils
-    wrapped = F.struct(column.alias("v"))
-    tried = jvm.org.apache.spark.sql.catalyst.expressions.TryEval(classic.expression(wrapped._jc))
-    made: Column = type(wrapped)(classic.column(tried)) if type(wrapped) is not PlainColumn else wrapped
+    return _internal("TryEval", F.struct(column.alias("v")))
+
+
+def _internal(name: str, column: Column, *more: Any) -> Column:
+    """An expression of Spark's that has no name in SQL, over a column."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._active_spark_context._jvm  # type: ignore[union-attr]
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    expression = getattr(jvm.org.apache.spark.sql.catalyst.expressions, name)
+    made: Column = type(column)(utils.column(expression(utils.expression(column._jc), *more)))
     return made

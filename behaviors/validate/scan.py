@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from distop_behaviors.validate.expressions import any_of, attempted
+from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
 
 if TYPE_CHECKING:
@@ -105,10 +105,13 @@ def count(session: SparkSession, group: Group, checks: Mapping[int, Column], whe
         frame = frame.where(where)
         totals.insert(0, F.count(F.lit(1)))
     elif found:
-        frame = frame.where(any_of(found))
+        # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
+        # which the footers have left open already, and may skip a row on which a check throws.
+        frame = frame.where(F.coalesce(*(F.when(column, True) for column in found), F.lit(False)))
     else:
         return {}
-    rows = frame.groupBy(F.col("_metadata.file_path")).agg(*totals).collect()
+    # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
+    rows = frame.groupBy(F.input_file_name()).agg(*totals).collect()
     offset = 2 if where is not None else 1
     return {
         plain_path(row[0]): Counts(
@@ -127,8 +130,8 @@ def count_attempts(
 
     frame = relation(session, group)
     path = F.col("_metadata.file_path").alias("file")
-    tried = [attempted(session, column).alias(f"c{n}") for n, column in checks.items()]
-    picked = F.lit(True) if where is None else attempted(session, where)
+    tried = [attempted(column).alias(f"c{n}") for n, column in checks.items()]
+    picked = F.lit(True) if where is None else attempted(where)
     frame = frame.select(path, picked.alias("w"), *tried)
     chosen = F.lit(True) if where is None else F.coalesce(F.col("w.v"), F.lit(False))
     totals = [F.count_if(chosen), F.count_if(F.col("w").isNull())]
