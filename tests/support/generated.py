@@ -48,7 +48,7 @@ def _value(rng: random.Random, column: str) -> Any:
         return rng.choice([0, 1, 2**63 - 1, 2**63 + 5, rng.randint(0, 50)])
     if column in ("f32", "f64"):
         value = rng.choice([0.0, -0.0, 1.5, -2.25, 100.0, rng.uniform(-50, 50)])
-        if rng.random() < 0.06:
+        if rng.random() < 0.2:
             value = rng.choice([math.nan, math.inf, -math.inf])
         return struct.unpack("f", struct.pack("f", value))[0] if column == "f32" else value
     if column in ("dec", "big_dec"):
@@ -144,7 +144,7 @@ def _bounds(rng: random.Random, column: str) -> tuple[Any, Any, Callable[[Any], 
     low, high = sorted((_value(rng, column), _value(rng, column)), key=lambda v: (v != v, v))
     while isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
         low, high = sorted((_value(rng, column), _value(rng, column)))
-    if rng.random() < 0.3 and column != "text":
+    if rng.random() < 0.5 and column != "text":
         low, high = _widened(low, high)
     sides = rng.choice(["both", "min", "max"])
 
