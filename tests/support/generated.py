@@ -48,8 +48,8 @@ def _value(rng: random.Random, column: str) -> Any:
         return rng.choice([0, 1, 2**63 - 1, 2**63 + 5, rng.randint(0, 50)])
     if column in ("f32", "f64"):
         value = rng.choice([0.0, -0.0, 1.5, -2.25, 100.0, rng.uniform(-50, 50)])
-        if rng.random() < 0.2:
-            value = rng.choice([math.nan, math.inf, -math.inf])
+        if rng.random() < 0.1:
+            value = rng.choice([math.inf, -math.inf]) if rng.random() < 0.02 else math.nan
         return struct.unpack("f", struct.pack("f", value))[0] if column == "f32" else value
     if column in ("dec", "big_dec"):
         return Decimal(rng.randint(-9_999, 9_999)).scaleb(-2)
