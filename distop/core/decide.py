@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from distop.core import transitions as t
-from distop.core.codec import SCHEMA_VERSION, from_rfc3339, to_ranges
-from distop.core.model import Cancel, Claim, Decision, State
+from distop.core.codec import SCHEMA_VERSION, from_rfc3339
+from distop.core.model import Cancel, Claim, Decision, State, failed_text
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
     ``live``: incarnations with a node key. ``poll``: seconds between two looks; a ``retry_at`` that lies further ahead
     than that and than the longest back-off is due at once, so that a clock an hour ahead delays nothing (fault 40).
     """
-    if op.spec is None or op.spec.version > SCHEMA_VERSION:
+    if op.spec is None or newer(op):
         return None
     stage = op.stage
     longest = max(poll, op.spec.rules.retry.maximum)
@@ -112,7 +112,7 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
     if stage is Stage.COMPLETING and op.decision is not None:
         decision = op.decision.value
-        if op.plan is None or not op.spec.rules.completes or op.spec.rules.at_limit(decision.attempts):
+        if op.plan is None or not op.spec.rules.completes or gives_up(op.spec.rules, decision.attempts):
             return Finish(decision, op.decision.mod)
         if (due := _due(decision.retry_at, now, longest)) > now:
             return WakeAt(due)
@@ -127,10 +127,24 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -
     if op.claims:
         return None  # the view of the claims lags behind the jobs, or a holder has yet to stop
     total = op.plan.count if op.plan is not None else 0
-    decision = Decision(verdict, total, op.success, len(op.failed), to_ranges(op.failed))
+    failed, truncated = failed_text(op.failed)
+    decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
     if op.spec is not None and not op.spec.rules.completes:
         return Finish(decision, 0)
     return Commit(t.decide(keys, op.ref, election, op.state_mod, decision))
+
+
+def gives_up(rules: Rules, attempts: int) -> bool:
+    """So many attempts at planning or completion have failed that the operation fails. Unlike a job's, they are
+    counted whatever ``can_fail`` says: it speaks of jobs, and an operation that can neither go on nor end would hold
+    its table for ever.
+    """
+    return attempts >= rules.retry.attempts
+
+
+def newer(op: OperationView) -> bool:
+    """A newer release wrote the operation, by rules that are not known here: it is left alone."""
+    return op.spec is not None and op.spec.version > SCHEMA_VERSION
 
 
 def _due(retry_at: str, now: float, longest: float) -> float:

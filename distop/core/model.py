@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
+from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten, to_ranges
 from distop.core.declaration import Rules
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 CLUSTER_TABLE = "@cluster"
 """The table name of operations that belong to no table: one job, named :data:`WHOLE`."""
@@ -351,6 +351,20 @@ class Attempts:
         return cls(int(data.get("attempts", 0)), data.get("error", ""), data.get("retry_at", ""))
 
 
+MAX_FAILED_BYTES = 64 * 1024
+"""How long the text may be that names the failed jobs: a decision and a history record are read whole."""
+
+
+def failed_text(ordinals: Iterable[int]) -> tuple[str, bool]:
+    """The failed jobs as ranges (``3,7-9``): the first ones, as many as :data:`MAX_FAILED_BYTES` hold, and whether
+    that is not all of them. How many they are stands beside it.
+    """
+    text = to_ranges(ordinals)
+    if len(text) <= MAX_FAILED_BYTES:
+        return text, False
+    return text[: text.rindex(",", 0, MAX_FAILED_BYTES + 1)], True
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``<root>.decision``: the verdict by the jobs, fixed before the completion code runs (never recounted)."""
@@ -360,6 +374,7 @@ class Decision:
     success: int
     failed: int
     failed_ranges: str = ""
+    """The failed jobs' ordinals, as :func:`failed_text` gives them."""
     attempts: int = 0
     """Completion attempts that ended in an unexpected error."""
     error: str = ""
@@ -367,22 +382,25 @@ class Decision:
     retry_at: str = ""
     follow_ups: tuple[Mapping[str, Any], ...] = ()
     """What the completion code wants started after the finish: ``{"type", "table", "arg", "partitions"}`` each."""
+    failed_truncated: bool = False
+    """``failed_ranges`` names only the first of the failed jobs."""
 
     def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": SCHEMA_VERSION,
-                "verdict": str(self.verdict),
-                "total": self.total,
-                "success": self.success,
-                "failed": self.failed,
-                "failed_ranges": self.failed_ranges,
-                "attempts": self.attempts,
-                "error": shorten(self.error, MAX_ERROR_TEXT),
-                "retry_at": self.retry_at,
-                "follow_ups": list(self.follow_ups),
-            }
-        )
+        data: dict[str, Any] = {
+            "v": SCHEMA_VERSION,
+            "verdict": str(self.verdict),
+            "total": self.total,
+            "success": self.success,
+            "failed": self.failed,
+            "failed_ranges": self.failed_ranges,
+            "attempts": self.attempts,
+            "error": shorten(self.error, MAX_ERROR_TEXT),
+            "retry_at": self.retry_at,
+            "follow_ups": list(self.follow_ups),
+        }
+        if self.failed_truncated:
+            data["failed_truncated"] = True
+        return dumps(data)
 
     @classmethod
     def decode(cls, value: bytes) -> Decision:
@@ -397,6 +415,7 @@ class Decision:
             data.get("error", ""),
             data.get("retry_at", ""),
             tuple(data.get("follow_ups") or ()),
+            bool(data.get("failed_truncated", False)),
         )
 
 
@@ -415,9 +434,11 @@ class History:
     errors: tuple[Mapping[str, Any], ...] = ()
     """The first few errors: ``{"partition": name or None, "text": …}``."""
     failed_ranges: str = ""
-    """Ordinals of the failed jobs, as ranges: ``3,7-9``."""
+    """Ordinals of the failed jobs, as :func:`failed_text` gives them: ``3,7-9``."""
     request_id: str = ""
     cancel: Cancel | None = None
+    failed_truncated: bool = False
+    """``failed_ranges`` names only the first of the failed jobs."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -434,6 +455,8 @@ class History:
         }
         if self.cancel is not None:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
+        if self.failed_truncated:
+            data["failed_truncated"] = True
         return data
 
     def encode(self) -> bytes:
@@ -457,4 +480,5 @@ class History:
             data.get("failed", ""),
             data.get("request_id", ""),
             Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
+            bool(data.get("failed_truncated", False)),
         )

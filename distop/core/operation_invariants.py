@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.core.codec import to_ranges
 from distop.core.digest import plan_digest
-from distop.core.model import State
+from distop.core.model import State, failed_text
 from distop.core.plan import decode_chunk
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def all_succeeded(op: OperationTrace) -> bool:
 def miscounted(op: OperationTrace, total: int, success: int, failed: int, ranges: str) -> str:
     """What a decision or a history record tells of the jobs that is not so, or ""."""
     told = (total, success, failed, ranges)
-    is_so = (op.plan.count if op.plan is not None else 0, op.success, len(op.failed), to_ranges(op.failed))
+    is_so = (op.plan.count if op.plan is not None else 0, op.success, len(op.failed), failed_text(op.failed)[0])
     return f"tells (total, success, failed, which) {told} where the jobs are {is_so}" if told != is_so else ""
 
 

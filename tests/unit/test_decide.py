@@ -172,6 +172,10 @@ def test_completing() -> None:
     assert after(late) == d.Complete(late)
     spent = replace(first, attempts=3, verdict=State.FAILED)
     assert after(spent) == d.Finish(spent, 77)
+    assert op.spec is not None
+    op.spec = replace(op.spec, rules=replace(COMPLETES, can_fail=False))
+    assert after(tried) == d.WakeAt(NOW + 5)
+    assert after(spent) == d.Finish(spent, 77), "can_fail speaks of jobs, not of the completion code"
 
 
 def test_an_operation_without_a_plan_is_finished_without_completion_code() -> None:

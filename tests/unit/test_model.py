@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -188,3 +189,23 @@ def test_states() -> None:
     assert {s for s in m.State if s.terminal} == {m.State.SUCCESS, m.State.FAILED, m.State.CANCELLED}
     assert m.Claim("e", "", 1, 0).waiting
     assert not m.Claim("e", "i", 1, 0).waiting
+
+
+def test_the_text_of_failed_jobs_is_bounded() -> None:
+    assert m.failed_text([3, 7, 8, 9]) == ("3,7-9", False)
+    assert m.failed_text([]) == ("", False)
+    assert m.failed_text(range(1_000_000)) == ("0-999999", False)
+    failed = range(0, 200_000, 2)
+    text, truncated = m.failed_text(failed)
+    assert truncated
+    assert len(text) <= m.MAX_FAILED_BYTES
+    kept = codec.from_ranges(text)
+    assert kept == list(failed)[: len(kept)]
+    assert len(kept) > 5_000
+    decision = m.Decision(m.State.FAILED, 200_000, 100_000, 100_000, text, failed_truncated=True)
+    assert m.Decision.decode(decision.encode()) == decision
+    history = m.History("t/x/1", m.State.FAILED, "", "", 200_000, 100_000, 100_000, None, (), text)
+    assert b"failed_truncated" not in history.encode()
+    history = replace(history, failed_truncated=True)
+    assert codec.loads(history.encode())["failed_truncated"] is True
+    assert m.History.decode(history.encode()) == history
