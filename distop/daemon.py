@@ -26,7 +26,6 @@ from distop.errors import (
     NotAllowed,
     PermissionDenied,
     SessionLost,
-    describe,
 )
 from distop.incarnation import Incarnation
 from distop.store.client import EtcdClient
@@ -83,7 +82,8 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
 async def run_executor(config: ExecutorConfig) -> int:
     """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
 
-    Raises NotAllowed or InvalidArgument where it cannot begin at all.
+    Raises NotAllowed or InvalidArgument where it cannot begin at all, and ClusterChanged when the etcd behind the
+    endpoints is not the one that it worked with.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -100,12 +100,14 @@ async def run_executor(config: ExecutorConfig) -> int:
                 await _live(config, executor_id, stop, log)
             except SessionLost as error:
                 log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
-            except (EtcdUnavailable, PermissionDenied, ClusterChanged) as error:
+            except ClusterChanged:
+                raise  # everything known of this etcd is void: a person has to look (F18)
+            except (EtcdUnavailable, PermissionDenied) as error:
                 log.warning("waiting for etcd: %s", error)
             except DistopError as error:
                 log.error("%s", error)
             except Exception as error:
-                log.error("unexpected error: %s", describe(error), exc_info=True)
+                log.error("unexpected error", exc_info=error)
             if stop.is_set():
                 break
             if time.monotonic() - began > LONG_LIFE:

@@ -120,6 +120,7 @@ class Incarnation(Context):
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
         self._announcing = asyncio.Lock()
         self._pruner = HistoryPruner(self)
+        self._feeds: list[Feed] = []
         self._caught_up = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -130,50 +131,55 @@ class Incarnation(Context):
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
         self.worker = Worker(self._worker_config(), log=self.log.logger)
-        feeds: list[Feed] = []
-        jobs: list[asyncio.Task[Any]] = []
+        living = asyncio.ensure_future(self._live())
+        stopping = asyncio.ensure_future(stop.wait())
         graceful = False
         try:
-            declarations = await self.worker.start()
-            self.types = frozenset(d.type_name for d in declarations)
-            await self._publish(declarations)
-            self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
-            self.session = Session(
-                self.client,
-                self.keys.node(self.incarnation),
-                self._node.encode(),
-                ttl=math.ceil(self.config.ttl),
-                on_deadline_moved=self.worker.set_deadline,
-            )
-            await self.session.start()
-            self.reporter = Reporter(self.client, self.lost, self.log)
-            self.executor = Executor(self)
-            self.elections = Elections(self)
-            jobs.append(asyncio.ensure_future(self._fail_when_lost()))
-            for first, after, families in self._watched():
-                feed = Feed(
-                    self.client, first, after, self._folder(families), relist_every=self.config.poll, name=families[0]
-                )
-                feeds.append(feed)
-                await feed.start()
-            self.caught_up_at = max(feed.revision for feed in feeds)
-            self._caught_up = True
-            self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
-            self.executor.cluster_changed(hint=True)
-            self.elections.cluster_changed()
-            jobs += [asyncio.ensure_future(work) for work in (self.executor.run(), self._poll())]
-            stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({stopping, self.lost, *jobs}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            for job in jobs:
-                if job.done() and not job.cancelled():
-                    job.result()
+            await asyncio.wait({living, stopping, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                living.result()
             if self.lost.done():
                 self.lost.result()
-            graceful = True
-            await self._stop_gracefully()
+            if self._caught_up:
+                await self._stop_gracefully()
+                graceful = True
         finally:
-            await self._tear_down(feeds, jobs, graceful)
+            stopping.cancel()
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+            await self._tear_down(graceful)
+
+    async def _live(self) -> None:
+        """Set everything up and keep it going; returns only by an error."""
+        declarations = await self.worker.start()
+        self.types = frozenset(d.type_name for d in declarations)
+        await self._publish(declarations)
+        self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
+        self.session = Session(
+            self.client,
+            self.keys.node(self.incarnation),
+            self._node.encode(),
+            ttl=math.ceil(self.config.ttl),
+            on_deadline_moved=self.worker.set_deadline,
+        )
+        await self.session.start()
+        self.reporter = Reporter(self.client, self.lost, self.log)
+        self.executor = Executor(self)
+        self.elections = Elections(self)
+        for first, after, families in self._watched():
+            feed = Feed(
+                self.client, first, after, self._folder(families), relist_every=self.config.poll, name=families[0]
+            )
+            self._feeds.append(feed)
+            await feed.start()
+        self.caught_up_at = max(feed.revision for feed in self._feeds)
+        self._caught_up = True
+        self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
+        self.executor.cluster_changed(hint=True)
+        self.elections.cluster_changed()
+        await asyncio.gather(
+            self._fail_when_lost(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds)
+        )
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config
@@ -247,6 +253,7 @@ class Incarnation(Context):
         """A poll backs every watch: claims and elections that name me and that I know nothing of are settled."""
         while True:
             await asyncio.sleep(self.config.poll)
+            self.elections.poll()
             if not self.cluster.gates and not self.cluster.pending:
                 continue
             listing = await self.client.list(*self.keys.family(K.CLAIM))
@@ -257,27 +264,25 @@ class Incarnation(Context):
                 if key.ref is not None and claim.incarnation == self.incarnation:
                     self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
             self.executor.cluster_changed(hint=True)
-            self.elections.poll()
 
     async def _stop_gracefully(self) -> None:
         self.log.info("stopping: running jobs are stopped and released")
         started = time.monotonic()
         await self.executor.stop(STOP_GRACE)
         await self.elections.stop()
+        await self.worker.stop(STOP_GRACE)
         await self.session.close()
         self.log.info("stopped in %.1f s", time.monotonic() - started)
 
-    async def _tear_down(self, feeds: Sequence[Feed], jobs: Sequence[asyncio.Task[Any]], graceful: bool) -> None:
+    async def _tear_down(self, graceful: bool) -> None:
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):
             self.executor.close()
             self.reporter.close()
             self.elections.close()
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        await asyncio.gather(*(feed.close() for feed in feeds), return_exceptions=True)
+        await asyncio.gather(*(feed.close() for feed in self._feeds), return_exceptions=True)
+        # The child is dead before the lease is given up: nobody may start its jobs while it still runs.
         await self.worker.stop(STOP_GRACE if graceful else 0.0)
         if hasattr(self, "session") and not graceful:
             await self.session.close()

@@ -17,11 +17,17 @@ CONTEXT = ("operation", "partition", "attempt", "executor", "incarnation")
 
 
 class _Text(logging.Formatter):
+    def __init__(self, traces: bool) -> None:
+        super().__init__()
+        self._traces = traces
+
     def format(self, record: logging.LogRecord) -> str:
         where = " ".join(f"{n}={getattr(record, n)}" for n in CONTEXT if getattr(record, n, None) is not None)
         line = f"{rfc3339(record.created)} {record.levelname:<7} {record.getMessage()}"
+        if record.exc_info and record.exc_info[1] is not None and not self._traces:
+            line = f"{line} ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
         line = f"{line}  [{where}]" if where else line
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info and self._traces else line
 
 
 class _Json(logging.Formatter):
@@ -56,9 +62,9 @@ def get(name: str = "distop", **fields: Any) -> ContextLogger:
 
 
 def configure(level: str = "info", style: str = "text") -> None:
-    """Send distop's logs to stderr. ``style``: text or json."""
+    """Send distop's logs to stderr. ``style``: text or json. Tracebacks are shown to people at level debug alone."""
     sink = logging.StreamHandler(sys.stderr)
-    sink.setFormatter(_Json() if style == "json" else _Text())
+    sink.setFormatter(_Json() if style == "json" else _Text(level.upper() == "DEBUG"))
     root = logging.getLogger("distop")
     root.handlers[:] = [sink]
     root.setLevel(level.upper())

@@ -62,6 +62,8 @@ class OpenOperation:
         self.free: deque[int] = deque()
         self.mine = 0
         """How many of ``free``, at its head, are this executor's by rendezvous."""
+        self.told_to_stop = False
+        """The child was told to stop its jobs: said once, told again each time in case a run was on its way."""
         self.done = 0
         """Jobs of it that ended here."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
@@ -139,7 +141,7 @@ class OpenOperation:
     def reopened(self, gate_mod: int) -> None:
         """The operation was paused and resumed: the same plan behind a new gate."""
         self.gate_mod = gate_mod
-        self.exhausted = False
+        self.exhausted = self.told_to_stop = False
         self.forget_candidates()
 
     async def look(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core import claiming
 from distop.core.txn import MAX_OPERATIONS, TxnResult
+from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
+
+REFUSED_PAUSE = (0.5, 10.0)
+"""Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
 
 Answer: TypeAlias = "Callable[[bool], None]"
 
@@ -71,6 +75,16 @@ class Reporter:
         for commit in self._in_flight:
             commit.cancel()
 
+    async def _applied(self, writes: list[Guarded]) -> list[bool]:
+        result = await self._client.commit(claiming.group(writes), until=self._lost)
+        if result.succeeded:
+            return [True] * len(writes)
+        alone = await self._client.commit(claiming.one_by_one(writes), until=self._lost)
+        applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
+        if not all(applied):
+            self._log.info("%d of %d reports lost their fence to another holder", applied.count(False), len(writes))
+        return applied
+
     def _pump(self) -> None:
         while self._queue and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
             group, full = self._take()
@@ -110,12 +124,17 @@ class Reporter:
 
     async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
         writes = [write for write, _ in group]
-        result = await self._client.commit(claiming.group(writes), until=self._lost)
-        applied = [True] * len(group)
-        if not result.succeeded:
-            alone = await self._client.commit(claiming.one_by_one(writes), until=self._lost)
-            applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
-            if not all(applied):
-                self._log.info("%d of %d reports lost their fence to another holder", applied.count(False), len(group))
+        pause = REFUSED_PAUSE[0]
+        while True:
+            try:
+                applied = await self._applied(writes)
+                break
+            except DistopError as error:
+                # Nobody else can write these, so they are kept for as long as the session lives.
+                if self._lost.done():
+                    return
+                self._log.error("reports wait, because etcd refuses them: %s", describe(error))
+                await asyncio.wait([self._lost], timeout=pause)
+                pause = min(pause * 2, REFUSED_PAUSE[1])
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)

@@ -1,0 +1,154 @@
+"""Claims blocks of an open operation's jobs: transactions of ``core.claiming``, sent in groups, several in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distop.core import claiming, decide
+from distop.core.codec import rfc3339
+from distop.core.model import Outcome
+from distop.core.txn import GetResult, TxnResult
+from distop.openop import Held, OpenOperation
+from distop.worker.model import JobItem, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distop.core.model import Claim
+    from distop.core.view import Seen
+    from distop.incarnation import Context
+
+BLOCK_LIMIT = 20_000
+"""Jobs in one block at most."""
+BLOCK_BYTES = 256 * 1024**3
+"""Data in one block at most (as the plan knows it): a block lost with its executor is done again."""
+CLAIMS_IN_FLIGHT = 8
+
+
+@dataclass(slots=True)
+class Won:
+    """What a round of claims brought."""
+
+    partitions: list[int] = field(default_factory=list)
+    """The ordinals won; their claims are in the operation's ``held``."""
+    refused: bool = False
+    """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
+    error: Exception | None = None
+    """What went wrong beside; what was won before is won all the same."""
+
+
+class Claimer:
+    """Claims for one incarnation."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    async def claim(self, op: OpenOperation, slots: int) -> Won:
+        """Claim a block of an operation for this many free slots."""
+        ctx, rules = self._ctx, op.spec.rules
+        executors = len(ctx.cluster.capable(op.ref.type))
+        mine = op.mine + len(op.again) if op.mine else 0
+        size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
+        free, again = op.take(size)
+        first, _, _ = decide.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
+        wants = [claiming.Want(p, first) for p in self._within_bytes(op, free)]
+        dead: dict[int, str] = {}
+        over: list[tuple[int, Seen[Claim], Claim]] = []
+        for p, seen, lost in again:
+            claim, mod, at_limit = decide.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
+            if at_limit:
+                over.append((p, seen, claim))
+                continue
+            wants.append(claiming.Want(p, claim, mod))
+            if lost:
+                dead[p] = seen.value.incarnation
+        won = Won()
+        if over:
+            await self._fail_lost(op, over, won)
+        limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
+
+        async def one(group: Sequence[claiming.Want]) -> None:
+            async with limit:
+                gone = {dead[want.partition] for want in group if want.partition in dead}
+                await self._claim_group(op, group, gone, won)
+
+        groups = [wants[n : n + claiming.CLAIMS_PER_TXN] for n in range(0, len(wants), claiming.CLAIMS_PER_TXN)]
+        for answer in await asyncio.gather(*map(one, groups), return_exceptions=True):
+            if isinstance(answer, Exception):
+                won.error = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+        return won
+
+    @staticmethod
+    def _within_bytes(op: OpenOperation, free: list[int]) -> list[int]:
+        total = 0
+        for n, p in enumerate(free):
+            total += int(op.partition(p).get("bytes", 0))
+            if total > BLOCK_BYTES and n:
+                op.free.extendleft(reversed(free[n:]))
+                return free[:n]
+        return free
+
+    async def _claim_group(
+        self, op: OpenOperation, wants: Sequence[claiming.Want], dead: Iterable[str], won: Won
+    ) -> None:
+        ctx = self._ctx
+        if (runs := claiming.runs(wants)) is not None:
+            whole = claiming.claim_runs(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, runs, wants[0].claim)
+            result = await ctx.commit(whole)
+            if result.succeeded:
+                won.partitions += [self._hold(op, want, result.revision) for want in wants]
+                return
+        result = await ctx.commit(claiming.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
+        if not result.succeeded:
+            won.refused = True
+            return
+        for want, answer in zip(wants, result.responses, strict=True):
+            if not isinstance(answer, TxnResult):
+                continue
+            fence = result.revision if answer.succeeded else self._won_before(want, answer)
+            if fence:
+                won.partitions.append(self._hold(op, want, fence))
+
+    @staticmethod
+    def _hold(op: OpenOperation, want: claiming.Want, fence: int) -> int:
+        name = str(op.partition(want.partition).get("name", want.partition))
+        op.held[want.partition] = Held(want.claim, fence, name)
+        return want.partition
+
+    @staticmethod
+    def _won_before(want: claiming.Want, answer: TxnResult) -> int:
+        """The fence, if the claim that stands there is the very one that an earlier copy of this write put (T9)."""
+        found = answer.responses[0]
+        if isinstance(found, GetResult) and found.kv is not None and found.kv.value == want.claim.encode():
+            return found.kv.mod_revision
+        return 0
+
+    async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
+        """Jobs whose executors were lost once too often: clean up after them, then write that they failed."""
+        ctx = self._ctx
+        table = op.spec.table.to_json() if op.spec.table else None
+        items = [JobItem(op.partition(p), seen.value.attempt, seen.mod) for p, seen, _ in over]
+        try:
+            await ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, table, items)
+        except WorkerError as error:
+            ctx.log.warning("cleanup of lost jobs failed: %s", error, extra={"operation": str(op.ref)})
+        now = rfc3339(time.time())
+        by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
+        for p, seen, claim in over:
+            old = seen.value
+            text = f"executor {old.executor} was lost while it ran attempt {old.attempt} ({claim.failures} failures)"
+            if old.error:
+                text += f"; the error before: {old.error}"
+            name = str(op.partition(p).get("name", p))
+            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text)
+            by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
+        for holder, lost in by_dead.items():
+            for n in range(0, len(lost), claiming.REPORTS_PER_TXN):
+                page = lost[n : n + claiming.REPORTS_PER_TXN]
+                txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page)
+                won.refused = won.refused or not (await ctx.commit(txn)).succeeded

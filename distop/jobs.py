@@ -1,0 +1,233 @@
+"""Runs claimed jobs in the child, and turns each one's end into a write under its fence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core import claiming, decide
+from distop.core.codec import rfc3339
+from distop.core.model import JobState, Outcome
+from distop.errors import InvalidArgument, SessionLost
+from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from distop.core.model import Claim
+    from distop.incarnation import Context
+    from distop.openop import Held, OpenOperation
+
+QUICK_FAILURES = 20
+"""Unexpected errors in a row, without any job that ended, after which a node suspects itself and stops claiming for
+a while: one broken node must not use up the attempts of everybody's jobs (F38)."""
+SELF_SUSPICION = 30.0
+
+
+class Jobs:
+    """The jobs of one incarnation that run, or whose end is being written.
+
+    ``stopping(op)`` tells that jobs of an operation must not start any more; ``settled(op)`` is called when a job is
+    held no longer; ``released()`` when claims were set to waiting.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        stopping: Callable[[OpenOperation], bool],
+        settled: Callable[[OpenOperation], None],
+        released: Callable[[], None],
+    ) -> None:
+        self._ctx = ctx
+        self._stopping = stopping
+        self._settled = settled
+        self._released = released
+        self._failing: set[asyncio.Task[None]] = set()
+        self._failures_in_a_row = 0
+        self.suspended_until = 0.0
+        """On the monotonic clock: until then this node claims nothing."""
+
+    async def run(self, op: OpenOperation, block: Sequence[int]) -> None:
+        """Run a block of held jobs to its end. Raises SessionLost."""
+        ctx = self._ctx
+        try:
+            checkpoints = await self._checkpoints(op, block)
+            if self._stopping(op):
+                self.release(op, block)
+                return
+            held = [(p, op.held[p]) for p in block if p in op.held]
+            request = RunRequest(
+                op=str(op.ref),
+                type=op.ref.type,
+                arg=op.arg,
+                table=self._table(op),
+                items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
+                batch=op.spec.rules.batch,
+                cleanup_first=any(h.claim.attempt > 1 for _, h in held),
+                deadline=ctx.session.deadline,
+            )
+            await ctx.worker.run(
+                request,
+                lambda events: self._ended(op, events),
+                on_status=lambda p, text: ctx.log.info(
+                    "%s", text, extra={"operation": str(op.ref), "partition": p if p >= 0 else None}
+                ),
+                on_progress=lambda p, value: self._checkpoint(op, p, value),
+            )
+        except SessionLost:
+            raise
+        except Exception as error:
+            ctx.log.error("a run broke, its jobs are released", extra={"operation": str(op.ref)}, exc_info=error)
+            self.release(op, block)
+
+    @staticmethod
+    def _table(op: OpenOperation) -> Mapping[str, Any] | None:
+        return op.spec.table.to_json() if op.spec.table else None
+
+    def release(self, op: OpenOperation, partitions: Iterable[int]) -> None:
+        """Set held claims to waiting: not held against the jobs, and due at once."""
+        writes = []
+        for p in partitions:
+            held = op.held.get(p)
+            if held is not None:
+                waiting = decide.released(held.claim, self._ctx.executor_id)
+                write = claiming.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting)
+                writes.append((write, self._answer(op, p, ended=False)))
+        self._ctx.reporter.submit(writes)
+        self._released()
+
+    def close(self) -> None:
+        """Drop everything: the session is over."""
+        for failing in self._failing:
+            failing.cancel()
+
+    async def drain(self) -> None:
+        """Wait until every end is written, or the session is lost."""
+        while self._failing:
+            await asyncio.wait(set(self._failing))
+        await self._ctx.reporter.drain()
+
+    # ----------------------------------------------------------- checkpoints
+
+    async def _checkpoints(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
+        if not op.spec.rules.resumable:
+            return {}
+        found: dict[int, Any] = {}
+        for p in block:
+            if op.held[p].claim.attempt > 1:
+                kv = await self._ctx.client.get(self._ctx.keys.job(op.ref, p, "progress"))
+                if kv is not None:
+                    found[p] = self._ctx.decode(kv.value)
+        return found
+
+    async def _checkpoint(self, op: OpenOperation, partition: int, value: Any) -> bool:
+        held = op.held.get(partition)
+        if held is None:
+            return False
+        write = claiming.checkpoint(self._ctx.keys, op.ref, partition, held.fence, self._ctx.encode(value))
+        return await self._ctx.reporter.write(write)
+
+    # ------------------------------------------------------------------ ends
+
+    def _ended(self, op: OpenOperation, events: Sequence[JobEnded]) -> None:
+        """Jobs ended: turn each into a write under its fence and hand them to the group commit."""
+        writes = []
+        for event in events:
+            held = op.held.get(event.partition)
+            if held is not None:
+                write = self._write(op, held, event)
+                if write is not None:
+                    writes.append((write, self._answer(op, event.partition, ended=write.label == "report")))
+        self._ctx.reporter.submit(writes)
+
+    def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
+        keys, p, claim, rules = self._ctx.keys, event.partition, held.claim, op.spec.rules
+        if event.kind in ("cancelled", "refused"):
+            self._released()
+            return claiming.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self._ctx.executor_id))
+        if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):
+            self._count_failure()
+            if not rules.at_limit(claim.failures + 1):
+                return self._again(op, held, event)
+            self._fail_after_cleanup(op, held, event)
+            return None
+        self._failures_in_a_row = 0
+        state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
+        try:
+            return claiming.report(keys, op.ref, p, held.fence, state, self._outcome(held, event))
+        except InvalidArgument as error:  # the outcome is too large to be stored
+            broken = replace(event, kind="fatal", result=None, error=str(error))
+            if not rules.can_fail:
+                return self._again(op, held, broken)
+            return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, self._outcome(held, broken))
+
+    def _outcome(self, held: Held, event: JobEnded) -> Outcome:
+        return Outcome(
+            held.name,
+            self._ctx.executor_id,
+            self._ctx.incarnation,
+            held.claim.attempt,
+            rfc3339(event.started),
+            rfc3339(event.finished),
+            event.result,
+            event.error,
+        )
+
+    def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:
+        """Try the job again later: counted, with back-off and jitter."""
+        claim: Claim = held.claim
+        pause = op.spec.rules.retry.delay(claim.failures + 1) * random.uniform(0.5, 1.0)
+        self._ctx.log.warning(
+            "the job broke (again in %.1f s): %s",
+            pause,
+            (event.error.strip().splitlines() or [event.kind])[0],
+            extra={"operation": str(op.ref), "partition": event.partition, "attempt": claim.attempt},
+        )
+        waiting = decide.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
+        self._released()
+        return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting)
+
+    def _fail_after_cleanup(self, op: OpenOperation, held: Held, event: JobEnded) -> None:
+        """The limit is reached: nobody will come after this attempt and clean up, so that is done before the report."""
+
+        async def fail() -> None:
+            item = JobItem(op.partition(event.partition), held.claim.attempt, held.fence)
+            try:
+                await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, self._table(op), [item])
+            except WorkerError as error:
+                where = {"operation": str(op.ref), "partition": event.partition}
+                self._ctx.log.warning("cleanup of a job that failed for good failed too: %s", error, extra=where)
+            outcome = self._outcome(held, replace(event, result=None))
+            write = claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
+            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True))])
+
+        failing = asyncio.ensure_future(fail())
+        self._failing.add(failing)
+        failing.add_done_callback(self._failing.discard)
+
+    def _answer(self, op: OpenOperation, partition: int, *, ended: bool) -> Callable[[bool], None]:
+        def answered(applied: bool) -> None:
+            op.held.pop(partition, None)
+            op.done += applied and ended
+            if not applied:
+                self._ctx.log.info(
+                    "another holder has the job: the outcome here is dropped",
+                    extra={"operation": str(op.ref), "partition": partition},
+                )
+            if not (applied and ended):
+                op.exhausted = False  # the job waits, or another has it: look again
+            self._settled(op)
+
+        return answered
+
+    def _count_failure(self) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= QUICK_FAILURES:
+            self._failures_in_a_row = 0
+            self.suspended_until = time.monotonic() + SELF_SUSPICION
+            self._ctx.log.error(
+                "%d jobs in a row broke here: this node claims nothing for %d s", QUICK_FAILURES, int(SELF_SUSPICION)
+            )
