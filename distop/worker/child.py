@@ -101,6 +101,8 @@ class Child:
             run = self._runs.get(message["run"])
             stubborn = run is not None and run.stubborn(message["grace"])
             self._outbox.send(protocol.ProbedMessage(t="probed", run=message["run"], stubborn=stubborn))
+        elif kind == "deadline":
+            env.deadline = message["boottime"]
         elif kind == "reply":
             self._outbox.answer(message)
 

@@ -42,6 +42,8 @@ class Environment:
         self.log = logging.getLogger("distop.child")
         self.stopping = False
         """The child was told to end: errors of jobs say nothing about them any more."""
+        self.deadline = 0.0
+        """The session's deadline as last renewed (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
 

@@ -122,7 +122,10 @@ class Child:
             self._writer.write(frame)
 
     def set_deadline(self, boottime: float) -> None:
+        """Tell the guardian, which kills by it, and the child, which starts no job after it (each run brings the
+        deadline of its time, so that nothing is missed by what is not yet connected)."""
         self._tell(f"D {boottime!r}")
+        self.send(protocol.DeadlineMessage(t="deadline", boottime=boottime))
 
     def kill(self, reason: str) -> None:
         """Have the guardian kill all of the session. The first reason counts."""

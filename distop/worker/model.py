@@ -68,7 +68,8 @@ class RunRequest:
     cleanup_first: bool = False
     """Somebody was here before (taken over, or an attempt that ended badly): cancel_job_and_cleanup, then start."""
     deadline: float = 0.0
-    """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job; 0: none."""
+    """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job, unless the deadline was renewed after
+    the request arrived there (Worker.set_deadline); 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,16 @@ class RunMessage(TypedDict):
     careful: bool
     """Tell each end at once: the first that is missing when the child dies is the one that ran."""
     deadline: float
+    """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: none."""
     incarnation: str
     more: bool
+
+
+class DeadlineMessage(TypedDict):
+    """The session's deadline moved: jobs of runs that arrived in time may be started until then."""
+
+    t: Literal["deadline"]
+    boottime: float
 
 
 class CancelMessage(TypedDict):
@@ -149,6 +157,7 @@ class StopMessage(TypedDict):
 ToChild = (
     ConfigMessage
     | RunMessage
+    | DeadlineMessage
     | CancelMessage
     | ProbeMessage
     | PlanMessage

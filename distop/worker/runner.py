@@ -56,6 +56,8 @@ class Run:
         self._since = time.monotonic()
         self._tag = ""
         self._arg: Any = None
+        # No renewal that arrives after the run makes up for this.
+        self._arrived_late = bool(self._deadline) and boottime() >= max(self._deadline, env.deadline)
         self.add(message)
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -258,7 +260,11 @@ class Run:
         return ordinal in self._cancelled
 
     def _late(self) -> bool:
-        return bool(self._deadline) and boottime() >= self._deadline
+        """No job may be started. A run that came in time lives on with its session: only the deadline as renewed
+        counts for what it starts later, such as the halves of a batch."""
+        if not self._deadline:
+            return False
+        return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
 
     def _set_current(self, ordinals: tuple[int, ...], tag: str) -> None:
         with self._lock:

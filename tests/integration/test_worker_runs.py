@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.codec import MAX_ERROR_TEXT
+from distop.worker import protocol
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.sinks import RunSink
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
@@ -62,6 +65,26 @@ async def run(worker: Worker, what: RunRequest, **callbacks: Any) -> dict[str, J
     await asyncio.wait_for(worker.run(what, events.extend, **callbacks), 60)
     assert sorted(event.partition for event in events) == [item.ordinal for item in what.items]
     return {str(what.items[event.partition].partition["name"]): event for event in events}
+
+
+def run_message(number: int, type_name: str, sink: RunSink, deadline: float) -> protocol.RunMessage:
+    what = sink.request
+    return protocol.RunMessage(
+        t="run",
+        run=number,
+        op=what.op,
+        type=type_name,
+        arg=what.arg,
+        table=None,
+        items=[item.row() for item in what.items],
+        batch=what.batch,
+        cleanup=False,
+        careful=False,
+        cancelled=[],
+        deadline=deadline,
+        incarnation=sink.incarnation,
+        more=False,
+    )
 
 
 def kinds(ends: dict[str, JobEnded]) -> str:
@@ -128,6 +151,38 @@ async def test_what_is_not_installed_is_refused(worker: Worker, tmp_path: Path) 
 async def test_a_start_that_arrives_late_is_refused(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({}, "ab", tmp_path, deadline=boottime() - 1))
     assert kinds(ends) == "a:refused b:refused"
+    assert diary(tmp_path) == []
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_live_run_goes_on_under_renewed_deadlines(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    """Else what a batch that breaks leaves would be refused, claimed and refused again, without end."""
+    what = request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch, deadline=boottime() + 2)
+    task = asyncio.create_task(run(worker, what))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.set_deadline(boottime() + 3600)
+    await until(lambda: boottime() > what.deadline, "the deadline that the run came with is over")
+    (tmp_path / "work/ops" / OP / "go").touch()
+    # Alone, nobody breaks a batch.
+    assert kinds(await task) == f"a:success b:{'error' if batch else 'success'} c:success d:success"
+
+
+async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_path: Path) -> None:
+    worker.set_deadline(boottime() + 3600)
+    child = worker._keeper.child
+    assert child is not None
+    ends: list[JobEnded] = []
+    sink = RunSink(request({}, "a", tmp_path), "inc-1", ends.extend, None, None, logging.getLogger())
+    sink.number = 77
+    child.runs[77] = sink
+    late = run_message(77, "sample", sink, deadline=boottime() - 1)
+    child.send(protocol.DeadlineMessage(t="deadline", boottime=boottime() - 1))
+    # It goes on in a second message, with a new deadline between the two: the first arrived too late all the same.
+    child.send({**late, "items": [], "more": True})
+    child.send(protocol.DeadlineMessage(t="deadline", boottime=boottime() + 3600))
+    child.send(late)
+    await asyncio.wait_for(sink.done, 30)
+    assert [end.kind for end in ends] == ["refused"]
     assert diary(tmp_path) == []
 
 

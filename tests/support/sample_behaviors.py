@@ -150,6 +150,9 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         Path(ctx.work_dir, f"deaf-{partition.name}").touch()
         while True:
             time.sleep(0.05)
+    if action == "hold":
+        while not Path(ctx.work_dir, "go").exists():
+            time.sleep(0.005)
     if action == "company":
         # In the session, but in a group of its own.
         company = subprocess.Popen(["sleep", "600"], process_group=0)
