@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from distop.errors import DistopError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -110,7 +112,7 @@ class CompleteResult:
     follow_ups: tuple[Mapping[str, Any], ...] = ()
 
 
-class WorkerError(Exception):
+class WorkerError(DistopError):
     """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
     that is not installed); ``crash``: the child died; ``transient``: anything else.
     """

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
-from distop.errors import InvalidArgument
+from distop.errors import DistopError, InvalidArgument, describe
 from distop.worker import logs, shared
 from distop.worker.calls import select
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
+from distop.worker.model import WorkerError
 from distop.worker.spark import SparkUnavailable, check_java, java_version, settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ def test_explain_names_the_place_and_the_cause_and_stays_bounded() -> None:
     assert text.startswith("RuntimeError: outer")
     assert "KeyError" in text
     assert len(text) <= MAX_ERROR_TEXT
+
+
+def test_errors_of_the_worker_are_told_like_all_of_distops() -> None:
+    error = WorkerError("transient", "the worker is being stopped")
+    assert isinstance(error, DistopError)
+    assert describe(error) == "the worker is being stopped"
+    assert error.kind == "transient"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
