@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -29,12 +30,29 @@ Value = Annotated[
     Field(),
 ]
 
-_TYPE = re.compile(
-    r"(boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|real|double|string|binary|date|timestamp"
-    r"|timestamp_ntz|timestamp_ltz|(decimal|dec|numeric)(\(\s*\d{1,2}\s*(,\s*\d{1,2}\s*)?\))?"
-    r"|(var)?char\(\s*\d{1,9}\s*\))",
-    re.IGNORECASE,
+_PLAIN = (
+    *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real", "double"),
+    *("string", "binary", "date", "timestamp", "timestamp_ntz", "timestamp_ltz"),
 )
+
+
+def _any_case(*words: str) -> str:
+    """A pattern for one of the words in upper or lower case, without flags, which JSON Schema has not."""
+    return "|".join("".join(f"[{c.upper()}{c}]" if c.isalpha() else c for c in word) for word in words)
+
+
+_DIGITS = "[1-9]|[12][0-9]|3[0-8]"
+TYPE_PATTERN = (
+    rf"^\s*({_any_case(*_PLAIN)}|({_any_case('varchar', 'char')})\(\s*[1-9][0-9]{{0,8}}\s*\)"
+    rf"|({_any_case('decimal', 'dec', 'numeric')})(\(\s*({_DIGITS})\s*(,\s*(0|{_DIGITS})\s*)?\))?)\s*$"
+)
+_TYPE = re.compile(TYPE_PATTERN)
+_TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
+
+
+def _wrong(text: str) -> PydanticCustomError:
+    """What is wrong with the argument, worded as it is shown (a ValueError would be given a prefix)."""
+    return PydanticCustomError("argument", "{text}", {"text": text})
 
 
 def _without_null(schema: Any) -> None:
@@ -63,7 +81,7 @@ class _Bounded(_Model):
     @model_validator(mode="after")
     def _has_a_bound(self) -> _Bounded:
         if getattr(self, "min", None) is None and getattr(self, "max", None) is None:
-            raise ValueError("give min, max, or both")
+            raise _wrong("give min, max, or both")
         return self
 
     @classmethod
@@ -85,12 +103,16 @@ class Fits(_Model):
     """A cast to the type and back gives an equal value."""
 
     column: Column
-    type: Annotated[str, Field(description="a Spark SQL type of a single value, such as smallint or decimal(9,2)")]
+    type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": TYPE_PATTERN})]
 
     @model_validator(mode="after")
     def _is_a_type(self) -> Fits:
-        if not _TYPE.fullmatch(self.type.strip()):
-            raise ValueError(f"{self.type!r} is no type of a single value, such as smallint or decimal(9,2)")
+        if not _TYPE.fullmatch(self.type):
+            raise _wrong(f"{self.type!r} is not {_TYPE_IS}")
+        # Of a decimal: the precision, then the scale, which no pattern of a bearable length can compare.
+        digits = [int(d) for d in re.findall(r"[0-9]+", self.type)]
+        if len(digits) == 2 and digits[1] > digits[0]:
+            raise _wrong(f"{self.type!r} has more decimal places than digits")
         return self
 
 
@@ -134,14 +156,14 @@ class Check(_Model):
         if isinstance(data, dict):
             for kind in LATER:
                 if kind in data:
-                    raise ValueError(f"{kind!r} is not available yet")
+                    raise _wrong(f"{kind!r} is not available yet")
             unknown = [k for k in data if k not in KINDS and k != "name"]
             if unknown:
-                raise ValueError(f"{unknown[0]!r} is no check (there are: {', '.join(KINDS)})")
+                raise _wrong(f"{unknown[0]!r} is no check (there are: {', '.join(KINDS)})")
             given = [k for k in data if k in KINDS and data[k] is not None]
             if len(given) != 1:
                 found = " and ".join(given) or "none"
-                raise ValueError(f"a check is exactly one of {', '.join(KINDS)}; here is {found}")
+                raise _wrong(f"a check is exactly one of {', '.join(KINDS)}; here is {found}")
         return data
 
     @classmethod
@@ -194,7 +216,7 @@ class Argument(_Model):
     @classmethod
     def _not_yet(cls, data: Any) -> Any:
         if isinstance(data, dict) and "since" in data:
-            raise ValueError("'since' is not available yet")
+            raise _wrong("'since' is not available yet")
         return data
 
     @model_validator(mode="after")
@@ -202,7 +224,7 @@ class Argument(_Model):
         names = [c.name for c in self.checks if c.name is not None]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
-            raise ValueError(f"two checks are named {twice!r}")
+            raise _wrong(f"two checks are named {twice!r}")
         return self
 
     @classmethod

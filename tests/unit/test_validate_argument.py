@@ -104,15 +104,42 @@ def test_options_that_do_not_fit_are_named(arg: Any, words: str) -> None:
         Argument.model_validate(arg)
 
 
-@pytest.mark.parametrize("kind", ["blob", "struct<a:int>", "int; drop", ""])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *["blob", "foo", "struct<a:int>", "int; drop", "int foo", "", "char", "varchar(0)"],
+        *["decimal(39,2)", "decimal(0)", "numeric(5,05)", "dec(38,39)", "decimal(9,2", "int(3)"],
+    ],
+)
 def test_fits_wants_a_type_of_single_values(kind: str) -> None:
-    with pytest.raises(ValidationError):
-        Argument.model_validate({"checks": [{"fits": {"column": "a", "type": kind}}]})
+    arg = {"checks": [{"fits": {"column": "a", "type": kind}}]}
+    assert refusal(arg).startswith(f"$.checks[0].fits.type: {kind!r} does not match")
+    with pytest.raises(ValidationError, match="is not a Spark SQL type of a single value, such as smallint"):
+        Argument.model_validate(arg)
+
+
+def test_a_decimal_has_no_more_places_than_digits() -> None:
+    with pytest.raises(ValidationError, match="'decimal\\(5,10\\)' has more decimal places than digits"):
+        Argument.model_validate({"checks": [{"fits": {"column": "a", "type": "decimal(5,10)"}}]})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *["smallint", "BIGINT", "Timestamp_NTZ", " int ", "decimal", "numeric(9)", "DECIMAL(9,2)", "dec( 38 , 38 )"],
+        *["decimal(10,10)", "decimal(20,19)", "decimal(9,9)", "varchar(20)", "CHAR( 1 )"],
+    ],
+)
+def test_fits_takes_a_type_as_spark_spells_it(kind: str) -> None:
+    arg = {"checks": [{"fits": {"column": "a", "type": kind}}]}
+    jsonschema.validate(arg, SCHEMA)
+    Argument.model_validate(arg)
 
 
 def test_two_checks_of_one_name_are_refused() -> None:
-    with pytest.raises(ValidationError, match="two checks are named 'n'"):
+    with pytest.raises(ValidationError) as refused:
         Argument.model_validate({"checks": [{"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"}]})
+    assert [e["msg"] for e in refused.value.errors()] == ["two checks are named 'n'"]
 
 
 def test_the_declaration() -> None:
