@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobFailed, OperationFailed
+from distop.errors import InvalidArgument
 from distop_behaviors.validate.argument import Argument
 from distop_behaviors.validate.report import Report, Result, combine, sentence
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+
+
+NO_TABLE = "validate needs a table: start it on one (@cluster has no rows)"
 
 
 class Validate(Behavior):
@@ -34,7 +38,11 @@ class Validate(Behavior):
     def run_batch(  # type: ignore[override]
         self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
-        """Every partition with its result, or with JobFailed. Raises what is unexpected, for all that are left."""
+        """Every partition with its result, or with JobFailed. Raises InvalidArgument without a table,
+        and what is unexpected, for all that are left.
+        """
+        if ctx.table is None:
+            raise InvalidArgument(NO_TABLE)
         from distop_behaviors.validate.batch import Batch
 
         argument = _argument(arg)
@@ -50,12 +58,11 @@ class Validate(Behavior):
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """The report; raises OperationFailed with it unless every check is valid."""
         argument = _argument(arg)
-        seen = 0
+        if table is None and summary.verdict != "cancelled":
+            raise OperationFailed(NO_TABLE)
 
         def results() -> Iterator[tuple[str, Result | str]]:
-            nonlocal seen
             for row in summary.outcomes():
-                seen += 1
                 known = isinstance(row.result, dict) and "checks" in row.result
                 yield row.name, Result.model_validate(row.result) if known else row.error or "the job gave no result"
 

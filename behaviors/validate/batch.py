@@ -10,7 +10,7 @@ from distop_behaviors.validate.bounds import canonical
 from distop_behaviors.validate.expressions import bad_pattern, column_at, references, violated
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
-from distop_behaviors.validate.part import Names, Part, Tally, prepare
+from distop_behaviors.validate.part import WHERE, Names, Part, Tally, prepare
 from distop_behaviors.validate.report import Sample
 from distop_behaviors.validate.samples import Wish, fetch
 from distop_behaviors.validate.scan import Group
@@ -87,7 +87,7 @@ class Batch:
             checks.append(found)
         where: tuple[str, ...] = ()
         if self._argument.where is not None and parse:
-            where = self._references(-1, self._argument.where, failed)
+            where = self._references(WHERE, self._argument.where, failed)
         return Names(tuple(checks), where, failed)
 
     def _references(self, n: int, text: str, failed: dict[int, str]) -> tuple[str, ...]:
@@ -96,8 +96,7 @@ class Batch:
         try:
             return references(self._session, text)
         except ParseException as e:
-            what = "where" if n < 0 else "the expression"
-            failed[n] = f"{what} does not parse: {scan.sentence_of(e)}"
+            failed[n] = f"the expression does not parse: {scan.sentence_of(e)}"
             return ()
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> list[Part]:
@@ -112,6 +111,7 @@ class Batch:
                 part = prepare(plan, good, self._argument, names, self._types)
             else:
                 part = Part(plan, [], [Tally() for _ in self._argument.checks])
+                part.missing = None
                 part.fail(str(problem))
             parts.append(part)
         return parts
@@ -164,7 +164,11 @@ class Batch:
         return violated(check, column, target.kind, self._argument.null_is)
 
     def _where(self) -> Column | None:
-        return None if self._argument.where is None else self._functions().expr(self._argument.where)
+        if self._argument.where is None:
+            return None
+        # Where its columns are missing it has no type, and Spark wants a boolean.
+        condition: Column = self._functions().expr(self._argument.where).cast("boolean")
+        return condition
 
     def _stop(self) -> None:
         self._ctx.check_cancelled()
@@ -181,8 +185,11 @@ class Batch:
         for n in pending:
             owner = next(p for p in parts if p.tallies[n].pending)
             checks[n] = self._column(n, owner)
+        written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
+        if self._argument.where is not None:
+            written[WHERE] = self._argument.where
         isolated = Isolated(
-            self._session, lambda some: self._group(first, names, some), checks, self._where(), self._stop
+            self._session, lambda some: self._group(first, names, some), checks, self._where(), written, self._stop
         )
         active = [p for p in parts if files[p.plan.partition]]
         counts = isolated.count(active, files)

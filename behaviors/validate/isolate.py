@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from distop_behaviors.validate import scan
 from distop_behaviors.validate.facts import Unreadable
 from distop_behaviors.validate.footers import unchanged
+from distop_behaviors.validate.part import WHERE
+from distop_behaviors.validate.report import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Isolated:
-    """One group of partitions. ``group_of`` makes the group of some of the files, ``check_stop`` raises once
-    the job has to stop.
+    """One group of partitions. ``group_of`` makes the group of some of the files; ``written`` holds the expressions
+    as the argument has them, by check and for :data:`WHERE`; ``check_stop`` raises once the job has to stop.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class Isolated:
         group_of: Callable[[Sequence[PlannedFile]], Group],
         checks: Mapping[int, Column],
         where: Column | None,
+        written: Mapping[int, str],
         check_stop: Callable[[], None],
     ) -> None:
         self._session = session
         self._group_of = group_of
         self._checks = dict(checks)
         self._where = where
+        self._written = dict(written)
         self._check_stop = check_stop
 
     def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
@@ -47,11 +51,18 @@ class Isolated:
         """
         left = [p for p in parts if not p.erred]
         attempts = False
+        analysed = not self._written
         while left:
             self._check_stop()
             checks = {n: c for n, c in self._checks.items() if any(p.tallies[n].error is None for p in left)}
             group = self._group_of([f for p in left for f in files[p.plan.partition]])
             try:
+                if not analysed:
+                    # First of all: Spark's complaints about what is made of them would quote what nobody wrote.
+                    analysed = True
+                    if self._blame_expressions(left, group):
+                        left = [p for p in left if not p.erred]
+                        continue
                 if attempts:
                     counts = scan.count_attempts(self._session, group, checks, self._where)
                     self._mark_throwing(left, files, counts)
@@ -92,18 +103,27 @@ class Isolated:
         return found or self._blame_conditions(parts, group, checks)
 
     def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
-        if self._where is not None:
-            why = scan.analysed(self._session, group, self._where)
-            if why is not None:
-                for part in parts:
-                    part.fail(f"where: {why}")
-                return True
         found = False
         for n, column in checks.items():
             why = scan.analysed(self._session, group, column)
             if why is not None:
                 found = True
                 for part in parts:
+                    part.tallies[n].fail(why)
+        return found
+
+    def _blame_expressions(self, parts: Sequence[Part], group: Group) -> bool:
+        """Mark what Spark refuses of the expressions as they were written."""
+        found = False
+        for n, text in self._written.items():
+            why = scan.refused(self._session, group, text)
+            if why is None:
+                continue
+            found = True
+            for part in parts:
+                if n == WHERE:
+                    part.fail(f"where: {why}")
+                else:
                     part.tallies[n].fail(why)
         return found
 
@@ -117,13 +137,14 @@ class Isolated:
                 if found is None:
                     continue
                 if found.where_threw:
-                    reason = reasons.setdefault(-1, self._reason(file, None))
-                    part.fail(f"where throws on {found.where_threw} row(s) of the file {file[0]}: {reason}")
+                    reason = reasons.setdefault(WHERE, self._reason(file, None))
+                    part.fail(f"where: throws on {counted(found.where_threw, 'row')} of the file {file[0]}: {reason}")
                 for n, threw in found.threw.items():
                     if threw and part.tallies[n].error is None:
                         if n not in reasons:
                             reasons[n] = self._reason(file, n)
-                        part.tallies[n].fail(f"throws on {threw} row(s) of the file {file[0]}: {reasons[n]}")
+                        text = f"throws on {counted(threw, 'row')} of the file {file[0]}: {reasons[n]}"
+                        part.tallies[n].fail(text)
 
     def _reason(self, file: PlannedFile, check: int | None) -> str:
         """What Spark says when the check runs on this file alone."""

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.facts import FileFacts, SparkType
 
 
+WHERE = -1
+"""Stands for ``where`` among the numbers of checks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """The columns that the argument names: by each check, and by ``where``. Of ``check`` they are known only where
-    its expression has been parsed; ``failed`` says of which checks (or of ``where``: -1) it could not be.
+    its expression has been parsed; ``failed`` says of which checks (or of :data:`WHERE`) it could not be.
     """
 
     checks: tuple[tuple[str, ...], ...]
@@ -98,7 +102,8 @@ class Tally:
 @dataclass(slots=True, eq=False)
 class Part:
     """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
-    expressions name and none of them has; ``rows``: None as long as ``where`` has not been counted.
+    expressions name and none of them has; ``missing``: those of them that ``where`` names, None where the files
+    could not be read; ``rows``: None as long as ``where`` has not been counted.
     """
 
     plan: PartitionPlan
@@ -106,6 +111,7 @@ class Part:
     tallies: list[Tally]
     columns: dict[str, SparkType] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    missing: list[str] | None = field(default_factory=list)
     rows: int | None = 0
 
     def fail(self, text: str) -> None:
@@ -121,7 +127,7 @@ class Part:
 
     def result(self) -> Result:
         checks = [t.result() for t in self.tallies]
-        return Result(verdict=worst(c.verdict for c in checks), rows=self.rows, checks=checks)
+        return Result(verdict=worst(c.verdict for c in checks), rows=self.rows, checks=checks, missing=self.missing)
 
 
 class _Columns:
@@ -176,11 +182,10 @@ def prepare(
     """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
     part = Part(plan, facts, [Tally() for _ in argument.checks])
     columns = _Columns(facts, plan.values, types)
-    where = _resolve_where(part, columns, names)
-    absent: dict[str, None] = dict.fromkeys(where)
+    part.missing = _resolve_where(part, columns, names)
+    absent: dict[str, None] = dict.fromkeys(part.missing)
     for n, check in enumerate(argument.checks):
         tally = part.tallies[n]
-        tally.missing.extend(where)
         if n in names.failed:
             tally.fail(names.failed[n])
         if tally.error is None:
@@ -196,8 +201,8 @@ def prepare(
 
 def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
     """The columns that ``where`` names and this partition has not."""
-    if -1 in names.failed:
-        part.fail(names.failed[-1])
+    if WHERE in names.failed:
+        part.fail(f"where: {names.failed[WHERE]}")
         return []
     missing = []
     for name in names.where:

@@ -72,11 +72,14 @@ class CheckResult(BaseModel):
 
 
 class Result(BaseModel):
-    """One partition: its checks in the argument's order."""
+    """One partition: its checks in the argument's order. ``missing``: columns that ``where`` names and none of the
+    partition's files has; null where the files could not be read, and no missing column is known of any check.
+    """
 
     verdict: Verdict
     rows: int | None
     checks: list[CheckResult]
+    missing: list[str] | None = Field(default_factory=list)
 
     def compact(self) -> dict[str, Any]:
         """As JSON without defaults, well below 64 KiB: samples beyond a budget are left out."""
@@ -88,7 +91,8 @@ class Result(BaseModel):
             if check.samples:
                 data["samples"], left = within(data["samples"], left)
             checks.append(data)
-        return {"verdict": self.verdict, "rows": self.rows, "checks": checks}
+        missing = {} if self.missing == [] else {"missing": self.missing}
+        return {"verdict": self.verdict, "rows": self.rows, "checks": checks, **missing}
 
 
 def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], int]:
@@ -130,16 +134,20 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
     """
     report = empty(argument)
     verdicts: list[set[str]] = [set() for _ in report.checks]
-    missing: list[list[str] | None] = [None] * len(report.checks)
+    nowhere = [_Nowhere() for _ in report.checks]
+    nowhere_of_where = _Nowhere()
+    unread = False
     budget = REPORT_SAMPLE_BYTES
     for partition, result in results:
         if isinstance(result, str):
-            report.rows = None
+            report.rows, unread = None, True
             for n, check in enumerate(report.checks):
                 verdicts[n].add("error")
                 check.error = check.error or shorten(f"partition {partition}: {result}")
             continue
         report.rows = None if report.rows is None or result.rows is None else report.rows + result.rows
+        unread = unread or result.missing is None
+        nowhere_of_where.add(result.missing)
         for n, (check, part) in enumerate(zip(report.checks, result.checks, strict=True)):
             verdicts[n].add(part.verdict)
             check.violations += part.violations
@@ -147,37 +155,63 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
             check.evidence.files_statistics += part.files_statistics
             check.evidence.files_scanned += part.files_scanned
             check.error = check.error or part.error
-            if part.verdict != "error":
-                before = missing[n]
-                missing[n] = part.missing if before is None else [c for c in before if c in part.missing]
+            nowhere[n].add(None if result.missing is None else part.missing)
             room = argument.sample - len(check.samples)
             if room > 0 and part.samples and budget > 0:
                 kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
                 check.samples.extend(part.samples[: len(kept)])
     for n, check in enumerate(report.checks):
         check.verdict = worst(verdicts[n])
-        nowhere = missing[n]
-        if nowhere and complete:
-            check.verdict, check.violations, check.samples = "error", 0, []
-            check.error = check.error or f"the column {nowhere[0]!r} is in none of the table's files"
+        why = nowhere_of_where.sentence("where: ", unread) or nowhere[n].sentence("", unread)
+        if why and complete:
+            check.verdict, check.violations, check.samples, check.evidence = "error", 0, [], Evidence()
+            check.error = shorten(f"{why}; {check.error}" if check.error else why)
         elif check.verdict == "valid" and not complete:
             check.verdict = "unknown"
         check.exact = check.exact and check.verdict in ("valid", "violated") and not verdicts[n] & {"error", "unknown"}
         limit = argument.max_violations
         if limit is not None and check.violations >= limit:
             check.violations, check.exact = limit, False
+    if complete and nowhere_of_where.columns:
+        report.rows = None
     report.verdict = worst(c.verdict for c in report.checks)
     return report
 
 
+class _Nowhere:
+    """The columns that none of the partitions so far has (None: none has been read)."""
+
+    def __init__(self) -> None:
+        self.columns: list[str] | None = None
+
+    def add(self, missing: list[str] | None) -> None:
+        """One more partition, with the columns that it has not; None: it could not be read."""
+        if missing is not None:
+            self.columns = missing if self.columns is None else [c for c in self.columns if c in missing]
+
+    def sentence(self, whose: str, unread: bool) -> str:
+        """ "" where every column is somewhere."""
+        if not self.columns:
+            return ""
+        files = "the files that could be read" if unread else "the table's files"
+        return f"{whose}the column {self.columns[0]!r} is in none of {files}"
+
+
+def counted(n: int, word: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
 def sentence(names: Sequence[str], checks: Sequence[CheckReport | CheckResult]) -> str:
-    """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid."""
-    parts = []
+    """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid. What is wrong with ``where``
+    is no check's fault, and is said once.
+    """
+    parts = list(dict.fromkeys(c.error for c in checks if c.error is not None and c.error.startswith("where: ")))
     for name, check in zip(names, checks, strict=True):
         if check.verdict == "violated":
-            count = f"{check.violations} violation{'' if check.violations == 1 else 's'}"
+            count = counted(check.violations, "violation")
             parts.append(f"{name}: {count if check.exact else 'at least ' + count}")
-        elif check.verdict == "error":
+        elif check.verdict == "error" and check.error not in parts:
             parts.append(f"{name}: error: {check.error}")
         elif check.verdict == "unknown":
             parts.append(f"{name}: unknown")

@@ -147,6 +147,26 @@ def count_attempts(
     return out
 
 
+def refused(session: SparkSession, group: Group, text: str) -> str | None:
+    """Why an expression is no condition on this group's columns, or None where it is one."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    frame = relation(session, group)
+    try:
+        frame.where(F.expr(text))
+    except AnalysisException as e:
+        kind, given = e.getCondition() or "", e.getMessageParameters() or {}
+        if kind == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
+            found = given.get("type", "").strip('"')
+            # A column that these files do not have is NULL in them.
+            return None if found == "VOID" else f"the expression is of type {found.lower()}, not boolean"
+        if kind == "INVALID_WHERE_CONDITION":
+            return f"the expression uses an aggregate function, {given.get('expressionList')}: it must look at one row"
+        return sentence_of(e)
+    return None
+
+
 def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
     """Why Spark refuses this condition on this group's columns, or None where it accepts it."""
     from pyspark.errors import AnalysisException

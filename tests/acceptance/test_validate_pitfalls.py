@@ -299,6 +299,64 @@ def test_a_check_that_does_not_parse_or_has_no_meaning(table: Table) -> None:
     assert ran.report["verdict"] == "violated"
     assert "parse" in ran.report["checks"][0]["error"]
     assert all("\n" not in c["error"] for c in ran.report["checks"][:7])
+    errors = [c["error"] for c in ran.report["checks"]]
+    assert errors[1] == "the expression is of type bigint, not boolean"
+    assert "uses an aggregate function, sum(x)" in errors[2]
+    assert "no_such_function" in errors[3]
+    assert not any("coalesce" in e for e in errors[:7])
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("x + 1", "the expression is of type bigint, not boolean"),
+        ("max(x) > 1", "uses an aggregate function, max(x)"),
+        ("t", "the expression is of type string, not boolean"),
+        ("no_such_function(x)", "no_such_function"),
+        ("x >", "the expression does not parse"),
+    ],
+)
+def test_a_where_without_meaning_is_no_check_s_fault(table: Table, where: str, words: str) -> None:
+    table.add("a.parquet", {"x": [1, -1], "t": ["a", "b"]})
+    ran = table.run({"not_null": "x"}, {"check": "x > 0"}, where=where)
+    assert ran.message.startswith("where: ")
+    assert ran.message.count(words) == 1
+    assert {c["error"] for c in ran.report["checks"]} == {ran.message}
+    assert all(c["evidence"]["files_scanned"] == 0 for c in ran.report["checks"])
+
+
+def test_a_where_on_a_column_that_no_file_has(table: Table) -> None:
+    for p in range(3):
+        table.add(f"p={p}/a.parquet", {"a": [1, None]})
+    ran = table.run({"not_null": "a"}, where="nope > 1")
+    assert ran.message == "where: the column 'nope' is in none of the table's files"
+    assert ran.report["rows"] is None
+    assert ran.report["checks"][0]["evidence"] == {"files_statistics": 0, "files_scanned": 0}
+
+
+def test_a_where_on_a_column_that_some_files_lack_picks_no_rows_there(table: Table) -> None:
+    table.add("p=1/a.parquet", {"a": [1, None], "flag": [True, True]})
+    table.add("p=2/a.parquet", {"a": [None, None]})
+    assert table.agrees({"not_null": "a"}, {"check": "flag"}, where="flag") == [("violated", 1), ("valid", 0)]
+
+
+def test_a_missing_column_is_named_beside_a_corrupt_file(table: Table) -> None:
+    table.add("p=1/a.parquet", {"a": [1]})
+    table.add("p=2/a.parquet", {"a": [1]}).write_bytes(b"\0" * 500)
+    error = table.run({"not_null": "zz"}).report["checks"][0]["error"]
+    assert error.startswith("the column 'zz' is in none of the files that could be read; ")
+    assert "p=2/a.parquet" in error
+
+
+def test_a_table_is_needed(table: Table) -> None:
+    from distop.behavior import OperationFailed, PartitionPlan, Summary
+    from distop.errors import InvalidArgument
+
+    arg, ctx = {"checks": [{"not_null": "a"}]}, table.context(None)
+    with pytest.raises(InvalidArgument, match="validate needs a table"):
+        Validate().start_or_resume_job(arg, PartitionPlan(0, "whole"), ctx)
+    with pytest.raises(OperationFailed, match="validate needs a table"):
+        Validate().complete_operation(arg, None, Summary("failed", 1, 0, 1), ctx)
 
 
 def test_a_check_that_throws_is_an_error_of_its_partition_alone(table: Table) -> None:
@@ -310,6 +368,7 @@ def test_a_check_that_throws_is_an_error_of_its_partition_alone(table: Table) ->
     verdicts = {n: [c["verdict"] for c in o.result["checks"]] for n, o in ran.by_name.items()}
     assert verdicts == {f"p={p}": ["error" if p == 3 else "violated", "violated"] for p in range(6)}
     assert "DIVIDE_BY_ZERO" in ran.by_name["p=3"].error
+    assert "throws on 1 row of the file" in ran.by_name["p=3"].error
     assert "p=3/a.parquet" in ran.by_name["p=3"].error
     assert ran.report["checks"][1]["violations"] == 6
     assert len(ran.report["checks"][1]["samples"]) == 6
