@@ -1,4 +1,4 @@
-"""Calls from the daemon to the child: sent, answered, cancelled; a child that dies is an answer too."""
+"""Calls from the daemon to the child: sent, answered, told to stop; a child that dies is an answer too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import logging
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
@@ -18,29 +19,49 @@ if TYPE_CHECKING:
     from distop.worker.sinks import Fetch
 
     CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage
+    Answer = tuple[Any, list[bytes]]
+    Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
+
+WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup"}
+
+
+class _Asked:
+    """A call from when it is asked for until it has ended, whether it is in a child or waits for one."""
+
+    def __init__(self, message: CallMessage, of_run: bool) -> None:
+        self.op = message["op"]
+        self.what = f"{WORDS[message['t']]} of {self.op}"
+        self.of_run = of_run
+        self.sink: CallSink | None = None
+        self.told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why it has to stop, once it has to."""
+
+    def stop(self, why: str) -> None:
+        """The first reason counts."""
+        if not self.told.done():
+            self.told.set_result(why)
 
 
 class Caller:
-    """The calls that go on. Whether others may be in the child meanwhile is the caller's concern."""
+    """The calls that go on. ``spawn`` starts what outlives a caller who gave up."""
 
-    def __init__(self, keeper: Keeper, numbers: Iterator[int]) -> None:
+    def __init__(self, keeper: Keeper, numbers: Iterator[int], spawn: Spawn, log: logging.Logger) -> None:
         self._keeper = keeper
         self._numbers = numbers
-        self._calls: set[CallSink] = set()
+        self._spawn = spawn
+        self._log = log
+        self._asked: set[_Asked] = set()
 
-    def cancel(self, op: str) -> list[CallSink]:
-        """Tell the operation's calls to stop; those that were told just now."""
-        told = [call for call in self._calls if call.op == op and not call.cancelled]
-        for call in told:
-            call.cancelled = True
-            call.child.send(protocol.CancelMessage(t="cancel", call=call.number))
-        return told
+    def cancel(self, op: str) -> None:
+        """Stop the operation's calls, but for the cleanups of runs, which are the runs' own."""
+        for asked in self._asked:
+            if asked.op == op and not asked.of_run:
+                asked.stop(f"cancelled: {asked.what} was told to stop")
 
-    async def enforce(self, call: CallSink) -> None:
-        """Kill the child of a call that was told to stop and does not."""
-        await first(call.result, call.child.died, timeout=self._keeper.config.grace)
-        if not call.result.done():
-            call.child.kill("stubborn")
+    def abort(self, reason: str) -> None:
+        """Stop all calls; the caller kills the child."""
+        for asked in self._asked:
+            asked.stop(f"cancelled: the worker was stopped: {reason}")
 
     async def call(
         self,
@@ -49,49 +70,99 @@ class Caller:
         *,
         fetch: Fetch | None = None,
         gate: Gate | None = None,
-    ) -> tuple[Any, list[bytes]]:
-        """A call's result and chunks. Raises WorkerError. With a gate (which the caller has not entered), a child
-        that died with others in it is no answer: the call is repeated with nobody else there."""
+        limit: float | None = None,
+    ) -> Answer:
+        """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
+        ``limit`` seconds.
+
+        With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
+        repeated with nobody else there. Without one, it is the call of a run that is in the gate.
+        """
+        asked = _Asked(message, of_run=gate is None)
+        self._asked.add(asked)
+        attended = self._spawn(self._attend(asked, self._work(asked, message, items, fetch, gate), limit))
+        try:
+            return await asyncio.shield(attended)
+        except asyncio.CancelledError:
+            # Nobody waits for it any more, but its thread in the child must end all the same, and the gate with it.
+            asked.stop("its caller gave it up")
+            raise
+
+    async def _attend(self, asked: _Asked, working: Coroutine[Any, Any, Answer], limit: float | None) -> Answer:
+        """See to it that a call ends once it was told to, or has taken too long: the child is told, and killed when
+        that does not help within the grace."""
+        work = asyncio.ensure_future(working)
+        try:
+            await first(work, asked.told, timeout=limit)
+            if work.done():
+                return work.result()
+            if limit is not None:
+                asked.stop(f"{asked.what} did not end within {limit:g} s")
+            if asked.sink is None:
+                work.cancel()
+            else:
+                asked.sink.stop()
+                await first(work, timeout=self._keeper.config.grace)
+                if asked.sink is not None:
+                    self._log.warning("%s did not stop when told: its worker process is killed", asked.what)
+                    asked.sink.child.kill("stubborn")
+            await first(work)
+            if not work.cancelled():
+                work.exception()  # what it said in the end does not matter
+            raise WorkerError("transient", asked.told.result())
+        finally:
+            work.cancel()
+            self._asked.discard(asked)
+
+    async def _work(
+        self,
+        asked: _Asked,
+        message: CallMessage,
+        items: Sequence[JobItem],
+        fetch: Fetch | None,
+        gate: Gate | None,
+    ) -> Answer:
         if gate is None:
-            got = await self._answer(message, items, fetch)
+            got = await self._answer(asked, message, items, fetch)
         else:
             async with gate.shared():
-                got = await self._answer(message, items, fetch)
-            if isinstance(got, Death) and (got.runs or len(got.calls) > 1):
+                got = await self._answer(asked, message, items, fetch)
+            if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
                 async with gate.exclusive():
-                    got = await self._answer(message, items, fetch)
+                    got = await self._answer(asked, message, items, fetch)
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
     async def _answer(
-        self, message: CallMessage, items: Sequence[JobItem], fetch: Fetch | None
-    ) -> tuple[Any, list[bytes]] | Death:
+        self, asked: _Asked, message: CallMessage, items: Sequence[JobItem], fetch: Fetch | None
+    ) -> Answer | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            call = CallSink(message["op"], child, fetch)
-            call.number = next(self._numbers)
+            call = CallSink(next(self._numbers), child, fetch)
             child.calls[call.number] = call
-            self._calls.add(call)
+            asked.sink = call
             try:
                 message["call"] = call.number
                 if message["t"] == "cleanup":
                     for frame in protocol.encode_paged(message, (item.row() for item in items)):
                         child.send_frame(frame)
+                        # Many items take long to encode; the daemon has a lease to keep.
+                        await asyncio.sleep(0)
                 else:
                     child.send(message)
                 await first(call.result, child.died)
-                if call.result.done():
-                    return call.result.result(), call.chunks
             except asyncio.CancelledError:
-                child.send(protocol.CancelMessage(t="cancel", call=call.number))
+                call.stop()
                 raise
             finally:
-                self._calls.discard(call)
+                asked.sink = None
                 child.calls.pop(call.number, None)
+            if call.result.done():
+                return call.result.result(), call.chunks
             death = child.died.result()
             if death.crashed:
                 return death
-            if death.final or call.cancelled:
+            if death.final or asked.told.done():
                 raise WorkerError("transient", str(death))

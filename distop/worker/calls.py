@@ -11,7 +11,7 @@ from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
-from distop.errors import InvalidArgument, OperationFailed, UsageError
+from distop.errors import InvalidArgument, JobCancelled, OperationFailed, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
 from distop.worker.explain import explain
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """One call, in a thread of its own. ``cancel`` is called by the reader."""
+    """One call, in a thread of its own. ``cancel`` and ``interrupt`` are called by others."""
 
     def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
         self._env = env
@@ -34,6 +34,8 @@ class Call:
         self._items: list[Any] = list(message.get("items", ()))
         self.number: int = message["call"]
         self._stop = threading.Event()
+        self._current: Context | None = None
+        """What the behavior was given last: a cleanup has one for each job."""
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._follow_ups: list[Mapping[str, Any]] = []
 
@@ -42,9 +44,17 @@ class Call:
 
     def cancel(self) -> None:
         self._stop.set()
-        if self._env.spark.started:
-            tag = self._context().tag
-            threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel the Spark jobs of what runs now, if it is to stop."""
+        ctx = self._current
+        if self._stop.is_set() and ctx is not None and self._env.spark.started:
+            threading.Thread(target=self._env.spark.interrupt, args=(ctx.tag,), daemon=True).start()
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise JobCancelled("the call was told to stop")
 
     def run(self) -> None:
         """Do it, and send its result or what went wrong."""
@@ -61,7 +71,7 @@ class Call:
             if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
                 self._on_spark_died(str(error))
             fatal = isinstance(error, UsageError)
-            if not fatal:
+            if not fatal and not self._stop.is_set():
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             text = str(error) if fatal and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
@@ -75,6 +85,8 @@ class Call:
     def _context(self, **fields: Any) -> Context:
         ctx = Context(self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields)
         ctx.call = f"{self._message['t']}{self.number}"
+        self._current = ctx
+        self._check()
         return ctx
 
     def _plan(self, behavior: Behavior, arg: Any) -> Any:
@@ -85,6 +97,7 @@ class Call:
         partitions = select(planned.partitions, self._message["names"])
         partitions = shared.spill(partitions, ctx.shared_dir, ctx.operation)
         for chunk in chunked(partitions):
+            self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
         return {"count": len(partitions), "version": planned.version}
 
@@ -111,6 +124,7 @@ class Call:
     def _rows(self) -> Iterator[OutcomeRow]:
         start: int | None = 0
         while start is not None:
+            self._check()
             question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
             page = self._env.outbox.ask(question, ANSWER_SECONDS)
             for row in page["rows"]:

@@ -121,8 +121,9 @@ class Child:
     def _interrupt_again(self) -> None:
         pause = threading.Event()
         while not pause.wait(INTERRUPT_SECONDS):
-            for run in list(self._runs.values()):
-                run.interrupt()
+            at_work: list[Run | Call] = [*self._runs.values(), *self._calls.values()]
+            for work in at_work:
+                work.interrupt()
 
     def _spark_died(self, why: str) -> None:
         """Leave at once, with a code that tells why; what had ended before is still told."""

@@ -11,7 +11,7 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.worker import protocol
 from distop.worker.caller import Caller
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from distop.core.declaration import Declaration
     from distop.worker.sinks import Fetch
 
+T = TypeVar("T")
+
 __all__ = [
     "CompleteResult",
     "Death",
@@ -47,9 +49,6 @@ __all__ = [
     "WorkerConfig",
     "WorkerError",
 ]
-
-CLEANUP_SECONDS = 60.0
-"""How long the cleanup of jobs may take whose child had to be killed."""
 
 
 class Worker:
@@ -65,8 +64,8 @@ class Worker:
         self._gate = Gate()
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
-        self._caller = Caller(self._keeper, self._numbers)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
     # ------------------------------------------------------------------ life
 
@@ -105,13 +104,26 @@ class Worker:
         self.set_deadline(deadline)
 
     async def abort(self, reason: str) -> None:
-        """Kill the child at once; its jobs end as cancelled, without cleanup. Returns when all of its processes are
-        dead."""
+        """Kill the child at once. Returns when all of its processes are dead and all that was asked for before has
+        ended: jobs as cancelled (without cleanup, their ``on_events`` called), calls with a WorkerError.
+
+        A new child is started by the next request alone. Safe before, during and after :meth:`stop`.
+        """
         self._log.warning("the worker process is killed: %s", reason)
-        await self._keeper.abort()
+        self._caller.abort(reason)
+        text = f"the worker was stopped: {reason}"
+        for run in [r for r in self._runs if r.child is None]:
+            run.end_rest("cancelled", text)  # it waits, and must not get into a child any more
+        async with self._keeper.aborting():
+            for run in list(self._runs):
+                run.end_rest("cancelled", text)
+            asked = [task for task in self._background if task is not asyncio.current_task()]
+        if asked:
+            await asyncio.wait(asked)
 
     async def stop(self, grace: float) -> None:
-        """Let the child stop Spark and exit, kill what is left of it after ``grace`` seconds. Final."""
+        """Let the child stop Spark and exit, kill what is left of it after ``grace`` seconds. Final: returns when all
+        processes are dead and all that was asked for has ended."""
         await self._keeper.stop(grace)
         if self._background:
             # They end by themselves: what they wait for is dead, and there will be no other child.
@@ -122,7 +134,7 @@ class Worker:
         path = self.config.work_dir / "ops" / operation_path(op)
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -212,19 +224,11 @@ class Worker:
     async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:
         """Clean up after cancelled jobs whose child had to be killed; what went wrong, or ""."""
         try:
-            async with asyncio.timeout(CLEANUP_SECONDS):
-                await self._cleanup(run.request, [run.pending[p] for p in gone], run.incarnation)
-        except TimeoutError:
-            # The thread that hangs in it would stay.
-            if (child := self._keeper.child) is not None:
-                child.kill("stubborn")
-            problem = f"it did not end within {CLEANUP_SECONDS:g} s"
+            await self._cleanup(run.request, [run.pending[p] for p in gone], run.incarnation)
         except WorkerError as error:
-            problem = str(error)
-        else:
-            return ""
-        self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, problem)
-        return f"the cleanup failed: {problem}"
+            self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, error)
+            return f"the cleanup failed: {error}"
+        return ""
 
     async def _in_child(
         self, run: RunSink, ordinals: Sequence[int], *, cleanup: bool, careful: bool = False
@@ -271,14 +275,21 @@ class Worker:
 
     # ------------------------------------------------------------------ cancel
 
-    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
-        """Stop these jobs of an operation (None: all of it, also its calls). What does not stop within the
-        configured grace loses its child."""
+    def cancel_runs(self, op: str, partitions: Collection[int] | None = None) -> None:
+        """Stop these jobs of an operation (None: all; its calls go on). What does not stop within the configured
+        grace loses its child."""
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
-        if partitions is None:
-            for call in self._caller.cancel(op):
-                self._spawn(self._caller.enforce(call))
+
+    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
+        """The same as :meth:`cancel_runs`."""
+        self.cancel_runs(op, partitions)
+
+    def cancel_calls(self, op: str) -> None:
+        """Stop planning, completion and cleanup of an operation, also where they only wait for a child: each ends with
+        a WorkerError (``transient``, "cancelled: …"). What does not stop within the configured grace loses its child,
+        in which everything else is run again."""
+        self._caller.cancel(op)
 
     def _cancel(self, run: RunSink, partitions: list[int]) -> None:
         run.cancelled.update(partitions)
@@ -364,7 +375,8 @@ class Worker:
         table: Mapping[str, Any] | None,
         items: Sequence[JobItem],
     ) -> None:
-        """Call cancel_job_and_cleanup for each. Raises WorkerError at the first that fails."""
+        """Call cancel_job_and_cleanup for each. Raises WorkerError at the first that fails, and (``transient``) where
+        all together, with the wait for a child, take longer than the configured time."""
         request = RunRequest(op, type, arg, table, tuple(items), batch=False)
         await self._cleanup(request, items, self.incarnation, self._gate)
 
@@ -382,4 +394,4 @@ class Worker:
             incarnation=incarnation,
             more=False,
         )
-        await self._caller.call(message, items, gate=gate)
+        await self._caller.call(message, items, gate=gate, limit=self.config.cleanup_timeout)

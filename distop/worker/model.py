@@ -33,6 +33,8 @@ class WorkerConfig:
     log_level: str = "info"
     grace: float = 10.0
     """Seconds for a job to stop when told to, before its child is killed."""
+    cleanup_timeout: float = 60.0
+    """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
     start_timeout: float = 60.0
     """Seconds for a child to say hello."""
     python: str = sys.executable

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.errors import describe
 from distop.worker import protocol
 from distop.worker.model import JobEnded, WorkerError
 
@@ -106,12 +107,10 @@ class RunSink:
 class CallSink:
     """One call: its chunks, and the future of its result."""
 
-    def __init__(self, op: str, child: Child, fetch: Fetch | None) -> None:
-        self.op = op
+    def __init__(self, number: int, child: Child, fetch: Fetch | None) -> None:
+        self.number = number
         self.child = child
-        self.number = 0
         self.chunks: list[bytes] = []
-        self.cancelled = False
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._fetch = fetch
         self._fetching: set[asyncio.Task[None]] = set()
@@ -129,17 +128,24 @@ class CallSink:
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
 
+    def stop(self) -> None:
+        """Tell the child to stop it, and answer its questions with no from now on: it may wait for an answer."""
+        self._fetch = None
+        self.child.send(protocol.CancelMessage(t="cancel", call=self.number))
+        for task in self._fetching:
+            task.cancel()
+
     async def _answer(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
             if self._fetch is None:
-                raise RuntimeError("this call has no outcomes")
+                raise RuntimeError("nobody gives any to this call")
             rows, following = await self._fetch(message["start"])
             for page, more in protocol.pages(rows):
                 value = {"rows": page, "next": following}
                 self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=value, more=more))
-        except Exception as error:
-            text = f"the outcomes could not be read: {error}"
+        except (Exception, asyncio.CancelledError) as error:
+            text = f"the outcomes could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
 

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.plan import decode_chunk
+from distop.worker.guardian import boottime
 from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from distop.worker.sinks import Fetch
 
 __all__ = ["sample_env"]
 
@@ -109,10 +112,139 @@ async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_p
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
         assert time.monotonic() < limit
         await asyncio.sleep(0.005)
-    worker.cancel(OP)
-    with pytest.raises(WorkerError) as caught:
+    worker.cancel_calls(OP)
+    with pytest.raises(WorkerError, match="^cancelled: the planning of t/sample/1 was told to stop$") as caught:
         await planning
     assert caught.value.kind == "transient"
+    assert worker.deaths == 1
+
+
+CALLS = ("plan", "complete", "cleanup")
+
+
+def begin(worker: Worker, kind: str, action: str, tmp_path: Path, fetch: Fetch | None = None) -> asyncio.Task[Any]:
+    """A call of a kind that does something, whatever its kind is."""
+    does = {"plan": action, "complete": action, "a": f"clean-{action}"}
+    arg = {"does": does, "diary": str(tmp_path / "diary"), "names": ["a"]}
+    called: Coroutine[Any, Any, Any]
+    if kind == "plan":
+        called = worker.plan(OP, "sample", arg, TABLE, None)
+    elif kind == "complete":
+        called = worker.complete(OP, "sample", arg, TABLE, "success", 60, 60, 0, fetch or pages)
+    else:
+        # The second attempt is the one that goes on.
+        items = [JobItem({"partition": i, "name": name}, i + 1, 1) for i, name in enumerate("ba")]
+        called = worker.cleanup(OP, "sample", arg, None, items)
+    return asyncio.create_task(called)
+
+
+def begun(kind: str, tmp_path: Path) -> Callable[[], bool]:
+    word = "clean a" if kind == "cleanup" else kind
+    return lambda: (tmp_path / "diary").exists() and word in (tmp_path / "diary").read_text().splitlines()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit, f"not reached: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def cancelled(call: asyncio.Task[Any]) -> str:
+    with pytest.raises(WorkerError) as caught:
+        await asyncio.wait_for(call, 60)
+    assert caught.value.kind == "transient"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_cancelling_runs_leaves_calls_alone(worker: Worker, tmp_path: Path, kind: str) -> None:
+    call = begin(worker, kind, "hold", tmp_path)
+    await until(begun(kind, tmp_path), "the call goes on")
+    worker.cancel(OP)
+    worker.cancel_runs(OP)
+    worker.cancel_calls("t/sample/2")
+    # Whatever was said to the child has arrived once it answers this.
+    assert (await worker.plan("t/sample/3", "sample", {}, TABLE, None)).count == 0
+    (tmp_path / "work/ops" / OP).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "work/ops" / OP / "go").touch()
+    await call
+    assert worker.deaths == 0
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_a_call_that_listens_is_cancelled(worker: Worker, tmp_path: Path, kind: str) -> None:
+    call = begin(worker, kind, "wait", tmp_path)
+    await until(begun(kind, tmp_path), "the call goes on")
+    worker.cancel_calls(OP)
+    assert (await cancelled(call)).startswith("cancelled: the ")
+    assert worker.deaths == 0
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_a_call_that_does_not_listen_loses_its_child(worker: Worker, tmp_path: Path, kind: str) -> None:
+    ends: list[Any] = []
+    item = JobItem({"partition": 0, "name": "x"}, 1, 1)
+    neighbour = RunRequest("t/sample/2", "sample", {"does": {"x": "hold"}}, None, (item,), batch=False)
+    running = asyncio.create_task(worker.run(neighbour, ends.extend))
+    call = begin(worker, kind, "deaf", tmp_path)
+    await until(begun(kind, tmp_path), "the call goes on")
+    worker.cancel_calls(OP)
+    assert (await cancelled(call)).startswith("cancelled: the ")
+    assert worker.deaths == 1
+    place = tmp_path / "work/ops/t/sample/2"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "go").touch()
+    await asyncio.wait_for(running, 60)
+    assert [end.kind for end in ends] == ["success"]
+
+
+async def test_a_call_that_waits_for_a_child_is_cancelled(worker: Worker, tmp_path: Path) -> None:
+    worker.set_deadline(boottime() - 1)
+    await until(lambda: not worker.running, "there is no session")
+    calls = [begin(worker, kind, "deaf", tmp_path) for kind in CALLS]
+    await asyncio.sleep(0)
+    worker.cancel_calls(OP)
+    assert [(await cancelled(call)).partition(":")[0] for call in calls] == ["cancelled"] * 3
+    worker.set_deadline(boottime() + 3600)
+    assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
+    assert not (tmp_path / "diary").exists()
+
+
+async def test_a_completion_that_waits_for_outcomes_is_cancelled(worker: Worker, tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never(start: int) -> tuple[list[dict[str, Any]], int | None]:
+        asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    call = begin(worker, "complete", "", tmp_path, never)
+    await asyncio.wait_for(asked.wait(), 30)
+    worker.cancel_calls(OP)
+    await cancelled(call)
+    assert worker.deaths == 0
+
+
+async def test_a_call_that_its_caller_gives_up_does_not_stay_in_the_child(worker: Worker, tmp_path: Path) -> None:
+    call = begin(worker, "plan", "deaf", tmp_path)
+    await until(begun("plan", tmp_path), "the call goes on")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: worker.deaths == 1, "the child is replaced")
+
+
+@pytest.mark.parametrize(("action", "deaths"), [("wait", 0), ("deaf", 1)])
+async def test_a_cleanup_has_its_time(tmp_path: Path, sample_env: dict[str, str], action: str, deaths: int) -> None:
+    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, cleanup_timeout=0.3))
+    try:
+        await worker.start()
+        text = await cancelled(begin(worker, "cleanup", action, tmp_path))
+        assert text == "the cleanup of t/sample/1 did not end within 0.3 s"
+        assert worker.deaths == deaths
+        assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
+    finally:
+        await worker.stop(10)
 
 
 async def pages(start: int) -> tuple[list[dict[str, Any]], int | None]:

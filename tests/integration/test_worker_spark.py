@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig
+from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
 from tests.support.needs import need
 
@@ -55,6 +55,20 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
             await asyncio.sleep(0.01)
         worker.cancel("t/sample/2")
         assert [end.kind for end in await task] == ["cancelled"]
+        assert worker.deaths == 0
+
+        # So is a cleanup that is called, whatever attempt it is of.
+        items = [JobItem({"partition": 0, "name": "a"}, 3, 1)]
+        arg = {"does": {"a": "clean-spark-wait"}}
+        cleaning = asyncio.create_task(worker.cleanup("t/sample/5", "sample", arg, None, items))
+        started = tmp_path / "ops/t/sample/5/spark-wait"
+        limit = time.monotonic() + 60
+        while not started.exists():
+            assert time.monotonic() < limit
+            await asyncio.sleep(0.01)
+        worker.cancel_calls("t/sample/5")
+        with pytest.raises(WorkerError, match="^cancelled"):
+            await cleaning
         assert worker.deaths == 0
 
         # When the JVM dies, so does the child, and the job is blamed; without Spark the next one is up at once.

@@ -47,6 +47,8 @@ class Sample(Behavior):
     conflicts_with = ("other",)
 
     def partitions(self, table: TableRecord, arg: SampleArg, ctx: JobContext) -> Planned:
+        write(arg, "plan")
+        act(arg.does.get("plan", ""), PartitionPlan(0, "plan"), ctx)
         if "die" in arg.does:
             os._exit(3)
         if "once" in arg.does and not (ctx.work_dir / "once").exists():
@@ -84,12 +86,17 @@ class Sample(Behavior):
 
     def cancel_job_and_cleanup(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> None:
         write(arg, f"clean {partition.name}")
-        if arg.does.get(partition.name) == "unclean":
+        action = arg.does.get(partition.name, "")
+        if action == "unclean":
             raise OSError("it cannot be removed")
+        if action.startswith("clean-"):
+            act(action.removeprefix("clean-"), partition, ctx)
 
     def complete_operation(
         self, arg: SampleArg, table: TableRecord | None, summary: Summary, ctx: JobContext
     ) -> dict[str, Any]:
+        write(arg, "complete")
+        act(arg.does.get("complete", ""), PartitionPlan(0, "complete"), ctx)
         rows = [(row.partition, row.name, row.success) for row in summary.outcomes()]
         report = {"verdict": summary.verdict, "rows": rows}
         if "follow" in arg.does:
