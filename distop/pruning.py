@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 from distop.core import transitions as t
 from distop.core.decide import parse_time
-from distop.core.model import History, OperationRef
+from distop.core.model import History
+from distop.core.txn import Get
 
 if TYPE_CHECKING:
+    from distop.core.model import OperationRef
     from distop.incarnation import Context
 
 KEPT_AT_LEAST = 3600.0
 """Seconds."""
 PRUNE_EVERY = 60.0
-PAGE = 100
+READ_AT_ONCE = 4
+"""Records of up to a megabyte each, in one answer (T2)."""
 
 
 class HistoryPruner:
@@ -38,14 +41,29 @@ class HistoryPruner:
         start, end = ctx.keys.history_range(table)
         if await ctx.client.count(start, end) <= ctx.config.history_limit:
             return
-        listing = await ctx.client.list(start, end)
-        records: list[tuple[int, OperationRef, float]] = []
+        # Oldest first, by the revision of their one write; the records themselves may be a megabyte each.
+        listing = await ctx.client.list(start, end, keys_only=True)
+        records: list[tuple[int, OperationRef]] = []
         for kv in listing.kvs:
             key = ctx.keys.parse(kv.key)
             if key.ref is not None and key.chunk < 0:
-                records.append((kv.mod_revision, key.ref, parse_time(History.decode(kv.value).finished)))
+                records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
         oldest = time.time() - KEPT_AT_LEAST
-        old = [(ref, mod) for mod, ref, finished in excess if finished < oldest]
-        for n in range(0, len(old), PAGE):
-            await ctx.commit(t.forget(ctx.keys, old[n : n + PAGE]))
+        for n in range(0, len(excess), READ_AT_ONCE):
+            page = excess[n : n + READ_AT_ONCE]
+            found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
+            finished = [_finished(answer.kv.value) if answer.kv is not None else None for answer in found]
+            old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]
+            if old:
+                await ctx.commit(t.forget(ctx.keys, old))
+            if any(at is not None and at >= oldest for at in finished):
+                return  # what follows is younger still
+
+
+def _finished(value: bytes) -> float | None:
+    """When a record's operation finished; None where it cannot be read: such a one is left alone."""
+    try:
+        return parse_time(History.decode(value).finished)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
