@@ -148,7 +148,13 @@ class JobContext(ABC):
     def start_operation(
         self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
     ) -> None:
-        """In completion: an operation to start when this one has finished. Not available elsewhere."""
+        """In completion: an operation to start when this one has finished, once, whatever crashes in between. Not
+        available elsewhere.
+
+        A start that is refused then (another operation excludes it, or runs one at a time) is tried again for ten
+        minutes after the finish; after that, and where the type, the table or the argument is wrong, the coordinator's
+        log has an error, and it is not started.
+        """
         raise NotImplementedError("start_operation is available in complete_operation only")
 
 

@@ -10,55 +10,67 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.core import claiming, decide, states
+from distop.core import decide
 from distop.core import transitions as t
-from distop.core.codec import rfc3339
+from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.digest import plan_digest
 from distop.core.model import Attempts, Decision, State
 from distop.core.plan import Plan
+from distop.core.states import Stage
 from distop.core.view import Change, TypeView
-from distop.ending import Ending
+from distop.ending import Ending, Later
 from distop.errors import DistopError, SessionLost, describe
+from distop.reaping import Reaper
 from distop.store.watch import Feed
-from distop.worker.model import JobItem, WorkerError
+from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable
 
     from distop.core.model import OperationRef
-    from distop.core.plan import PartitionPlan
     from distop.core.txn import Txn
     from distop.core.view import OperationView
     from distop.incarnation import Context
     from distop.store.watch import Batch
 
-ERRORS_KEPT = 10
-"""Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
-ERROR_TEXT = 2_000
-OUTCOMES_PAGE = 500
-"""Ordinals whose outcomes are read at once for the completion code."""
 CHUNKS_IN_FLIGHT = 8
 REFUSED_PAUSE = (0.02, 2.0)
-MAX_HISTORY_BYTES = 1024 * 1024
+
+T = TypeVar("T")
+
+
+class Overtaken(Exception):
+    """The operation left the stage for which a call into the child was made: decide again."""
 
 
 class Coordinator:
-    """Coordinates one type on one table under one election (``fence``: its mod revision)."""
+    """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
+    it cannot go on, because what it watches has failed.
+    """
 
-    def __init__(self, ctx: Context, table: str, type_name: str, fence: int) -> None:
+    def __init__(
+        self, ctx: Context, table: str, type_name: str, fence: int, on_failure: Callable[[BaseException], None]
+    ) -> None:
         self._ctx = ctx
         self.fence = fence
         self._keys = ctx.keys
         self._guard = t.election_guard(ctx.keys, table, type_name, fence)
         self._view = TypeView(ctx.keys, table, type_name)
         self._log = ctx.log
-        self._ending = Ending(ctx, self._guard, self._commit, self._reached)
+        self._on_failure = on_failure
         self._driving: dict[OperationRef, asyncio.Task[None]] = {}
         self._again: set[OperationRef] = set()
         self._timers: dict[OperationRef, asyncio.TimerHandle] = {}
+        self._calls: dict[OperationRef, Stage] = {}
+        """Operations for which the child is at work, and the stage that this is for."""
+        self._overtaken: set[OperationRef] = set()
+        """Those of them that have left that stage."""
+        self._left_alone: set[OperationRef] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._ready = False
+        self._closed = False
         relist = max(ctx.config.poll, 300.0)
         self._jobs = Feed(
             ctx.client,
@@ -71,32 +83,65 @@ class Coordinator:
         self._claims = Feed(
             ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"
         )
+        self._feeds = (self._claims, self._jobs)
+        self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
+        self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
-        """Watch, and drive whatever is there."""
-        await asyncio.gather(self._claims.start(), self._jobs.start())
+        """Watch, and drive whatever is there. Raises what the first listings raise; then nothing is running."""
+        starts = [asyncio.ensure_future(feed.start()) for feed in self._feeds]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            await self._close_feeds()
+            raise
+        if self._closed:
+            await self._close_feeds()  # close() came before there was anything to close
+            return
         self._ready = True
+        self._watching = asyncio.ensure_future(self._watch())
         self._kick(self._view.operations)
+
+    async def _watch(self) -> None:
+        """Tell when a feed fails: without it nothing would be decided any more, and nobody would know."""
+        waits = [asyncio.ensure_future(feed.wait()) for feed in self._feeds]
+        try:
+            await asyncio.gather(*waits)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._on_failure(error)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _close_feeds(self) -> None:
+        await asyncio.gather(*(feed.close() for feed in self._feeds))
 
     def cluster_changed(self) -> None:
         """Nodes came or went: claims that are being waited for may have become free to delete."""
-        cancelling = [ref for ref, op in self._view.operations.items() if op.stage is states.Stage.CANCELLING]
+        cancelling = [ref for ref, op in self._view.operations.items() if op.stage is Stage.CANCELLING]
         self._kick(cancelling)
 
     def close(self) -> None:
         """Stop at once: the election or the session is over."""
-        self._ready = False
+        self._ready, self._closed = False, True
+        if self._watching is not None:
+            self._watching.cancel()
         for timer in self._timers.values():
             timer.cancel()
         for drive in self._driving.values():
             drive.cancel()
-        self._closing = [asyncio.ensure_future(feed.close()) for feed in (self._jobs, self._claims)]
+        self._closing = asyncio.ensure_future(self._close_feeds())
 
     async def stop(self) -> None:
         """Stop, and wait until nothing of this role is under way."""
         drives = list(self._driving.values())
         self.close()
-        await asyncio.gather(*drives, *self._closing, return_exceptions=True)
+        await asyncio.gather(*drives, self._closing, return_exceptions=True)
 
     # ------------------------------------------------------------------- fold
 
@@ -114,6 +159,7 @@ class Coordinator:
         for ref in list(refs):
             if ref in self._driving:
                 self._again.add(ref)
+                self._check_call(ref)
             else:
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
 
@@ -134,10 +180,16 @@ class Coordinator:
                 if step is None or isinstance(step, decide.WakeAt):
                     if step is not None:
                         self._wake_at(ref, step.time)
+                    elif decide.newer(op):
+                        self._leave_alone(op)
                     if ref in self._again:
                         continue
                     return
-                if await self._perform(op, step):
+                try:
+                    applied = await self._perform(op, step)
+                except Overtaken:
+                    applied = True
+                if applied:
                     pause = REFUSED_PAUSE[0]
                 else:
                     # Refused: the view was behind. What it missed is on its way.
@@ -145,6 +197,8 @@ class Coordinator:
                     pause = min(pause * 2, REFUSED_PAUSE[1])
         except (SessionLost, asyncio.CancelledError):
             pass
+        except Later as later:
+            self._wake_at(ref, later.when)
         except (DistopError, OSError) as error:
             self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref)})
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))
@@ -155,6 +209,16 @@ class Coordinator:
             self._driving.pop(ref, None)
             if ref in self._again:
                 self._kick([ref])
+
+    def _leave_alone(self, op: OperationView) -> None:
+        if op.spec is not None and op.ref not in self._left_alone:
+            self._left_alone.add(op.ref)
+            self._log.warning(
+                "left alone: a newer release of distop wrote it (version %d, known here: %d)",
+                op.spec.version,
+                SCHEMA_VERSION,
+                extra={"operation": str(op.ref)},
+            )
 
     def _wake_at(self, ref: OperationRef, when: float) -> None:
         old = self._timers.pop(ref, None)
@@ -179,7 +243,7 @@ class Coordinator:
             case decide.Finish(decision, decision_mod):
                 return await self._ending.finish(op, decision, decision_mod)
             case decide.Reap(claims):
-                return await self._reap(op, claims)
+                return await self._reaper.reap(op, claims)
             case decide.Clean(count, follow_ups):
                 return await self._ending.clean(op, count, follow_ups)
             case _:
@@ -194,6 +258,35 @@ class Coordinator:
     async def _reached(self, revision: int) -> None:
         await self._jobs.reached(revision)
 
+    # ------------------------------------------------------------------ calls
+
+    async def _call(self, ref: OperationRef, stage: Stage, call: Callable[[], Awaitable[T]]) -> T:
+        """A call into the child for an operation in this stage. Raises WorkerError; or Overtaken, when the operation
+        left the stage and the call was stopped for that: it then says nothing about the behavior.
+        """
+        if self._stage(ref) is not stage:
+            raise Overtaken
+        self._calls[ref] = stage
+        try:
+            return await call()
+        except WorkerError:
+            if ref in self._overtaken:
+                raise Overtaken from None
+            raise
+        finally:
+            del self._calls[ref]
+            self._overtaken.discard(ref)
+
+    def _stage(self, ref: OperationRef) -> Stage:
+        op = self._view.operations.get(ref)
+        return op.stage if op is not None else Stage.ABSENT
+
+    def _check_call(self, ref: OperationRef) -> None:
+        stage = self._calls.get(ref)
+        if stage is not None and ref not in self._overtaken and self._stage(ref) is not stage:
+            self._overtaken.add(ref)
+            self._ctx.worker.cancel_calls(str(ref))
+
     # ------------------------------------------------------------------- plan
 
     async def _plan(self, op: OperationView) -> bool:
@@ -202,10 +295,13 @@ class Coordinator:
         try:
             if spec.table is None:
                 raise WorkerError("fatal", "an operation without a table must bring its own plan")
-            arg = await self._ctx.argument(ref)
-            planned = await self._ctx.worker.plan(str(ref), ref.type, arg, spec.table.to_json(), spec.partitions)
+            arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
+            planned = await self._call(
+                ref, Stage.PLANNING, lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions)
+            )
         except WorkerError as error:
-            return await self._plan_failed(op, error)
+            return await self._plan_failed(ref, error)
+        op = self._view.operations.get(ref, op)  # a listing makes new objects
         plan = Plan(planned.count, planned.version, plan_digest(planned.chunks), len(planned.chunks))
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
@@ -227,15 +323,17 @@ class Coordinator:
             return False
         if len(mods) > t.CHUNKS_PER_PLAN:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
-            return await self._plan_failed(op, WorkerError("fatal", too_many))
+            return await self._plan_failed(ref, WorkerError("fatal", too_many))
         return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
 
-    async def _plan_failed(self, op: OperationView, error: WorkerError) -> bool:
-        assert op.spec is not None
+    async def _plan_failed(self, ref: OperationRef, error: WorkerError) -> bool:
+        op = self._view.operations.get(ref)
+        if op is None or op.spec is None:
+            return True
         attempts = (op.planning.value.attempts if op.planning is not None else 0) + 1
         text = f"planning failed: {error}"
         self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        if op.spec.rules.at_limit(attempts) or (error.kind == "fatal" and op.spec.rules.can_fail):
+        if error.kind == "fatal" or decide.gives_up(op.spec.rules, attempts):
             decision = Decision(State.FAILED, 0, 0, 0, error=text)
             return await self._commit(t.give_up(self._keys, op.ref, self._guard, op.state_mod, decision))
         due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
@@ -243,37 +341,3 @@ class Coordinator:
         return await self._commit(
             t.plan_attempt(self._keys, op.ref, self._guard, seen_mod, Attempts(attempts, text, due))
         )
-
-    # ------------------------------------------------------------------- reap
-
-    async def _reap(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
-        """Clean up after jobs whose holder is gone or released them, then delete their claims."""
-        assert op.spec is not None
-        ref, spec = op.ref, op.spec
-        started = [p for p, _, _ in claims]
-        partitions = {p.partition: p for p in await self._partitions(ref, started)}
-        items = [
-            JobItem(partitions[p].to_json(), op.claims[p].value.attempt, op.claims[p].mod)
-            for p in started
-            if p in partitions and p in op.claims
-        ]
-        try:
-            table = spec.table.to_json() if spec.table else None
-            await self._ctx.worker.cleanup(str(ref), ref.type, await self._ctx.argument(ref), table, items)
-        except WorkerError as error:
-            # Left behind is garbage that nothing names; the operation must end all the same.
-            self._log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
-        refused = False
-        for p, mod, holder in claims:
-            result = await self._ctx.commit(claiming.reap(self._keys, ref, self._guard, op.state_mod, p, mod, holder))
-            refused = refused or not result.succeeded
-            if result.succeeded:
-                await self._claims.reached(result.revision)
-        return not refused
-
-    async def _partitions(self, ref: OperationRef, wanted: Sequence[int]) -> list[PartitionPlan]:
-        from distop.core.plan import decode_chunk
-
-        listing = await self._ctx.client.list(*self._keys.chunks_range(ref), page=4)
-        chosen = set(wanted)
-        return [p for kv in listing.kvs for p in decode_chunk(kv.value) if p.partition in chosen]

@@ -14,28 +14,41 @@ from typing import TYPE_CHECKING
 from distop.coordinator import Coordinator
 from distop.core import transitions as t
 from distop.core.txn import GetResult
-from distop.errors import DistopError, SessionLost
+from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
+    from distop.core.view import Seen
     from distop.incarnation import Context
 
 RACE_DELAY = 0.05
 """Seconds over which candidates spread their attempts, for each other candidate."""
 IDLE_BEFORE_RESIGNING = 300.0
 """Seconds without an operation after which an election is given up, so that idle tables cost no watch."""
+PAUSE_AFTER_FAILURE = (0.5, 2.0)
 
 Subject = tuple[str, str]
 
 
 class Elections:
-    """Seeks, takes up, gives up and stops the coordinator roles of one incarnation."""
+    """Seeks, takes up, gives up and stops the coordinator roles of one incarnation. ``idle``: seconds without an
+    operation after which one is given up.
+    """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, idle: float = IDLE_BEFORE_RESIGNING) -> None:
         self._ctx = ctx
+        self._idle = idle
         self._roles: dict[Subject, Coordinator] = {}
         self._work: dict[Subject, asyncio.Task[None]] = {}
         self._idle_since: dict[Subject, float] = {}
+        self._resigned: dict[Subject, int] = {}
+        """Fences that were given up: a view that still shows such an election is behind."""
+        self._confirmed: set[Subject] = set()
+        """Roles whose election the view has shown."""
         self._stopping = False
+
+    def _held(self, subject: Subject) -> Seen[str] | None:
+        held = self._ctx.cluster.elections.get(subject)
+        return held if held is not None and held.mod > self._resigned.get(subject, 0) else None
 
     def cluster_changed(self) -> None:
         """Operations, nodes or elections changed."""
@@ -43,15 +56,17 @@ class Elections:
             return
         cluster, mine = self._ctx.cluster, self._ctx.incarnation
         for subject, role in list(self._roles.items()):
-            held = cluster.elections.get(subject)
-            if held is not None and held.mod > role.fence:
-                self._drop(subject)  # taken over: by another, or by a later write of mine
+            held = self._held(subject)
+            if held is not None and held.mod == role.fence:
+                self._confirmed.add(subject)
+            if (held is None and subject in self._confirmed) or (held is not None and held.mod > role.fence):
+                self._drop(subject)  # gone; or taken over, by another, or by a later write of mine
             else:
                 role.cluster_changed()
-        wanted = {subject for subject in cluster.wanted_types() if subject[1] in self._ctx.types}
+        wanted = self._wanted()
         for subject in wanted:
             self._idle_since.pop(subject, None)
-            held = cluster.elections.get(subject)
+            held = self._held(subject)
             if subject in self._roles or subject in self._work:
                 continue
             if held is None or held.value == mine or not cluster.live(held.value):
@@ -59,13 +74,23 @@ class Elections:
         for subject in self._roles.keys() - wanted:
             self._idle_since.setdefault(subject, time.monotonic())
 
+    def _wanted(self) -> set[Subject]:
+        return {subject for subject in self._ctx.cluster.wanted_types() if subject[1] in self._ctx.types}
+
     def poll(self) -> None:
         """The regular look: take up elections that name me, resign from idle ones."""
+        if self._stopping:
+            return
         now = time.monotonic()
         for subject, since in list(self._idle_since.items()):
-            if now - since > IDLE_BEFORE_RESIGNING and subject not in self._work:
-                self._work[subject] = asyncio.ensure_future(self._resign(subject))
+            if now - since > self._idle and subject not in self._work:
+                self._give_up(subject, self._roles[subject].fence)
         self.cluster_changed()
+        wanted = self._wanted()
+        for subject, held in list(self._ctx.cluster.elections.items()):
+            known = subject in wanted or subject in self._roles or subject in self._work
+            if held.value == self._ctx.incarnation and not known and self._held(subject) is not None:
+                self._give_up(subject, held.mod)  # nobody needs it, and giving it up went wrong, or its answer was lost
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
@@ -73,7 +98,7 @@ class Elections:
         try:
             if rivals > 0:
                 await asyncio.sleep(random.uniform(0, min(rivals, 20) * RACE_DELAY))
-            held = ctx.cluster.elections.get(subject)
+            held = self._held(subject)
             if held is not None and held.value == ctx.incarnation:
                 fence = held.mod  # an election of mine that I knew nothing of: its answer was lost
             elif held is not None and ctx.cluster.live(held.value):
@@ -88,39 +113,73 @@ class Elections:
                 if not fence:
                     await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
                     return
-            role = Coordinator(ctx, table, type_name, fence)
+            role = Coordinator(ctx, table, type_name, fence, lambda error: self._failed(subject, fence, error))
             self._roles[subject] = role
             await role.start()
-            ctx.log.info("coordinates %s on %s", type_name, table)
-        except (SessionLost, asyncio.CancelledError):
-            raise
+            if self._roles.get(subject) is role:
+                ctx.log.info("coordinates %s on %s", type_name, table)
+        except SessionLost:
+            pass  # whoever ends the incarnation knows it already
         except DistopError as error:
             ctx.log.warning("could not become coordinator of %s on %s: %s", type_name, table, error)
             self._drop(subject)
-            await asyncio.sleep(random.uniform(0.5, 2.0))
+            await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
+        except Exception:
+            ctx.log.exception("could not become coordinator of %s on %s", type_name, table)
+            self._drop(subject)
+            await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         finally:
-            self._work.pop(subject, None)
-            if not ctx.lost.done():
-                asyncio.get_running_loop().call_soon(self.cluster_changed)
+            self._over(subject)
 
-    async def _resign(self, subject: Subject) -> None:
+    def _over(self, subject: Subject) -> None:
+        self._work.pop(subject, None)
+        if not self._ctx.lost.done():
+            asyncio.get_running_loop().call_soon(self.cluster_changed)
+
+    def _failed(self, subject: Subject, fence: int, error: BaseException) -> None:
+        """A role cannot go on: whoever comes first, perhaps this incarnation after a pause, begins it anew."""
+        role = self._roles.get(subject)
+        if role is None or role.fence != fence:
+            return
+        self._ctx.log.error(
+            "the coordinator of %s on %s gives up: %s", subject[1], subject[0], describe(error), exc_info=error
+        )
+        self._drop(subject)
+        if subject not in self._work and not self._stopping:
+            self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
+
+    def _give_up(self, subject: Subject, fence: int, pause: float = 0.0) -> None:
+        self._drop(subject)
+        self._work[subject] = asyncio.ensure_future(self._resign(subject, fence, pause))
+
+    async def _resign(self, subject: Subject, fence: int, pause: float) -> None:
+        """Give up an election, and seek none for ``pause`` seconds."""
         try:
-            role = self._roles.get(subject)
-            self._idle_since.pop(subject, None)
-            if role is not None:
-                self._drop(subject)
-                await self._ctx.commit(t.resign(self._ctx.keys, *subject, role.fence))
+            await self._commit_resignation(subject, fence)
+            await asyncio.sleep(pause)
+        except SessionLost:
+            pass
         finally:
-            self._work.pop(subject, None)
+            self._over(subject)
+
+    async def _commit_resignation(self, subject: Subject, fence: int) -> None:
+        try:
+            await self._ctx.commit(t.resign(self._ctx.keys, *subject, fence))
+            self._resigned[subject] = fence
+        except SessionLost:
+            raise
+        except DistopError as error:
+            self._ctx.log.warning("could not resign as coordinator of %s on %s: %s", subject[1], subject[0], error)
 
     def _drop(self, subject: Subject) -> None:
         role = self._roles.pop(subject, None)
         self._idle_since.pop(subject, None)
+        self._confirmed.discard(subject)
         if role is not None:
             role.close()
 
     async def stop(self) -> None:
-        """Resign from everything, so that others take over at once."""
+        """Resign from everything, so that others take over at once. Raises SessionLost."""
         self._stopping = True
         for work in self._work.values():
             work.cancel()
@@ -128,7 +187,7 @@ class Elections:
         roles, self._roles = self._roles, {}
         for subject, role in roles.items():
             await role.stop()
-            await self._ctx.commit(t.resign(self._ctx.keys, *subject, role.fence))
+            await self._commit_resignation(subject, role.fence)
 
     def close(self) -> None:
         """Drop everything at once."""

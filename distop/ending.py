@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import transitions as t
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
+from distop.core.decide import gives_up, parse_time
 from distop.core.model import Decision, History, Outcome, State
+from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
-from distop.errors import InvalidArgument, NotFound, UnknownBehavior
+from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
 from distop.submit import request, submit
 from distop.worker.model import WorkerError
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from distop.core.txn import Compare, KeyValue, Txn
     from distop.core.view import OperationView
     from distop.incarnation import Context
+    from distop.reaping import Call
+    from distop.worker.model import CompleteResult
 
 ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
@@ -33,13 +37,25 @@ ERROR_TEXT = 2_000
 OUTCOMES_PAGE = 500
 """Ordinals whose outcomes are read at once for the completion code."""
 MAX_HISTORY_BYTES = 1024 * 1024
+FOLLOW_UP_TIME = 600.0
+"""Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
+FOLLOW_UP_PAUSE = (1.0, 60.0)
+
+
+class Later(Exception):
+    """Nothing more can be done for an operation before ``when`` (seconds since the epoch)."""
+
+    def __init__(self, when: float) -> None:
+        super().__init__(when)
+        self.when = when
 
 
 class Ending:
     """Completes, finishes and cleans up operations under one election (``guard``).
 
     ``commit`` sends a transaction, waits until the coordinator's view has reached it, and tells whether it applied;
-    ``reached`` is that waiting alone (W11).
+    ``reached`` is that waiting alone (W11); ``call`` makes a call into the child that ends when the operation leaves
+    its stage.
     """
 
     def __init__(
@@ -48,13 +64,18 @@ class Ending:
         guard: Compare,
         commit: Callable[[Txn], Awaitable[bool]],
         reached: Callable[[int], Awaitable[None]],
+        call: Call,
     ) -> None:
         self._ctx = ctx
         self._keys = ctx.keys
         self._guard = guard
         self._commit = commit
         self._reached = reached
+        self._call = call
         self._log = ctx.log
+        self._followed: dict[OperationRef, set[int]] = {}
+        """What follows an operation, as far as that is settled, while another part of it has to wait."""
+        self._follow_at: dict[OperationRef, float] = {}
 
     # --------------------------------------------------------------- complete
 
@@ -65,17 +86,26 @@ class Ending:
         ref, spec = op.ref, op.spec
         if ref.type not in self._ctx.types:
             return False
+        decided, worker = decision, self._ctx.worker
+        # runOps for the finish: read along, and read again only if it has changed by then.
+        argument, run_ops = await self._ctx.client.read(
+            Get(self._keys.of(ref, "arg")), Get(self._keys.run_ops(ref.table))
+        )
         try:
-            done = await self._ctx.worker.complete(
-                str(ref),
-                ref.type,
-                await self._ctx.argument(ref),
-                spec.table.to_json() if spec.table else None,
-                str(decision.verdict),
-                decision.total,
-                decision.success,
-                decision.failed,
-                lambda start: self._outcomes(ref, decision.total, start),
+            done: CompleteResult = await self._call(
+                ref,
+                Stage.COMPLETING,
+                lambda: worker.complete(
+                    str(ref),
+                    ref.type,
+                    loads(argument.kv.value) if argument.kv is not None else None,
+                    spec.table.to_json() if spec.table else None,
+                    str(decided.verdict),
+                    decided.total,
+                    decided.success,
+                    decided.failed,
+                    lambda start: self._outcomes(ref, decided.total, start),
+                ),
             )
         except WorkerError as error:
             return await self._completion_failed(op, decision, error)
@@ -84,19 +114,19 @@ class Ending:
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
             if not await self._commit(t.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
                 return False
-        return await self.finish(op, decision, op.decision.mod, done.report, done.failure)
+        return await self.finish(op, decision, op.decision.mod, done.report, done.failure, run_ops.kv)
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
         assert op.decision is not None
         attempts = decision.attempts + 1
-        if error.kind == "fatal" and op.spec.rules.can_fail:
+        if error.kind == "fatal":
             attempts = max(attempts, op.spec.rules.retry.attempts)
         text = f"completion failed: {error}"
         self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
         due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
         after = replace(decision, attempts=attempts, error=text, retry_at=due)
-        if op.spec.rules.at_limit(attempts):
+        if gives_up(op.spec.rules, attempts):
             # The limit is reached: this decision is final, and the next step finishes without completion code.
             after = replace(after, verdict=State.FAILED, retry_at="")
         return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
@@ -131,9 +161,17 @@ class Ending:
     # ----------------------------------------------------------------- finish
 
     async def finish(
-        self, op: OperationView, decision: Decision, decision_mod: int, report: Any = None, failure: str | None = None
+        self,
+        op: OperationView,
+        decision: Decision,
+        decision_mod: int,
+        report: Any = None,
+        failure: str | None = None,
+        run_ops: KeyValue | None = None,
     ) -> bool:
-        """Write the terminal state and the history; False: refused, for another reason than runOps."""
+        """Write the terminal state and the history; False: refused, for another reason than runOps. ``run_ops``: as it
+        was a moment ago, if that is known.
+        """
         assert op.spec is not None
         ref, keys = op.ref, self._keys
         state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
@@ -155,15 +193,16 @@ class Ending:
             failed_ranges=decision.failed_ranges,
             request_id=op.spec.request_id,
             cancel=op.cancel,
+            failed_truncated=decision.failed_truncated,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
-        seen: KeyValue | None = await self._ctx.client.get(keys.run_ops(ref.table))
+        seen = run_ops if run_ops is not None else await self._ctx.client.get(keys.run_ops(ref.table))
         while True:
-            run_ops: Mapping[str, int] = loads(seen.value) if seen is not None else {}
+            counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
             result = await self._ctx.commit(
                 t.finish(
                     keys,
@@ -171,14 +210,14 @@ class Ending:
                     self._guard,
                     op.state_mod,
                     decision_mod,
-                    run_ops,
+                    counts,
                     seen.mod_revision if seen is not None else 0,
                     history,
                     op.spec.one_at_a_time,
                 )
             )
             if result.succeeded:
-                self._log.info("finished as %s", state, extra={"operation": str(ref)})
+                self._log.info("finished as %s", history.state, extra={"operation": str(ref)})
                 await self._reached(result.revision)
                 return True
             now = result.responses[0]
@@ -201,10 +240,12 @@ class Ending:
         return errors
 
     async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:
-        """Start what follows, then delete the operation's keys in pages."""
+        """Start what follows, then delete the operation's keys in pages. Raises Later while something that shall
+        follow is refused.
+        """
         ref = op.ref
-        for number, wanted in enumerate(follow_ups):
-            await self._follow(ref, number, wanted)
+        if follow_ups:
+            await self._follow_all(ref, follow_ups)
         last = max(0, (count - 1) // t.ORDINALS_PER_CLEAN * t.ORDINALS_PER_CLEAN)
         for first in range(0, last, t.ORDINALS_PER_CLEAN):
             result = await self._ctx.commit(t.clean(self._keys, ref, self._guard, op.state_mod, first))
@@ -215,8 +256,49 @@ class Ending:
         await self._ctx.prune_history(ref.table)
         return True
 
+    # ----------------------------------------------------------- what follows
+
+    async def _follow_all(self, ref: OperationRef, follow_ups: Sequence[Mapping[str, Any]]) -> None:
+        """Start what the completion code asked for. What is refused for now is tried again, by whoever coordinates
+        then; its decision, which names it, stays until that is settled.
+        """
+        now = time.time()
+        if now < (due := self._follow_at.get(ref, 0.0)):
+            raise Later(due)
+        settled = self._followed.setdefault(ref, set())
+        refused: dict[int, OperationStartError] = {}
+        for number, wanted in enumerate(follow_ups):
+            if number not in settled:
+                try:
+                    await self._follow(ref, number, wanted)
+                    settled.add(number)
+                except OperationStartError as error:
+                    refused[number] = error
+        if refused and (due := await self._try_again(ref, now)):
+            for why in refused.values():
+                self._log.info("what should follow has to wait: %s", why, extra={"operation": str(ref)})
+            self._follow_at[ref] = due
+            raise Later(due)
+        for why in refused.values():
+            self._log.error("what should follow was not started: %s", why, extra={"operation": str(ref)})
+        self._followed.pop(ref, None)
+        self._follow_at.pop(ref, None)
+
+    async def _try_again(self, ref: OperationRef, now: float) -> float:
+        """When to try what follows again, or 0 once that was tried for long enough: the longer ago the operation has
+        finished the later, so that no count has to be kept.
+        """
+        kv = await self._ctx.client.get(self._keys.history(ref))
+        finished = parse_time(History.decode(kv.value).finished) if kv is not None else 0.0
+        waited = max(0.0, now - finished)
+        shortest, longest = FOLLOW_UP_PAUSE
+        pause = min(longest, shortest + waited / 4) * random.uniform(0.8, 1.0)
+        return now + pause if waited < FOLLOW_UP_TIME else 0.0
+
     async def _follow(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
-        """Start one operation that the completion code asked for: once, by its request id, whoever does it again."""
+        """Start one operation that the completion code asked for: once, by its request id, whoever does it again.
+        Raises OperationStartError where it is refused for now.
+        """
         try:
             started = await submit(
                 self._ctx.client,

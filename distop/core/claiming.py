@@ -190,20 +190,30 @@ def fail_lost(
     )
 
 
+CLAIMS_PER_REAP = 125
+"""Claims that one transaction reaps, each nested with two compares (T1)."""
+
+
 def reap(
-    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, partition: int, claim_mod: int, holder: str
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int, str]]
 ) -> Txn:
-    """While cancelling: delete a claim that waits (``holder`` "") or whose incarnation is gone."""
-    gone = (absent(keys.node(holder)),) if holder else ()
+    """While cancelling: delete claims that wait, or whose incarnation is gone, each decided alone. ``claims``:
+    (partition, the claim's mod revision, its incarnation or "" where it waits).
+    """
     return Txn(
         (
             election,
             unchanged(keys.of(ref, "state"), state_mod),
             value_is(keys.of(ref, "state"), word(State.CANCELLING)),
-            unchanged(keys.claim(ref, partition), claim_mod),
-            *gone,
         ),
-        (Delete(keys.claim(ref, partition)),),
+        tuple(
+            Txn(
+                (unchanged(keys.claim(ref, p), mod), *((absent(keys.node(holder)),) if holder else ())),
+                (Delete(keys.claim(ref, p)),),
+                (),
+            )
+            for p, mod, holder in claims
+        ),
         (),
         "reap",
     )

@@ -167,11 +167,13 @@ class World:
     def fail_fast(self, ref: OperationRef) -> Txn:
         return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("failed", "one failed"), self.election)
 
-    def reap(self, ref: OperationRef, partition: int = 0) -> Txn:
-        claim = self.claim_of(ref, partition)
-        holder = claim.incarnation if claim else ""
-        fence = self.fence(ref, partition) or 1
-        return claiming.reap(self.keys, ref, self.election, self.mod(ref, "state"), partition, fence, holder)
+    def reap(self, ref: OperationRef, *partitions: int) -> Txn:
+        """Reap these jobs' claims as they stand now (of none: job 0's)."""
+        claims = []
+        for p in partitions or (0,):
+            claim = self.claim_of(ref, p)
+            claims.append((p, self.fence(ref, p) or 1, claim.incarnation if claim else ""))
+        return claiming.reap(self.keys, ref, self.election, self.mod(ref, "state"), claims)
 
     def verdict(self, ref: OperationRef) -> Decision:
         op = self.op(ref)

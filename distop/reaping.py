@@ -1,0 +1,107 @@
+"""What a coordinator does about the jobs of a cancelled operation whose holders are gone or have released them: cleanup
+in the child, then the claims are deleted, since only that lets the operation end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+from distop.core import claiming
+from distop.core.codec import loads
+from distop.core.states import Stage
+from distop.core.txn import TxnResult
+from distop.openop import CHUNK_PAGE
+from distop.worker.model import JobItem, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from distop.core.model import OperationRef
+    from distop.core.txn import Compare
+    from distop.core.view import OperationView
+    from distop.incarnation import Context
+
+    Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+IN_FLIGHT = 8
+"""Transactions under way at once."""
+PAGE = IN_FLIGHT * claiming.CLAIMS_PER_REAP
+"""Jobs that are cleaned up after before their claims are deleted: a crash repeats the cleanup of so many at most."""
+
+
+class Reaper:
+    """Reaps claims under one election (``guard``). ``reached`` waits until the coordinator's view of the claims has
+    come to a revision (W11); ``call`` makes a call into the child that ends when the operation leaves its stage.
+    """
+
+    def __init__(self, ctx: Context, guard: Compare, reached: Callable[[int], Awaitable[None]], call: Call) -> None:
+        self._ctx = ctx
+        self._guard = guard
+        self._reached = reached
+        self._call = call
+
+    async def reap(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
+        """Clean up after the jobs of these claims (partition, mod revision, dead holder or ""), and delete the claims.
+        False: some were not as they had been seen.
+        """
+        chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
+        rows = PlanRows([kv.value for kv in chunks.kvs])
+        applied = True
+        for n in range(0, len(claims), PAGE):
+            page = claims[n : n + PAGE]
+            await self._clean_up(op, rows, page)
+            applied = await self._delete(op, page) and applied
+        return applied
+
+    async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int, str]]) -> None:
+        assert op.spec is not None
+        ref, worker = op.ref, self._ctx.worker
+        items = [
+            JobItem(row, seen.value.attempt, seen.mod)
+            for row in rows.of(sorted(p for p, _, _ in claims))
+            if (seen := op.claims.get(row["partition"])) is not None
+        ]
+        table = op.spec.table.to_json() if op.spec.table else None
+        arg = await self._ctx.argument(ref)
+        try:
+            await self._call(ref, Stage.CANCELLING, lambda: worker.cleanup(str(ref), ref.type, arg, table, items))
+        except WorkerError as error:
+            # Left behind is garbage that nothing names; the operation must end all the same.
+            self._ctx.log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
+
+    async def _delete(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
+        keys, size = self._ctx.keys, claiming.CLAIMS_PER_REAP
+        results = await asyncio.gather(
+            *(
+                self._ctx.commit(claiming.reap(keys, op.ref, self._guard, op.state_mod, claims[n : n + size]))
+                for n in range(0, len(claims), size)
+            )
+        )
+        await self._reached(max((result.revision for result in results if result.succeeded), default=0))
+        return all(
+            result.succeeded and all(isinstance(one, TxnResult) and one.succeeded for one in result.responses)
+            for result in results
+        )
+
+
+class PlanRows:
+    """The partitions of a plan in their JSON form, from its chunks in order."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self._chunks = [chunk for chunk in chunks if chunk != b"[]"]
+        first_row = json.JSONDecoder().raw_decode
+        self._starts = [int(first_row(chunk.decode(), 1)[0]["partition"]) for chunk in self._chunks]
+
+    def of(self, wanted: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        """Those of these ordinals (sorted). Chunks that hold none of them are not decoded; ordinals that no chunk holds
+        are left out.
+        """
+        for n, start in enumerate(self._starts):
+            begin = bisect_left(wanted, start)
+            end = bisect_left(wanted, self._starts[n + 1]) if n + 1 < len(self._starts) else len(wanted)
+            if begin < end:
+                rows = loads(self._chunks[n])
+                yield from (rows[p - start] for p in wanted[begin:end] if p - start < len(rows))

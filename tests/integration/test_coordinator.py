@@ -1,0 +1,115 @@
+"""The coordinator on real daemons: planners that hang and fail, what follows an operation, and claims nobody holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import stumbling
+from tests.support.behaviors import ROOT
+from tests.support.contract import dump
+
+if TYPE_CHECKING:
+    from tests.support.daemons import Daemons
+
+TABLE = "t"
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operation types ``stumbling`` and ``alone``, for the daemons of the test."""
+    site = tmp_path / "site"
+    site.mkdir()
+    stumbling.install(site)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+
+
+def diary(tmp_path: Path) -> list[str]:
+    path = tmp_path / "diary"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def argument(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    return {"diary": str(tmp_path / "diary"), **more}
+
+
+def test_an_operation_whose_planner_hangs_can_be_cancelled(group: Daemons, tmp_path: Path) -> None:
+    group.start("ann")
+    operation = group.client.start_operation("stumbling", TABLE, argument(tmp_path, plan="hang"))
+    group.eventually(lambda: diary(tmp_path), "planning goes on")
+    operation.cancel()
+    result = operation.wait(60)
+    assert result.state == "cancelled", group.tails()
+    assert diary(tmp_path) == ["plan"]
+    # The node is of use again, and the hung planner was not held against the next operation.
+    assert group.client.start_operation("stumbling", TABLE, argument(tmp_path)).wait(60).state == "success"
+
+
+def test_a_paused_planner_begins_anew(group: Daemons, tmp_path: Path) -> None:
+    group.start("ann")
+    operation = group.client.start_operation("stumbling", TABLE, argument(tmp_path, plan="wait"))
+    group.eventually(lambda: len(diary(tmp_path)) == 1, "planning goes on")
+    for tries in (2, 3, 4):  # more often than failures are allowed
+        operation.pause()
+        operation.resume()
+        group.eventually(lambda n=tries: len(diary(tmp_path)) == n, "planning goes on again")  # type: ignore[misc]
+    assert not dump(group.endpoint, f"distOp.{TABLE}.stumbling.1.planning")
+    operation.cancel()
+    assert operation.wait(60).state == "cancelled", group.tails()
+
+
+@pytest.mark.parametrize(
+    ("told", "written", "text"),
+    [
+        ({"plan": "error"}, ["plan", "plan"], "no listing today"),
+        ({"plan": "wrong"}, ["plan"], "the location is wrong"),
+        ({"complete": "error"}, ["plan", "complete", "complete"], "no report today"),
+        ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong"),
+    ],
+)
+def test_planning_and_completion_fail_though_jobs_cannot(
+    group: Daemons, tmp_path: Path, told: dict[str, str], written: list[str], text: str
+) -> None:
+    group.start("ann")
+    result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **told)).wait(60)
+    assert result.state == "failed", group.tails()
+    assert diary(tmp_path) == written
+    assert text in str(result.errors)
+
+
+def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path) -> None:
+    (ann,) = group.start("ann")
+    gate = tmp_path / "gate"
+    first = group.client.start_operation("alone", TABLE, {"gate": str(gate)})
+    leader = group.client.start_operation("stumbling", TABLE, argument(tmp_path, complete="follow", gate=str(gate)))
+    assert leader.wait(60).state == "success"
+    group.eventually(lambda: "what should follow has to wait" in ann.log.read_text(), "the start was refused")
+    ann.kill()
+    ann.start()
+    gate.touch()
+    assert first.wait(60).state == "success"
+    ended = f"distOpHistory.{TABLE}.alone.2"
+    group.eventually(lambda: ended in dump(group.endpoint, "distOpHistory."), "the second one followed", seconds=60)
+    group.eventually(lambda: not dump(group.endpoint, "distOpPending."), "everything is cleaned up")
+    assert sorted(dump(group.endpoint, f"distOpHistory.{TABLE}.alone.")) == [f"distOpHistory.{TABLE}.alone.1", ended]
+
+
+def test_the_claims_of_a_dead_executor_are_reaped_together(group: Daemons) -> None:
+    daemons = group.start("ann", "bob")
+    operation = group.client.start_operation("noop", TABLE, {"jobs": 800, "sleep": 0.5})
+
+    def held(name: str) -> int:
+        claims = dump(group.endpoint, f"distOpClaim.{TABLE}.noop.1.").values()
+        return sum(f'"executor":"{name}"' in claim for claim in claims)
+
+    group.eventually(lambda: held("ann") > 150 and held("bob") > 150, "both hold many claims")
+    (leader,) = dump(group.endpoint, f"distOpCoordinator.{TABLE}.noop").values()
+    victim = next(d for d in daemons if d.name != group.client.nodes()[leader].executor)
+    victim.kill()
+    operation.cancel()
+    assert operation.wait(60).state == "cancelled", group.tails()
+    group.eventually(lambda: not dump(group.endpoint, f"distOp.{TABLE}.noop.1."), "everything is cleaned up")
+    assert not dump(group.endpoint, "distOpClaim.")

@@ -1,0 +1,214 @@
+"""The roles of one incarnation on a real etcd: taken up, given up when idle, begun anew when what they watch fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import logs
+from distop.config import ExecutorConfig
+from distop.coordinator import Coordinator
+from distop.core import keys as K
+from distop.core.codec import SCHEMA_VERSION, rfc3339
+from distop.core.declaration import Rules
+from distop.core.keys import Keys
+from distop.core.model import History, Node, OperationRef, Phase, Spec, State
+from distop.core.txn import Delete, Put, Txn
+from distop.core.view import Change, ClusterView, TypeView
+from distop.elections import Elections
+from distop.incarnation import Context
+from distop.pruning import HistoryPruner
+from distop.store.config import EtcdConfig
+from distop.store.watch import Batch, Feed
+from distop.worker.host import Worker
+from distop.worker.model import WorkerConfig
+from tests.support.etcd import connected, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from distop.store.embedded import EmbeddedEtcd
+
+REF = OperationRef("t", "noop", "", 1)
+SUBJECT = ("t", "noop")
+
+
+class Life:
+    """A context with a view that follows etcd, and elections in it that are idle at once."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.elections = Elections(ctx, idle=0.0)
+
+    def fold(self, batch: Batch) -> None:
+        changes = [Change(event.kv, event.deleted) for event in batch.events]
+        if batch.listing:
+            self.ctx.cluster.replace((K.NODE, K.OPEN, K.PENDING, K.COORDINATOR), changes)
+        else:
+            self.ctx.cluster.apply(changes)
+        self.elections.cluster_changed()
+
+    async def write(self, *ops: Put | Delete) -> int:
+        return (await self.ctx.client.commit(Txn((), ops))).revision
+
+    async def want(self) -> None:
+        """Something is to be coordinated."""
+        await self.write(Put(self.ctx.keys.pending(REF), Phase.PLANNING.encode()))
+
+    async def fence(self) -> int:
+        kv = await self.ctx.client.get(self.ctx.keys.coordinator(*SUBJECT))
+        return kv.mod_revision if kv is not None else 0
+
+    @property
+    def role(self) -> Coordinator | None:
+        """The role, once it works."""
+        role = self.elections._roles.get(SUBJECT)
+        return role if role is not None and role._ready else None
+
+
+def role_feeds() -> int:
+    return sum(task.get_name() in ("distop-feed-jobs", "distop-feed-claims") for task in asyncio.all_tasks())
+
+
+@pytest.fixture
+async def life(etcd: EmbeddedEtcd, tmp_path: Path) -> AsyncIterator[Life]:
+    async with connected(etcd.endpoint) as client:
+        ctx = Context()
+        ctx.config = ExecutorConfig(EtcdConfig((etcd.endpoint,)), tmp_path, history_limit=2)
+        ctx.client, ctx.keys, ctx.log = client, Keys(), logs.get()
+        ctx.incarnation, ctx.types = "inc-1", frozenset({"noop"})
+        ctx.cluster = ClusterView(ctx.keys)
+        ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
+        ctx.lost = asyncio.get_running_loop().create_future()
+        one = Life(ctx)
+        await one.write(Put(ctx.keys.node("inc-1"), Node("ex", "host", 1, ("noop",)).encode()))
+        feed = Feed(client, "distOpA", "distOq", one.fold, name="cluster")
+        await feed.start()
+        try:
+            yield one
+        finally:
+            await one.elections.stop()
+            await feed.close()
+
+
+async def test_an_idle_election_is_given_up_and_won_again(life: Life) -> None:
+    await life.want()
+    await until(lambda: life.role is not None, "the role is taken up")
+    first = await life.fence()
+    assert first > 0
+    life.elections.poll()
+    assert life.role is not None, "it is needed"
+    await life.write(Delete(life.ctx.keys.pending(REF)))
+    await until(lambda: not life.ctx.cluster.pending)
+
+    async def given_up() -> None:
+        while await life.fence():
+            life.elections.poll()
+
+    await asyncio.wait_for(given_up(), 20)
+    await until(lambda: role_feeds() == 0, "nothing is watched any more")
+    await life.want()
+    await until(lambda: life.role is not None, "the role is taken up again")
+    assert await life.fence() > first
+
+
+async def test_an_election_that_nobody_knew_of_is_given_up(life: Life) -> None:
+    await life.write(Put(life.ctx.keys.coordinator(*SUBJECT), b"inc-1"))
+    await until(lambda: SUBJECT in life.ctx.cluster.elections)
+    life.elections.poll()
+    await until(lambda: SUBJECT not in life.ctx.cluster.elections, "it is resigned from")
+
+
+async def test_a_role_whose_watch_fails_is_begun_anew(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.want()
+    await until(lambda: life.role is not None, "the role is taken up")
+    first, role = await life.fence(), life.role
+    assert role is not None
+
+    def broken(changes: Any) -> set[OperationRef]:
+        raise ValueError("this cannot be folded")
+
+    monkeypatch.setattr(role._view, "apply", broken)
+    await life.write(Put(life.ctx.keys.of(REF, "cancel"), b"{}"))
+    await until(lambda: life.role is not None and life.role is not role, "another role is taken up")
+    assert await life.fence() > first
+    await until(lambda: role_feeds() == 2, "the former one watches nothing")
+
+
+async def test_a_role_that_cannot_start_leaves_nothing_behind(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, failed = TypeView.replace, []
+
+    def broken(self: TypeView, changes: Any, *, claims: bool) -> set[OperationRef]:
+        if claims and not failed:
+            failed.append(True)
+            raise ValueError("this cannot be folded")
+        return sound(self, changes, claims=claims)
+
+    monkeypatch.setattr(TypeView, "replace", broken)
+    await life.want()
+    await until(lambda: life.role is not None, "the role is taken up")
+    assert failed
+    await until(lambda: role_feeds() == 2, "the first try watches nothing")
+
+
+async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
+    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None)
+    start = asyncio.ensure_future(role.start())
+    await asyncio.sleep(0)
+    role.close()
+    await start
+    assert not role._ready
+    await until(lambda: role_feeds() == 0)
+
+
+async def test_an_election_key_that_somebody_deleted_is_sought_again(life: Life) -> None:
+    await life.want()
+    await until(lambda: life.role is not None and SUBJECT in life.ctx.cluster.elections)
+    role = life.role
+    await life.write(Delete(life.ctx.keys.coordinator(*SUBJECT)))
+    await until(lambda: life.role is not None and life.role is not role, "another role is taken up")
+
+
+async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, spec = life.ctx.keys, Spec("request", rfc3339(time.time()), "tester", Rules(), version=SCHEMA_VERSION + 1)
+    await life.write(
+        Put(keys.of(REF, "spec"), spec.encode()),
+        Put(keys.of(REF, "state"), State.RUNNING.encode()),
+        Put(keys.pending(REF), Phase.PLANNING.encode()),
+    )
+
+    def told() -> int:
+        return sum("left alone" in record.getMessage() for record in caplog.records)
+
+    await until(lambda: told() == 1, "the operation is told of")
+    role = life.role
+    assert role is not None
+    await role._jobs.reached(await life.write(Put(keys.of(REF, "arg"), b"{}")))
+    await until(lambda: not role._driving)
+    assert told() == 1
+
+
+async def test_the_oldest_records_are_pruned(life: Life) -> None:
+    keys, now = life.ctx.keys, time.time()
+
+    async def record(instance: int, finished: float) -> None:
+        ref = OperationRef("t", "noop", "", instance)
+        told = History(str(ref), State.SUCCESS, "", rfc3339(finished), 1, 1, 0)
+        await life.write(Put(keys.history(ref), told.encode()))
+
+    for n in range(1, 12):
+        await record(n, now - 7200)
+    await life.write(Put(keys.history(OperationRef("t", "noop", "", 3)), b"not a record"))
+    for n in range(12, 15):
+        await record(n, now)
+    await HistoryPruner(life.ctx).prune("t")
+    left = await life.ctx.client.list(*keys.history_range("t"), keys_only=True)
+    kept = sorted(ref.instance for kv in left.kvs if (ref := keys.parse(kv.key).ref) is not None)
+    # 3 cannot be read; 12 is beyond the limit, but younger than an hour.
+    assert kept == [3, 12, 13, 14]

@@ -1,0 +1,103 @@
+"""Operation types for tests of the coordinator: planning and completion that go wrong, and a type that runs alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.core.declaration import Retry
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, Summary, TableRecord
+
+ENTRY_POINTS = """\
+[distop.behaviors]
+stumbling = tests.support.stumbling:Stumbling
+alone = tests.support.stumbling:Alone
+"""
+
+
+class StumblingArg(BaseModel):
+    """``diary``: a file in which each call is written down."""
+
+    diary: str
+    plan: str = ""
+    complete: str = ""
+    gate: str = ""
+
+
+class Stumbling(Behavior):
+    """One job, whose planning and completion do as they are told. Its jobs cannot fail."""
+
+    type_name = "stumbling"
+    Arg = StumblingArg
+    can_fail = False
+    retry = Retry(attempts=2, initial=0.05, maximum=0.1)
+
+    def partitions(self, table: TableRecord, arg: StumblingArg, ctx: JobContext) -> Planned:
+        write(arg.diary, "plan")
+        while arg.plan == "hang":
+            time.sleep(0.02)
+        while arg.plan == "wait":
+            ctx.check_cancelled()
+            time.sleep(0.02)
+        if arg.plan == "wrong":
+            raise InvalidArgument("the location is wrong")
+        if arg.plan == "error":
+            raise RuntimeError("no listing today")
+        return Planned([PartitionPlan(0, "only")])
+
+    def start_or_resume_job(self, arg: StumblingArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        return None
+
+    def complete_operation(
+        self, arg: StumblingArg, table: TableRecord | None, summary: Summary, ctx: JobContext
+    ) -> dict[str, Any]:
+        write(arg.diary, "complete")
+        if arg.complete == "error":
+            raise RuntimeError("no report today")
+        if arg.complete == "wrong":
+            raise InvalidArgument("the report is wrong")
+        if arg.complete == "follow":
+            ctx.start_operation("alone", "t", {"gate": arg.gate})
+        return {}
+
+
+class AloneArg(BaseModel):
+    """``gate``: the job ends when this file is there."""
+
+    gate: str
+
+
+class Alone(Behavior):
+    """Runs one at a time, until it is let go."""
+
+    type_name = "alone"
+    Arg = AloneArg
+    instances = "one"
+
+    def partitions(self, table: TableRecord, arg: AloneArg, ctx: JobContext) -> Planned:
+        return Planned([PartitionPlan(0, "only")])
+
+    def start_or_resume_job(self, arg: AloneArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        while not Path(arg.gate).exists():
+            ctx.check_cancelled()
+            time.sleep(0.02)
+
+
+def write(diary: str, line: str) -> None:
+    with Path(diary).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def install(folder: Path) -> None:
+    """Make the types known to every child that has ``folder`` on its path."""
+    info = folder / "distop_stumbling-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-stumbling\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
