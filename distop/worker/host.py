@@ -112,9 +112,8 @@ class Worker:
         self._log.warning("the worker process is killed: %s", reason)
         self._caller.abort(reason)
         text = f"the worker was stopped: {reason}"
-        for run in [r for r in self._runs if r.child is None]:
-            run.end_rest("cancelled", text)  # it waits, and must not get into a child any more
         async with self._keeper.aborting():
+            # Also those that wait for a slot or a child; with nothing left, they get into none.
             for run in list(self._runs):
                 run.end_rest("cancelled", text)
             asked = [task for task in self._background if task is not asyncio.current_task()]
@@ -235,6 +234,7 @@ class Worker:
     ) -> Death | None:
         """Send jobs to the child and wait for their ends; the child's death if it came first."""
         child = await self._keeper.ready()
+        ordinals = [p for p in ordinals if p in run.pending]
         if run.incarnation != self.incarnation:
             raise WorkerError("transient", "the session that the jobs were claimed in is over")
         request, number = run.request, next(self._numbers)
@@ -259,7 +259,7 @@ class Worker:
             more=False,
         )
         try:
-            for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals)):
+            for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals if p in run.pending)):
                 child.send_frame(frame)
                 # Many jobs take long to encode; the daemon has a lease to keep.
                 await asyncio.sleep(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from distop.worker import protocol
@@ -13,7 +14,7 @@ from distop.worker.model import Death, WorkerConfig, WorkerError
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from distop.core.declaration import Declaration
 
@@ -42,6 +43,10 @@ class Keeper:
         self._starting = asyncio.Lock()
         self._failed_starts = 0
         self._watch: asyncio.Task[None] | None = None
+        self._launch: asyncio.Future[None] | None = None
+        """The start that goes on."""
+        self._aborting = 0
+        self._aborts = 0
 
     @property
     def child(self) -> Child | None:
@@ -58,68 +63,98 @@ class Keeper:
         if self._child is not None:
             self._child.set_deadline(boottime)
 
-    async def abort(self) -> None:
-        """Kill the child, and return when it is dead."""
-        if (child := self.child) is not None:
-            child.kill("aborted")
-            await asyncio.shield(child.died)
+    @asynccontextmanager
+    async def aborting(self) -> AsyncIterator[None]:
+        """Kill the child; inside, it is dead and no other one is started. Who waited for a child gets a WorkerError
+        after that."""
+        self._aborts += 1
+        self._aborting += 1
+        self._moved.set()
+        try:
+            await self._kill("aborted")
+            yield
+        finally:
+            self._aborting -= 1
+            self._moved.set()
 
     async def stop(self, grace: float) -> None:
         """Let the child end, kill it after ``grace`` seconds. No other one is started."""
         self.stopping = True
         self._moved.set()
-        if (child := self.child) is not None:
+        if (child := self.child) is not None and self._launch is None:
             child.send(protocol.StopMessage(t="stop"))
             await asyncio.wait({child.died}, timeout=grace)
-            child.kill("stopped")
-            await asyncio.shield(child.died)
+        await self._kill("stopped")
+        if self._launch is not None:
+            await asyncio.wait({self._launch})
         if self._watch is not None:
             self._watch.cancel()
 
+    async def _kill(self, reason: str) -> None:
+        if (child := self.child) is not None:
+            child.kill(reason)
+            await asyncio.shield(child.died)
+
     async def ready(self) -> Child:
-        """The child, started if there is none. Raises WorkerError when it cannot be, or after stop."""
+        """The child, started if there is none. Raises WorkerError when it cannot be, or was aborted meanwhile, or after
+        stop."""
+        aborts = self._aborts
         async with self._starting:
             while True:
                 if self.stopping:
                     raise WorkerError("transient", "the worker is being stopped")
-                if (child := self.child) is not None:
-                    return child
                 self._moved.clear()
-                if self._deadline and self._deadline <= boottime():
-                    # Its guardian would kill it at once: wait for a session.
+                if self._aborting:
                     await self._moved.wait()
                     continue
-                if not await self._back_off():
-                    await self._start()
+                if self._aborts != aborts:
+                    raise WorkerError("transient", "the worker was stopped: aborted")
+                if self._launch is None:
+                    if (child := self.child) is not None:
+                        return child
+                    if self._deadline and self._deadline <= boottime():
+                        # Its guardian would kill it at once: wait for a session.
+                        await self._moved.wait()
+                        continue
+                    if await self._back_off(aborts):
+                        continue
+                    self._launch = asyncio.ensure_future(self._start())
+                try:
+                    # The start is nobody's own: who gives up waiting leaves it to the next.
+                    await asyncio.shield(self._launch)
+                except WorkerError:
+                    if not self._aborting and self._aborts == aborts:
+                        raise
 
-    async def _back_off(self) -> bool:
-        """Wait as long as starts that failed demand; True if something changed meanwhile."""
+    async def _back_off(self, aborts: int) -> bool:
+        """Wait as long as starts that failed demand; True if the worker was stopped or aborted meanwhile."""
         first, most = BACKOFF
         if not self._failed_starts:
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(most, first * 2.0 ** min(self._failed_starts - 1, 20))):
-                while not self.stopping:
+                while not self.stopping and self._aborts == aborts:
                     await self._moved.wait()
                     self._moved.clear()
-        return self.stopping
+        return self.stopping or self._aborts != aborts
 
     async def _start(self) -> None:
         child = Child(self.config, self._log)
-        # Known before it has started, so that deadlines and stop reach it.
+        # Known before it has started, so that deadlines, abort and stop reach it.
         self._child = child
         try:
             await child.start(self._deadline)
-        except asyncio.CancelledError:
-            self._child = None
-            raise
         except WorkerError as error:
             self._child = None
+            if self.stopping or self._aborting:
+                raise
             self._failed_starts += 1
             self._log.error("%s", error)
-            if not self.declarations or self._failed_starts >= START_TRIES or self.stopping:
+            if not self.declarations or self._failed_starts >= START_TRIES:
                 raise
             return
+        finally:
+            self._launch = None
         self._failed_starts = 0
         self.declarations = child.declarations
         for name, why in child.skipped.items():
@@ -140,6 +175,8 @@ class Keeper:
         self._log.warning("%s", death)
         if self.on_death is not None:
             self.on_death(death)
+        if self._aborting or death.reason == "aborted":
+            return  # the next request starts one, if there is any
         with contextlib.suppress(WorkerError):
             # Logged there; who needs a child next tries again.
             await self.ready()

@@ -77,10 +77,15 @@ class Child:
                     pass_fds=(control.fileno(), theirs.fileno()),
                     start_new_session=True,
                 )
-        except OSError as error:
+        except BaseException as error:
+            # The guardian, should it have been started, takes the end of its control socket as the daemon's.
             data.close()
             self._control.close()
-            raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
+            self._control = None
+            self.died.set_result(Death("stopped", f"it was not started: {error}"))
+            if isinstance(error, OSError):
+                raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
+            raise
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)

@@ -315,6 +315,72 @@ async def test_abort_kills_at_once(worker: Worker, tmp_path: Path) -> None:
     assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
 
 
+async def test_abort_returns_when_all_is_dead_and_told(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with started(tmp_path, sample_env, slots=2) as worker:
+        told = tmp_path / "work/ops" / OP / "company"
+        ends: list[JobEnded] = []
+        # One keeps a process in a group of its own, one does not listen, one waits for a slot.
+        runs = [
+            asyncio.create_task(worker.run(request(does, "ab", tmp_path), ends.extend))
+            for does in ({"a": "company"}, {"a": "deaf"}, {})
+        ]
+        arg = {"does": {"plan": "deaf"}, "diary": str(tmp_path / "diary")}
+        planning = asyncio.create_task(worker.plan(OP, "sample", arg, TABLE, None))
+        await until(lambda: told.exists() and bool(told.read_text()), "the job has company")
+        await until(lambda: diary(tmp_path).count("start a") == 2 and "plan" in diary(tmp_path), "all are there")
+        sid = child_pid(worker)
+        assert int(told.read_text()) in session_members(sid)
+        await worker.abort("the daemon stops")
+        assert session_members(sid) == []
+        assert [end.kind for end in ends] == ["cancelled"] * 6
+        await asyncio.wait_for(asyncio.gather(*runs), 30)
+        with pytest.raises(WorkerError, match="the daemon stops"):
+            await planning
+        assert not worker.running
+        logs = set((tmp_path / "work/logs").iterdir())
+        await worker.stop(5)
+        await worker.abort("once more")
+        assert set((tmp_path / "work/logs").iterdir()) == logs, "no other child was started"
+        assert kinds(await run(worker, request({}, "c", tmp_path))) == "c:refused"
+
+
+async def test_abort_cuts_a_stop_short(worker: Worker, tmp_path: Path) -> None:
+    os.kill(child_pid(worker), signal.SIGSTOP)
+    sid = child_pid(worker)
+    stopping = asyncio.create_task(worker.stop(3600))
+    await until(lambda: worker._keeper.stopping, "it is being stopped")
+    await worker.abort("now")
+    assert session_members(sid) == []
+    await asyncio.wait_for(stopping, 30)
+
+
+async def test_abort_and_stop_while_a_child_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+    starting = asyncio.create_task(worker.start())
+    waiting = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
+    await until(lambda: worker.running and child_pid(worker) > 0, "a child is being started")
+    sid = child_pid(worker)
+    await worker.abort("at once")
+    assert session_members(sid) == []
+    assert kinds(await asyncio.wait_for(waiting, 30)) == "a:cancelled"
+    with pytest.raises(WorkerError, match="aborted"):
+        await starting
+    assert not worker.running
+    await worker.stop(3600)
+
+
+async def test_stop_after_who_waited_for_the_start_gave_up(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+    starting = asyncio.create_task(worker.start())
+    await until(lambda: worker.running and child_pid(worker) > 0, "a child is being started")
+    sid = child_pid(worker)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await worker.stop(3600)
+    assert session_members(sid) == []
+    assert not worker.running
+
+
 async def test_a_child_killed_from_outside_is_replaced(worker: Worker, tmp_path: Path) -> None:
     told: list[str] = []
     worker.notify_death(lambda death: told.append(str(death)))
