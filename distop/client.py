@@ -17,11 +17,11 @@ from distop.core.keys import Keys
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
 from distop.core.txn import Get
 from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
-from distop.operation import Operation
+from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
 from distop.status import judge, live_nodes, take
-from distop.submit import WRITE_LIMIT, request, submit
+from distop.submit import WRITE_LIMIT, request, submit, text
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -126,16 +126,12 @@ class Client:
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
-        if isinstance(ref, str):
-            try:
-                ref = OperationRef.parse(ref)
-            except UnicodeDecodeError:
-                raise InvalidArgument(f"{ref!r} is not an operation: its escapes are not UTF-8") from None
-        self._keys.root(ref)
-        return Operation(self._etcd, self._keys, ref)
+        return Operation(self._etcd, self._keys, parse_ref(ref))
 
     async def operations(self, table: str | None = None) -> list[OperationStatus]:
         """The operations that have not ended, with their status, by name."""
+        if table is not None:
+            text(table, "the name of a table")
         ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
         found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
         active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
@@ -154,6 +150,10 @@ class Client:
 
     async def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
         """How the last operations ended, the newest first."""
+        if table is not None:
+            text(table, "the name of a table")
+        if not isinstance(limit, int):
+            raise InvalidArgument(f"the limit must be a whole number, not {limit!r}")
         listing = await self._etcd.list(*catalog.table_family(self._keys, K.HISTORY, table), keys_only=True)
         records: list[KeyValue] = []
         for kv in listing.kvs:
@@ -189,6 +189,14 @@ class Client:
 
         Raises InvalidArgument, NotAllowed (another record is there), OutcomeUnknown.
         """
+        if not isinstance(record, TableRecord):
+            raise InvalidArgument(f"a table is registered as a TableRecord, not {record!r}")
+        for value, what in (
+            (record.name, "the name of a table"),
+            (record.format, "the format of a table"),
+            (record.location, "the location of a table"),
+        ):
+            text(value, what)
         if record.name == CLUSTER_TABLE:
             raise InvalidArgument(f"{CLUSTER_TABLE} stands for operations without a table: choose another name")
         self._keys.table(record.name)
@@ -215,6 +223,7 @@ class Client:
 
         Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
         """
+        text(name, "the name of a table")
         removed = False
         while True:
             seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, name))
@@ -272,8 +281,13 @@ def configure(
         if endpoints is not None:
             raise InvalidArgument("give either the endpoints or an etcd3 client, not both")
         endpoints = _address_of(client, bool(username), bool(ca_cert or cert))
+    if endpoints is not None and not isinstance(endpoints, str):
+        try:
+            endpoints = list(endpoints)
+        except TypeError:
+            raise InvalidArgument(f"the endpoints are a text, or a list of texts, not {endpoints!r}") from None
     flags = {
-        "etcd": list(endpoints) if endpoints is not None and not isinstance(endpoints, str) else endpoints,
+        "etcd": endpoints,
         "namespace": namespace,
         "user": username,
         "password": password,
@@ -282,7 +296,8 @@ def configure(
         "key": key,
         "connect_timeout": connect_timeout,
     }
-    return client_config(Settings(flags, file=False))
+    names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
+    return client_config(Settings(flags, file=False, names={name: names.get(name, name) for name in flags}))
 
 
 def _address_of(client: Any, user: bool, tls: bool) -> str:

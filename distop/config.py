@@ -125,7 +125,10 @@ def _name(value: Any) -> str:
 
 
 def pairs(value: Any) -> dict[str, str]:
-    """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping."""
+    """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping.
+
+    Raises ValueError for anything else.
+    """
     if isinstance(value, str):
         if value.lstrip().startswith("{"):
             try:
@@ -137,9 +140,11 @@ def pairs(value: Any) -> dict[str, str]:
     if isinstance(value, dict):
         # Spark wants "true", not Python's "True".
         return {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in value.items()}
+    if not isinstance(value, list | tuple):
+        raise ValueError("K=V pairs or a table")
     found: dict[str, str] = {}
     for item in value:
-        key, equals, text = str(item).partition("=")
+        key, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not equals or not key.strip():
             raise ValueError("written as K=V")
         found[key.strip()] = text
@@ -148,17 +153,18 @@ def pairs(value: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one setting is read. ``read`` raises ValueError with what the value must be."""
+    """How one setting is read. ``read`` raises ValueError with what the value must be. A secret is never shown."""
 
     read: Callable[[Any], Any]
     default: Any = None
+    secret: bool = False
 
 
 SETTINGS: Mapping[str, Setting] = {
     "etcd": Setting(_endpoints, (DEFAULT_ENDPOINT,)),
     "namespace": Setting(_text, ""),
     "user": Setting(_text),
-    "password": Setting(_text),
+    "password": Setting(_text, secret=True),
     "password_file": Setting(_text),
     "cacert": Setting(_text),
     "cert": Setting(_text),
@@ -185,7 +191,8 @@ SETTINGS: Mapping[str, Setting] = {
 
 class Settings:
     """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file`` False leaves
-    distop.toml out: a library does not read what lies in the current folder.
+    distop.toml out: a library does not read what lies in the current folder. ``names``: what flags are called where
+    they are no options of a command line.
     """
 
     def __init__(
@@ -195,10 +202,12 @@ class Settings:
         folder: Path | None = None,
         *,
         file: bool = True,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self._flags = {k: v for k, v in (flags or {}).items() if v is not None}
         self._env = os.environ if env is None else env
         self._path = (folder or Path()) / FILE
+        self._names = names or {}
         self._file: dict[str, Any] | None = None if file else {}
 
     def get(self, name: str) -> Any:
@@ -206,7 +215,7 @@ class Settings:
         setting = SETTINGS[name]
         variable = f"DISTOP_{name.upper()}"
         for source, where in (
-            (self._flags.get(name), f"--{name.replace('_', '-')}"),
+            (self._flags.get(name), self._names.get(name, f"--{name.replace('_', '-')}")),
             (self._env.get(variable) or None, variable),
         ):
             if source is not None:
@@ -225,7 +234,8 @@ class Settings:
         try:
             return setting.read(value)
         except ValueError as error:
-            raise InvalidArgument(f"{where} must be {error}, not {value!r}") from None
+            shown = "" if setting.secret else f", not {value!r}"
+            raise InvalidArgument(f"{where} must be {error}{shown}") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
 
@@ -235,13 +245,18 @@ class Settings:
         return self._file
 
 
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, for people: without the error's number, and without what stands in the file."""
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "it is not UTF-8"
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} cannot be read: {error}") from None
+        raise InvalidArgument(f"{path} cannot be read: {_reason(error)}") from None
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -274,7 +289,7 @@ def _password(settings: Settings) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the password file {path} cannot be read: {error}") from None
+        raise InvalidArgument(f"the password file {path} cannot be read: {_reason(error)}") from None
 
 
 def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:

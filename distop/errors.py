@@ -85,7 +85,7 @@ class WaitTimeout(DistopError):
 
 
 class OutcomeUnknown(DistopError):
-    """A write may or may not have been applied, now or later (etcd.md T9).
+    """A write may or may not have been applied, now or later (docs/etcd-rules.md, T9).
 
     The only correct way to find out is to send the identical guarded transaction again.
     """

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import transitions as t
 from distop.core.codec import shorten
-from distop.core.model import Cancel, Decision, History, State
+from distop.core.keys import Keys
+from distop.core.model import Cancel, Decision, History, OperationRef, State
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, NotAllowed, NotFound, WaitTimeout
 from distop.results import OperationResult, OperationStatus
 from distop.status import JobStates, status
-from distop.submit import WRITE_LIMIT
+from distop.submit import WRITE_LIMIT, seconds
+from distop.submit import text as check_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from distop.core.keys import Keys
-    from distop.core.model import OperationRef
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
 
@@ -28,6 +28,13 @@ _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
 _LONGEST_CANCEL_TEXT = 1_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+def parse_ref(text: str | OperationRef) -> OperationRef:
+    """The name of an operation, checked without looking it up. Raises InvalidArgument."""
+    ref = text if isinstance(text, OperationRef) else OperationRef.parse(check_text(text, "an operation's name"))
+    Keys().root(ref)
+    return ref
 
 
 class Operation:
@@ -69,8 +76,10 @@ class Operation:
     async def wait(self, timeout: float | None = None) -> OperationResult:
         """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out.
 
-        Raises WaitTimeout (the operation goes on), NotFound.
+        Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
         """
+        if timeout is not None:
+            seconds(timeout, "the timeout")
         try:
             async with asyncio.timeout(timeout):
                 return OperationResult.of(await self._history())
@@ -141,7 +150,11 @@ class Operation:
         return None
 
     async def watch(self, interval: float = 0.5) -> AsyncIterator[OperationStatus]:
-        """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``. Raises NotFound."""
+        """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``.
+
+        Raises NotFound, InvalidArgument (``interval`` is no number).
+        """
+        seconds(interval, "the interval")
         last: OperationStatus | None = None
         waiter = asyncio.ensure_future(self.wait())
         try:
@@ -169,7 +182,7 @@ class Operation:
 
         Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown.
         """
-        why = Cancel("user", shorten(text, _LONGEST_CANCEL_TEXT))
+        why = Cancel("user", shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
         def step(state: State, mod: int, planned: bool) -> Txn | None:
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)

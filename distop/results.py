@@ -22,6 +22,14 @@ def _seconds(started: str, finished: str) -> float:
         return 0.0
 
 
+_LOG_FOLLOWS = "; the end of its log:"
+
+
+def first_line(text: Any) -> str:
+    """An error for people: its first line. The others say where in the code it came from, or are the end of a log."""
+    return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
+
+
 @dataclass(frozen=True, slots=True)
 class OperationResult:
     """How an operation ended.
@@ -69,7 +77,7 @@ class OperationResult:
         if self.errors:
             first = self.errors[0]
             where = f"partition {first['partition']}: " if first.get("partition") else ""
-            line = str(first.get("text", "")).strip().partition("\n")[0]
+            line = first_line(first.get("text"))
             text += f" ({where}{line})" if ": " in text else f": {where}{line}"
         return text
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 _SHOWN = 80
+NOT_YET = "not available yet"
+"""A property whose schema allows this one value alone is known, and refused until it is there."""
 
 
 def encode_argument(arg: Any) -> bytes:
@@ -62,7 +64,8 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
 
     errors = list(_validator(dumps(dict(schema))).iter_errors(arg))
     if errors:
-        raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(_deepest(best_match(errors)))}")
+        worst = _deepest(best_match(errors))
+        raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(worst, schema)}")
     return arg
 
 
@@ -86,9 +89,13 @@ def _foreign(child: ValidationError, parent: ValidationError) -> bool:
     return same_place and child.validator in ("type", "required", "additionalProperties", "const", "enum")
 
 
-def _sentence(error: ValidationError) -> str:
-    where = path(error.absolute_path)
-    at = f"at {where}: " if where else ""
+def _at(parts: Iterable[str | int]) -> str:
+    where = path(parts)
+    return f"at {where}: " if where else ""
+
+
+def _sentence(error: ValidationError, root: Mapping[str, Any]) -> str:
+    at = _at(error.absolute_path)
     instance: Any = error.instance
     value = json.dumps(instance, ensure_ascii=False)
     shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
@@ -99,12 +106,17 @@ def _sentence(error: ValidationError) -> str:
         missing = [name for name in limit if name not in instance]
         return f"{at}{' and '.join(repr(m) for m in missing)} is missing"
     if kind == "additionalProperties" and isinstance(instance, dict):
-        known = list(schema.get("properties", {}))
+        known = _available(schema)
         extra = [name for name in instance if name not in known]
         return f"{at}unknown field {', '.join(map(repr, extra))} (known: {', '.join(known) or 'none'})"
     if kind == "type":
         wanted = limit if isinstance(limit, str) else " or ".join(limit)
         return f"{at}{shown} is not of type {wanted}"
+    if kind == "enum" and limit == [NOT_YET] and error.absolute_path:
+        *parents, name = error.absolute_path
+        return f"{_at(parents)}{name!r} is {NOT_YET}"
+    if kind in ("minProperties", "maxProperties"):
+        return at + _how_many(error, _owner(root, error.absolute_schema_path), limit)
     if kind == "enum":
         return f"{at}{shown} is none of {', '.join(json.dumps(v, ensure_ascii=False) for v in limit)}"
     if kind in ("anyOf", "oneOf"):
@@ -112,7 +124,53 @@ def _sentence(error: ValidationError) -> str:
         return f"{at}{shown} fits none of what is allowed there" + (f" ({', '.join(names)})" if names else "")
     if kind == "minItems":
         return f"{at}at least {limit} item{'s' if limit != 1 else ''} must be given"
-    return f"{at}{error.message}"
+    if kind == "maxItems":
+        return f"{at}at most {limit} item{'s' if limit != 1 else ''} may be given, not {len(instance)}"
+    if kind == "pattern" and schema.get("description"):
+        return f"{at}{shown} is not {schema['description']}"
+    return f"{at}{error.message.replace(repr(instance), shown)}"
+
+
+def _available(schema: Mapping[str, Any]) -> list[str]:
+    """The properties that may be given now."""
+    return [
+        name
+        for name, rule in schema.get("properties", {}).items()
+        if not (isinstance(rule, dict) and rule.get("enum") == [NOT_YET])
+    ]
+
+
+def _owner(root: Mapping[str, Any], parts: Iterable[str | int]) -> Mapping[str, Any]:
+    """The innermost schema with properties on the way to a rule."""
+    found: Mapping[str, Any] = {}
+    node: Any = root
+    for part in parts:
+        if isinstance(node, dict) and "properties" in node:
+            found = node
+        node = node[int(part)] if isinstance(node, list) else node.get(part, {})
+        while isinstance(node, dict) and str(node.get("$ref", "")).startswith("#/$defs/"):
+            node = root.get("$defs", {}).get(node["$ref"].removeprefix("#/$defs/"), {})
+    return found
+
+
+def _how_many(error: ValidationError, owner: Mapping[str, Any], limit: int) -> str:
+    """What a limit on the number of properties means: how many of those that are optional may stand there.
+
+    Those that must be there, and those that a condition has found there, are counted in the limit and taken off.
+    """
+    instance: Any = error.instance
+    rule: Any = error.schema
+    always = {*owner.get("required", ()), *owner.get("if", {}).get("required", ())}
+    choices = [name for name in _available(owner) if name not in always]
+    number = limit - sum(name in instance for name in always)
+    given = " and ".join(repr(name) for name in instance if name not in always) or "none"
+    if not choices:
+        return f"{'at least' if error.validator == 'minProperties' else 'at most'} {limit} fields must be given"
+    if rule.get("minProperties") == rule.get("maxProperties"):
+        bound = "exactly"
+    else:
+        bound = "at least" if error.validator == "minProperties" else "at most"
+    return f"{bound} {'one' if number == 1 else number} of {', '.join(choices)} must be given (here: {given})"
 
 
 def alternatives(branches: Iterable[Any], schema: Mapping[str, Any]) -> list[str]:

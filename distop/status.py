@@ -15,7 +15,7 @@ from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import InvalidArgument, NotFound
-from distop.results import OperationResult, OperationStatus
+from distop.results import OperationResult, OperationStatus, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -265,5 +265,5 @@ def waiting_for(
 def _again(tried: Attempts | None) -> str:
     if tried is None or not tried.attempts:
         return ""
-    line = tried.error.strip().partition("\n")[0]
+    line = first_line(tried.error)
     return f", attempt {tried.attempts + 1}" + (f" (the last one failed: {line})" if line else "")

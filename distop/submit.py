@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.core import catalog
 from distop.core import keys as K
@@ -63,6 +65,20 @@ class Request:
     submitter: str
 
 
+def text(value: Any, what: str) -> str:
+    """The value, which must be a text. Raises InvalidArgument."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a text, not {value!r}")
+    return value
+
+
+def seconds(value: Any, what: str) -> float:
+    """The value, which must be a number. Raises InvalidArgument."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        raise InvalidArgument(f"{what} must be a number of seconds, not {value!r}")
+    return value
+
+
 def request(
     type_name: str,
     table: str,
@@ -74,17 +90,20 @@ def request(
     submitter: str,
 ) -> Request:
     """Raises InvalidArgument."""
-    K.check_type_name(type_name)
-    K.encode(table)
+    K.check_type_name(text(type_name, "the operation type"))
+    K.encode(text(table, "the name of a table"))
     names = _names(partitions)
     if names is not None and table == CLUSTER_TABLE:
         raise InvalidArgument(f"an operation on {CLUSTER_TABLE} has one job for everything: name no partitions")
-    if failure_policy is not None and failure_policy not in _POLICIES:
+    if failure_policy is not None and (not isinstance(failure_policy, str) or failure_policy not in _POLICIES):
         raise InvalidArgument(f"the failure policy {failure_policy!r} must be one of {', '.join(_POLICIES)}")
-    if retry_attempts is not None and (isinstance(retry_attempts, bool) or retry_attempts < 1):
-        raise InvalidArgument(f"the number of attempts must be at least 1, not {retry_attempts!r}")
+    if retry_attempts is not None and (
+        not isinstance(retry_attempts, int) or isinstance(retry_attempts, bool) or retry_attempts < 1
+    ):
+        raise InvalidArgument(f"the number of attempts must be a whole number of at least 1, not {retry_attempts!r}")
     if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
         raise InvalidArgument("a request id is a text of 1 to 200 characters")
+    text(submitter, "the submitter")
     own = request_id is not None
     identity = request_id if request_id is not None else str(uuid.uuid4())
     return Request(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter)
@@ -95,6 +114,8 @@ def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(partitions, str):
         raise InvalidArgument(f"partitions is a list of names, such as [{partitions!r}]")
+    if not isinstance(partitions, Iterable):
+        raise InvalidArgument(f"partitions is a list of names, not {partitions!r}")
     names = tuple(partitions)
     if not names:
         raise InvalidArgument("the list of partitions is empty: name some, or leave it out for all of them")

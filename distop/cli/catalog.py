@@ -23,12 +23,15 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
 ) -> None:
     """Register a table."""
+    from distop.core.keys import encode
     from distop.core.model import TableRecord
+    from distop.tables import check_table
 
-    record = TableRecord(name, format_name, absolute(location), dict(parse_options(option)))
+    encode(name)
+    record = check_table(TableRecord(name, format_name, absolute(location), dict(parse_options(option))))
 
     async def work(client: Client) -> TableRecord:
-        return await client.add_table(record, replace=replace)
+        return await client.add_table(record, replace=replace, check=False)
 
     stored = current.with_client(work)
     if current.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -26,11 +27,14 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``status``: ok, warning (works, with a word), error (something is wrong) or skipped."""
+    """``status``: ok, warning (works, with a word), error (something is wrong) or skipped. ``short``: for people, where
+    ``text`` says more than a line of theirs holds.
+    """
 
     name: str
     status: str
     text: str
+    short: str = ""
 
 
 def doctor() -> None:
@@ -49,7 +53,7 @@ def doctor() -> None:
         checks = [{"name": f.name, "status": f.status, "text": f.text} for f in findings]
         output.write_json({"ok": not wrong, "checks": checks})
     else:
-        output.table(("check", "status", "what"), [(f.name, f.status, f.text) for f in findings], "")
+        output.table(("check", "status", "what"), [(f.name, f.status, f.short or f.text) for f in findings], "")
     if wrong:
         raise typer.Exit(unreachable or 1)
 
@@ -123,7 +127,13 @@ async def _version(client: Client) -> Finding:
         members = 0
     judged = judge_etcd(status.version, members)
     size = f", {members} member{'s' if members != 1 else ''}" if members else ""
-    return Finding("etcd", judged.level, f"{judged.text}{size}, at {status.endpoint}")
+    where = f"{status.endpoint}{size}"
+    return Finding("etcd", judged.level, f"{where}: {judged.text}", f"{where}: {_brief(judged.text)}")
+
+
+def _brief(text: str) -> str:
+    """A judgement of etcd's version without its list of defects and their numbers."""
+    return re.sub(r" \(known defects: (?:[^()]|\([^()]*\))*\)| \(#[0-9]+\)", "", text)
 
 
 async def _space(client: Client) -> Finding:

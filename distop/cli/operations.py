@@ -12,6 +12,7 @@ from distop.errors import UsageError
 
 if TYPE_CHECKING:
     from distop.client import Client
+    from distop.core.model import OperationRef
     from distop.operation import Operation
     from distop.results import OperationResult
 
@@ -38,6 +39,23 @@ def _ended(result: OperationResult) -> None:
         raise typer.Exit(1)
 
 
+def _check_start(
+    type_name: str,
+    table: str,
+    argument: Any,
+    partitions: list[str] | None,
+    request_id: str | None,
+    failure_policy: str | None,
+    retry_attempts: int | None,
+) -> None:
+    """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
+    from distop.schema import encode_argument
+    from distop.submit import request
+
+    arg = encode_argument(argument)
+    request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "")
+
+
 def start(
     type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
@@ -55,6 +73,7 @@ def start(
     if timeout is not None and not timeout >= 0:
         raise UsageError(f"--timeout must be a number of seconds, not {timeout}")
     argument = parse_argument(arg)
+    _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
     started: list[Operation] = []
 
     async def work(client: Client) -> OperationResult | None:
@@ -138,11 +157,33 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
             await asyncio.gather(drawing, return_exceptions=True)
 
 
+def _check_table(table: str | None) -> None:
+    from distop.core.keys import encode
+
+    if table is not None:
+        encode(table)
+
+
+async def _nothing(client: Client, table: str | None) -> list[Any]:
+    """No operation of a table was found. Raises NotFound where there is no such table and there never was one."""
+    from distop.core.model import CLUSTER_TABLE
+    from distop.core.txn import Get
+    from distop.errors import NotFound
+
+    if table is not None and table != CLUSTER_TABLE:
+        found, ever = await client.etcd.read(Get(client.keys.table(table)), Get(client.keys.run_ops(table)))
+        if found.kv is None and ever.kv is None:
+            raise NotFound(f"there is no table {table!r}, and no operation on it is known: see `distop table ls`")
+    return []
+
+
 def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None) -> None:
     """List the operations that have not ended."""
+    _check_table(table)
 
     async def work(client: Client) -> list[Any]:
-        return await client.operations(table)
+        active = await client.operations(table)
+        return active or await _nothing(client, table)
 
     found = current.with_client(work)
     if current.json:
@@ -161,15 +202,23 @@ def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only
             )
             for seen in found
         ],
-        "no operation is running",
+        "no operation is running" + (f" on {table}" if table else ""),
     )
+
+
+def _parse(op: str) -> OperationRef:
+    """The operation that is named, read before etcd is asked. Raises InvalidArgument."""
+    from distop.operation import parse_ref
+
+    return parse_ref(op)
 
 
 def show(op: OP) -> None:
     """Show one operation: how it is doing, or how it ended."""
+    ref = _parse(op)
 
     async def work(client: Client) -> Any:
-        return await client.operation(op).status()
+        return await client.operation(ref).status()
 
     seen = current.with_client(work)
     if current.json:
@@ -185,9 +234,10 @@ def show(op: OP) -> None:
 
 def watch(op: OP) -> None:
     """Follow an operation until it ends. Exits with 1 when it failed."""
+    ref = _parse(op)
 
     async def work(client: Client) -> OperationResult:
-        followed = client.operation(op)
+        followed = client.operation(ref)
         if not current.json:
             return await follow(followed)
         async for seen in followed.watch():
@@ -203,8 +253,10 @@ def watch(op: OP) -> None:
 
 
 def _command(op: str, name: str, done: str, *arguments: str) -> None:
+    ref = _parse(op)
+
     async def work(client: Client) -> None:
-        await getattr(client.operation(op), name)(*arguments)
+        await getattr(client.operation(ref), name)(*arguments)
 
     current.with_client(work)
     if current.json:
@@ -233,9 +285,10 @@ def history(
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
 ) -> None:
     """List the operations that have ended."""
+    _check_table(table)
 
     async def work(client: Client) -> list[OperationResult]:
-        return await client.history(table, limit)
+        return await client.history(table, limit) or await _nothing(client, table)
 
     found = current.with_client(work)
     if current.json:
@@ -244,5 +297,5 @@ def history(
     output.table(
         ("op", "state", "jobs", "took", "finished"),
         [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found],
-        "no operation has ended yet",
+        "no operation has ended yet" + (f" on {table}" if table else ""),
     )

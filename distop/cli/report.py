@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.context import current
 from distop.cli.output import duration, fields, jobs, say, table
+from distop.results import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +54,8 @@ def show_result(result: OperationResult) -> None:
     if result.report is not None:
         say("")
         show_report(result.report)
-    show_errors(result.errors)
+    checks = _checks(result.report)
+    show_errors([error for error in result.errors if not _told(error, checks)])
 
 
 def _reason(cancel: Mapping[str, str] | None) -> str | None:
@@ -61,8 +64,8 @@ def _reason(cancel: Mapping[str, str] | None) -> str | None:
 
 def show_report(report: Any) -> None:
     """A report with checks as a table of verdicts and samples; any other as JSON."""
-    checks = report.get("checks") if isinstance(report, dict) else None
-    if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
+    checks = _checks(report)
+    if not checks:
         say(json.dumps(report, ensure_ascii=False, indent=2, default=str))
         return
     fields({"verdict": report.get("verdict"), "rows": _count(report.get("rows"))})
@@ -99,6 +102,35 @@ def show_report(report: Any) -> None:
             )
 
 
+def _checks(report: Any) -> list[dict[str, Any]]:
+    """The checks of a report that has verdicts; none of any other report."""
+    checks = report.get("checks") if isinstance(report, dict) else None
+    if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
+        return []
+    return checks
+
+
+_COUNT = re.compile(r"(at least )?[0-9,]+ violations?|unknown")
+
+
+def _told(error: Mapping[str, Any], checks: Sequence[Mapping[str, Any]]) -> bool:
+    """The table of checks says this already: it is made of ``check: 5 violations`` and ``check: error: reason``, with
+    the very reason that is shown for the check.
+    """
+    reasons = {str(check.get("name")): first_line(check.get("error")) for check in checks}
+    line = first_line(error.get("text"))
+    if not reasons or not line:
+        return False
+    names = "|".join(re.escape(name) for name in sorted(reasons, key=len, reverse=True))
+    before, *clauses = re.split(rf"(?:^|; )({names}): ", line)
+    if before and not any(before in reason for reason in reasons.values()):
+        return False
+    return all(
+        _COUNT.fullmatch(text) or text.removeprefix("error: ") in reasons[name]
+        for name, text in zip(clauses[::2], clauses[1::2], strict=True)
+    )
+
+
 def _sample(sample: Mapping[str, Any]) -> tuple[Any, ...]:
     values = json.dumps(sample.get("values"), ensure_ascii=False, default=str)
     file = str(sample.get("file") or "")
@@ -115,8 +147,10 @@ def _count(value: Any) -> str:
 
 
 def _violations(check: Mapping[str, Any]) -> str:
-    text = _count(check.get("violations"))
-    return text if check.get("exact", True) or not text else f"at least {text}"
+    found = check.get("violations")
+    if check.get("exact", True) or found is None:
+        return _count(found)
+    return f"at least {_count(found)}" if found else "-"
 
 
 def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
@@ -129,6 +163,5 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _line(text: Any) -> str:
-    """An error for people: its first line, unless they debug; the others say where in the code it came from."""
-    whole = str(text or "").strip()
-    return whole if current.debug else whole.partition("\n")[0]
+    """An error for people: its first line, unless they debug."""
+    return str(text or "").strip() if current.debug else first_line(text)

@@ -44,7 +44,7 @@ def parse_endpoint(text: str) -> Endpoint:
     host, colon, port = rest.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidArgument(
-            f"{text.strip()!r} is not an etcd endpoint: write host:port, http://host:port or https://host:port."
+            f"{text.strip()!r} is not an etcd endpoint: write host:port, http://host:port or https://host:port"
         )
     return Endpoint(host, int(port), secure)
 
@@ -81,21 +81,21 @@ class EtcdConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "endpoints", split_endpoints(self.endpoints))
         if not self.endpoints:
-            raise InvalidArgument("No etcd endpoint is given: write host:port, or several with commas between them.")
+            raise InvalidArgument("no etcd endpoint is given: write host:port, or several with commas between them")
         schemes = {endpoint.secure for endpoint in self.members}
         if schemes >= {True, False}:
-            raise InvalidArgument("The etcd endpoints mix http and https: write all of them with the same scheme.")
+            raise InvalidArgument("the etcd endpoints mix http and https: write all of them with the same scheme")
         if False in schemes and (self.ca_cert or self.cert or self.key):
-            raise InvalidArgument("Certificates are given for http endpoints: write https://, or leave them out.")
+            raise InvalidArgument("certificates are given for http endpoints: write https://, or leave them out")
         if bool(self.cert) != bool(self.key):
-            raise InvalidArgument("A client certificate needs its key, and the key its certificate: give both.")
+            raise InvalidArgument("a client certificate needs its key, and the key its certificate: give both")
         if bool(self.username) != bool(self.password):
-            raise InvalidArgument("An etcd user name needs a password, and a password a user name: give both.")
+            raise InvalidArgument("an etcd user name needs a password, and a password a user name: give both")
         if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
-            raise InvalidArgument(f"The namespace {self.namespace!r} may hold letters, digits, '_' and '-' only.")
+            raise InvalidArgument(f"the namespace {self.namespace!r} may hold letters, digits, '_' and '-' only")
         for name in ("connect_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {getattr(self, name)!r}.")
+                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {getattr(self, name)!r}")
 
     @property
     def members(self) -> tuple[Endpoint, ...]:

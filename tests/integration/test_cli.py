@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -128,14 +129,25 @@ def test_the_end_of_an_operation(world: World) -> None:
         {"name": "delay", "verdict": "error", "violations": 0, "exact": False, "error": "no column 'dela'\ncode"},
     ]  # fmt: skip
     report = {"verdict": "violated", "rows": 336776, "checks": checks}
-    error = {"partition": "day=2", "text": "cannot be read\nat line 1"}
-    world.play(lambda hand: end(hand, "nyc.flights/noop/1", State.FAILED, report, [error]))
+    errors = [
+        {"partition": None, "text": "tail: 2512 violations; delay: error: no column 'dela'"},
+        {"partition": "day=1", "text": "tail: at least 7 violations; delay: unknown"},
+        {"partition": "day=2", "text": "cannot be read; the end of its log:\nat line 1"},
+        {"partition": "day=3", "text": "delay: error: another reason"},
+    ]
+    world.play(lambda hand: end(hand, "nyc.flights/noop/1", State.FAILED, report, errors))
     shown = world.distop("show", "nyc.flights/noop/1")
     assert shown.code == 0
     for words in ("failed", "336,776", "2,512", "part-0.parquet", '{"tailnum": null}', "no column 'dela'\n",
-                  "error: partition day=2: cannot be read\n", "at least 0"):  # fmt: skip
+                  "error: partition day=2: cannot be read\n"):  # fmt: skip
         assert words in shown.out
+    assert re.search(r"^delay +error +- ", shown.out, re.MULTILINE)
+    assert "at least 0" not in shown.out
     assert "at line 1" not in shown.out
+    said = [line for line in shown.out.splitlines() if line.startswith("error: ")]
+    assert said == ["error: partition day=2: cannot be read", "error: partition day=3: delay: error: another reason"], (
+        "what the table of checks says is not said again"
+    )
     record = world.distop("show", "nyc.flights/noop/1", "--json").json
     assert set(record) >= {"op", "state", "started", "finished", "jobs", "report", "errors", "failed", "request_id"}
     assert record["report"] == report
@@ -179,6 +191,20 @@ def test_empty_lists_say_what_to_do(shared_etcd: EmbeddedEtcd, distop_command: C
     ):
         assert words in distop_command(*argv, *options).out
         assert distop_command(*argv, *options, "--json").json == []
+
+
+def test_a_table_that_is_named(world: World) -> None:
+    for command, empty in (("ls", "no operation is running on nyc.flights"), ("history", "no operation has ended yet")):
+        assert empty in world.distop(command, TABLE).out
+        assert TABLE in world.distop(command, TABLE).out
+        assert world.distop(command, "@cluster", "--json").json == []
+        ran = world.distop(command, "nosuch")
+        assert (ran.code, "there is no table 'nosuch'" in ran.sentence) == (4, True)
+    world.distop("start", "noop", TABLE)
+    world.play(lambda hand: end(hand, "nyc.flights/noop/1"))
+    world.distop("table", "rm", TABLE)
+    assert world.distop("history", TABLE, "--json").json != [], "its history stays"
+    assert world.distop("ls", TABLE).code == 0
 
 
 def test_waiting_has_a_limit(world: World) -> None:
@@ -233,3 +259,7 @@ def test_doctor(world: World) -> None:
     ran = world.distop("doctor")
     assert ran.code == 1
     assert "t/noop/9 has .arg, but no state" in ran.out
+    (etcd,) = (line for line in ran.out.splitlines() if line.startswith("etcd "))
+    assert f"{world.options[1]}, 1 member: etcd 3." in etcd
+    assert len(etcd) < 160
+    assert "#" not in etcd, "issue numbers are for --json"

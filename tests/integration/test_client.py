@@ -128,6 +128,12 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
         (distop.InvalidArgument, "must be a text", "noop", TABLE, {}, {"partitions": [""]}),
         (distop.InvalidArgument, "name no partitions", "noop", CLUSTER_TABLE, {}, {"partitions": ["a"]}),
         (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": "never"}),
+        (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": ["fail_fast"]}),
+        (distop.InvalidArgument, "the name of a table must be a text, not 5", "noop", 5, {}, {}),
+        (distop.InvalidArgument, "the operation type must be a text", None, TABLE, {}, {}),
+        (distop.InvalidArgument, "list of names, not 5", "noop", TABLE, {}, {"partitions": 5}),
+        (distop.InvalidArgument, "attempts must be a whole number", "noop", TABLE, {}, {"retry_attempts": "x"}),
+        (distop.InvalidArgument, "the submitter must be a text", "noop", TABLE, {}, {"submitter": 5}),
         (distop.InvalidArgument, "attempts", "noop", TABLE, {}, {"retry_attempts": 0}),
         (distop.InvalidArgument, "not an operation type", "no.op", TABLE, {}, {}),
         (distop.InvalidArgument, "must not be empty", "noop", "", {}, {}),
@@ -137,6 +143,28 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
             await client.start_operation(type_name, table, arg, **options)
         assert "\n" not in str(caught.value)
     assert await content(client) == before
+
+
+async def test_arguments_of_a_wrong_type_are_named(client: aio.Client, hand: Hand) -> None:
+    op: Any = await client.start_operation("noop", TABLE)
+    wrong: Any = client
+    for words, call in (
+        ("the timeout must be a number of seconds, not 'x'", lambda: op.wait("x")),
+        ("the timeout must be a number of seconds, not nan", lambda: op.wait(float("nan"))),
+        ("the interval must be a number", lambda: anext(op.watch("x"))),
+        ("the reason of a cancel must be a text", lambda: op.cancel(5)),
+        ("the name of a table must be a text", lambda: wrong.operations(5)),
+        ("the name of a table must be a text", lambda: wrong.history(5)),
+        ("the limit must be a whole number", lambda: wrong.history(limit="x")),
+        ("the name of a table must be a text", lambda: wrong.remove_table(5)),
+        ("registered as a TableRecord, not 'x'", lambda: wrong.add_table("x")),
+    ):
+        with pytest.raises(distop.InvalidArgument, match=words):
+            await call()
+    with pytest.raises(distop.InvalidArgument, match="an operation's name must be a text, not 5"):
+        wrong.operation(5)
+    with pytest.raises(distop.InvalidArgument, match="the endpoints are a text, or a list of texts, not 5"):
+        distop.connect(5)  # type: ignore[arg-type]
 
 
 async def test_a_namespace_without_behaviors_says_that_an_executor_must_publish(client: aio.Client) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["distop_command"]
 
 CLOSED = ("--etcd", "127.0.0.1:1", "--connect-timeout", "0.2")
+OF_ONE = ("show", "watch", "cancel", "pause", "resume")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,12 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["ls", "--connect-timeout", "soon"], "--connect-timeout must be a number"),
         (["ls", "--log-level", "loud"], "--log-level must be one of debug"),
         (["ls", "--namespace", "a/b"], "'a/b' is not a namespace"),
+        *(([command, "noop/7", *CLOSED], "'noop/7' is not an operation") for command in OF_ONE),
+        (["start", "no type", "t", *CLOSED], "'no type'"),
+        (["start", "noop", "t", "--retry-attempts", "0", *CLOSED], "the number of attempts must be"),
+        (["table", "add", "t", "--format", "csv", "--location", ".", *CLOSED], "the format 'csv' of table 't'"),
+        (["table", "add", "t", "--format", "parquet", "--location", "no", *CLOSED], "does not exist"),
+        (["ls", "", *CLOSED], "a name must not be empty"),
         (["executor", "--slots", "0"], "--slots must be a whole number greater than 0"),
         (["dev", "--port", "99999"], "--port must be a number from 1 to 65535"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from distop.client import configure
 from distop.config import Settings, client_config, executor_config, pairs
 from distop.errors import InvalidArgument
 
@@ -38,7 +39,8 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
         ({"namespace": "a/b"}, {}, "not a namespace"),
         ({"etcd": "nowhere"}, {}, "not an etcd endpoint"),
         ({"user": "me"}, {}, "needs a password"),
-        ({"password_file": "/no/such/file"}, {}, "password file /no/such/file cannot be read"),
+        ({"password_file": "/no/such/file"}, {}, "password file /no/such/file cannot be read: No such file"),
+        ({"password_file": "/"}, {}, "password file / cannot be read: Is a directory$"),
         ({"poll": "inf"}, {}, "--poll must be a number greater than 0"),
         ({"id": "\ud800"}, {}, "--id: .*lone surrogate"),
     ],
@@ -59,6 +61,9 @@ def test_a_wrong_setting_is_named(
         ("slots = true", "slots in .*distop.toml must be a whole number"),
         ("log-level = 'loud'", "log_level in .*must be one of debug"),
         ("etcd = 5", "must be one endpoint or a list"),
+        ("spark_conf = 5", "spark_conf in .*must be K=V pairs or a table, not 5"),
+        ("spark-conf = [5]", "must be written as K=V"),
+        ("label = true", "label in .*must be K=V pairs or a table"),
     ],
 )
 def test_a_wrong_file_is_named(text: str, words: str, tmp_path: Path) -> None:
@@ -91,3 +96,26 @@ def test_pairs() -> None:
     assert pairs("a=1,b=2") == {"a": "1", "b": "2"}
     assert pairs('{"a": "x,y", "b": true}') == {"a": "x,y", "b": "true"}
     assert pairs(["a=x,y"]) == {"a": "x,y"}
+
+
+def test_a_password_of_a_wrong_kind_is_not_shown() -> None:
+    with pytest.raises(InvalidArgument, match="password must be a text$"):
+        configure("a:1", username="me", password=b"secret")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"endpoints": 5}, "the endpoints are a text, or a list of texts, not 5"),
+        ({"endpoints": [5]}, "endpoints must be one endpoint or a list"),
+        ({"namespace": 5}, "namespace must be a text"),
+        ({"username": 5}, "username must be a text"),
+        ({"ca_cert": 5}, "ca_cert must be a text"),
+        ({"connect_timeout": "soon"}, "connect_timeout must be a number, not 'soon'"),
+        ({"client": 5}, "int is no etcd3.Etcd3Client"),
+    ],
+)
+def test_a_client_configured_with_wrong_types(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        configure(**arguments)  # type: ignore[arg-type]
+    assert "--" not in str(caught.value), "a Python call has no options"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distop.core.codec import dumps
 from distop.errors import InvalidArgument
-from distop.schema import check_argument, encode_argument
+from distop.schema import NOT_YET, check_argument, encode_argument
 
 
 class Strict(BaseModel):
@@ -29,7 +29,28 @@ class NotNull(Strict):
     not_null: str
 
 
+class Choice(Strict):
+    """One of two, perhaps with a name; another comes later."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "properties": {
+                "name": {"type": "string"},
+                "left": {"type": "string"},
+                "right": {"type": "string", "pattern": "^r", "description": "a word with r"},
+                "middle": {"enum": [NOT_YET]},
+            },
+            "if": {"required": ["name"]},
+            "then": {"minProperties": 2, "maxProperties": 2},
+            "else": {"minProperties": 1, "maxProperties": 1},
+        },
+    )
+
+
 class Arg(Strict):
+    choice: Choice | None = None
+    few: list[int] = Field([], max_length=2)
     checks: list[NotNull | Range] = Field(min_length=1)
     mode: Literal["auto", "never"] = "auto"
     sample: int = Field(20, ge=0, le=1000)
@@ -51,7 +72,8 @@ SCHEMA = Arg.model_json_schema()
         ({"checks": [7]}, "at checks[0]: 7 fits none of what is allowed there (NotNull, Range)"),
         ({"checks": [{"not_null": "a"}], "mode": "on"}, 'at mode: "on" is none of "auto", "never"'),
         ({"checks": [{"not_null": "a"}], "sample": -1}, "at sample: -1 is less than the minimum of 0"),
-        ({"checks": [{"not_null": "a"}], "smaple": 1}, "unknown field 'smaple' (known: checks, mode, sample)"),
+        ({"checks": [{"not_null": "a"}], "smaple": 1}, "'smaple' (known: choice, few, checks, mode, sample)"),
+        ({"checks": [{"not_null": "a"}], "few": [1, 2, 3]}, "at few: at most 2 items may be given, not 3"),
         ([], "[] is not of type object"),
     ],
 )
@@ -62,6 +84,25 @@ def test_the_place_and_what_is_wrong_there(arg: Any, words: str) -> None:
     assert text.startswith("the argument of sample does not fit: ")
     assert words in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({}, "at choice: exactly one of left, right must be given (here: none)"),
+        ({"name": "n"}, "at choice: exactly one of left, right must be given (here: none)"),
+        ({"left": "l", "right": "r"}, "exactly one of left, right must be given (here: 'left' and 'right')"),
+        ({"name": "n", "left": "l", "right": "r"}, "(here: 'left' and 'right')"),
+        ({"middle": 1}, "at choice: 'middle' is not available yet"),
+        ({"up": 1}, "at choice: unknown field 'up' (known: name, left, right)"),
+        ({"right": "wrong"}, 'at choice.right: "wrong" is not a word with r'),
+    ],
+)
+def test_what_is_wrong_with_a_choice(choice: Any, words: str) -> None:
+    schema = {"type": "object", "properties": {"choice": {"$ref": "#/$defs/Choice"}}, "$defs": SCHEMA["$defs"]}
+    with pytest.raises(InvalidArgument) as caught:
+        check_argument("sample", schema, dumps({"choice": choice}))
+    assert words in str(caught.value)
 
 
 def test_what_fits_is_given_back() -> None:
