@@ -6,10 +6,11 @@ Planners by format; ``parquet`` is the one that exists. pyarrow is loaded only w
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
-from distop.tables.location import Location
+from distop.tables.location import Location, named_parquet
 from distop.tables.options import FORMATS, check_options
 
 if TYPE_CHECKING:
@@ -18,34 +19,52 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "check_table", "plan_table"]
 
+_LOOKED_AT = 1_000
+"""Files whose names are looked at before a table is registered: those of the location itself come first."""
+_OPENED = 100
+"""Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
+
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored: its location absolute. Nothing but the location is read.
+    """The record as it is to be stored: its location absolute. Of the data the first files are looked at: one that
+    neither its name nor its first bytes show to be Parquet is refused. Hidden files are left alone.
 
     Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does
-    not exist, or holds no Parquet file.
+    not exist, holds no Parquet file, or another one.
     """
     _check_format(record)
     check_options(record.options)
     location = Location.of(record.location)
-    first = next(location.walk(), None)
-    if first is None:
+    looked_at = list(islice(location.walk(), _LOOKED_AT))
+    if not looked_at:
         raise InvalidArgument(f"the location {record.location!r} holds no Parquet files")
-    if not location.looks_like_parquet(first):
-        raise InvalidArgument(f"the location {record.location!r} holds no Parquet files: {first.path} is none")
+    for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
+        try:
+            is_data = location.begins_as_parquet(entry)
+        except OSError as error:
+            raise InvalidArgument(f"the file {entry.path} cannot be read: {error.strerror or error}") from None
+        if not is_data:
+            raise InvalidArgument(
+                f"the location {record.location!r} must hold Parquet files only, and {entry.path} is none: move it "
+                "away, or give it a name that begins with '_' or '.'"
+            )
     return replace(record, location=location.text)
 
 
 def plan_table(table: TableRecord) -> Planned:
     """List the table and freeze its partitions: files with path, size and modification time.
 
+    Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
+    none is, all files count, and one that is something else fails its partition's job by name.
+
     Raises InvalidArgument where the location is gone or its layout is mixed. A location without files has no
     partitions.
     """
-    from distop.tables.parquet import plan
+    from distop.tables.parquet import data_files, plan
 
     _check_format(table)
-    return plan(Location.of(table.location).walk(), Location.of(table.location), check_options(table.options))
+    location = Location.of(table.location)
+    return plan(data_files(list(location.walk()), location), location, check_options(table.options))
 
 
 def _check_format(record: TableRecord) -> None:

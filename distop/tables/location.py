@@ -28,6 +28,11 @@ class Entry(NamedTuple):
     mtime_ns: int
 
 
+def named_parquet(entry: Entry) -> bool:
+    """Its name says that it is Parquet: it ends in .parquet, .parq or .pq."""
+    return entry.path.lower().endswith(_SUFFIXES)
+
+
 def hidden(name: str) -> bool:
     """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``. ``_column=…`` is data, as in Spark."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
@@ -109,16 +114,11 @@ class Location:
                 continue
             yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 
-    def looks_like_parquet(self, entry: Entry) -> bool:
-        """By its name, else by its first four bytes."""
-        if entry.path.lower().endswith(_SUFFIXES):
-            return True
-        try:
-            if self.filesystem is None:
-                with open(entry.path, "rb") as f:
-                    return f.read(4) == _MAGIC
-            path = self.root + entry.path[len(self.text) :]
-            with self.filesystem.open_input_stream(path) as stream:
-                return bytes(stream.read(4)) == _MAGIC
-        except OSError:
-            return False
+    def begins_as_parquet(self, entry: Entry) -> bool:
+        """By its first four bytes. Raises OSError where it cannot be read."""
+        if self.filesystem is None:
+            with open(entry.path, "rb") as f:
+                return f.read(4) == _MAGIC
+        path = self.root + entry.path[len(self.text) :]
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read(4)) == _MAGIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -10,12 +11,15 @@ from urllib.parse import unquote
 from distop.behavior import Planned
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan
 from distop.errors import InvalidArgument
+from distop.tables.location import named_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from distop.tables.location import Entry, Location
     from distop.tables.options import Options
+
+log = logging.getLogger("distop.tables")
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -43,6 +47,28 @@ def partition_values(folder: str) -> dict[str, str | None] | None:
             return None
         values[name] = None if value == HIVE_NULL else unquote(value)
     return values
+
+
+def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
+    """The files that are the table's data: all of them, unless some are named as Parquet is and others are not; then
+    those others are opened, and what is no Parquet is left out and logged. One that cannot be read is data: its job
+    fails and names it, where leaving it out would let its rows go unseen.
+    """
+    others = [entry for entry in entries if not named_parquet(entry)]
+    if not others or len(others) == len(entries):
+        return list(entries)
+    strange = {entry for entry in others if not _may_be_data(entry, location)}
+    if strange:
+        example = min(entry.path for entry in strange)
+        log.warning("%d files of %s are left out, since they are no Parquet: %s", len(strange), location.text, example)
+    return [entry for entry in entries if entry not in strange]
+
+
+def _may_be_data(entry: Entry, location: Location) -> bool:
+    try:
+        return location.begins_as_parquet(entry)
+    except OSError:
+        return True
 
 
 def plan(entries: Iterable[Entry], location: Location, options: Options) -> Planned:

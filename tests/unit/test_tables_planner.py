@@ -119,6 +119,36 @@ def test_an_empty_location_or_one_of_other_files_is_refused(tmp_path: Path) -> N
         check_table(record(tmp_path))
 
 
+def test_what_is_no_parquet_beside_parquet_is_refused_by_name(tmp_path: Path) -> None:
+    put(tmp_path, *(f"p={n}/a.parquet" for n in range(3)))
+    check_table(record(tmp_path))
+    put(tmp_path, "README.txt", data=b"read me")
+    with pytest.raises(InvalidArgument, match=r"README.txt is none: move it away"):
+        check_table(record(tmp_path))
+    (tmp_path / "README.txt").rename(tmp_path / "_README.txt")
+    check_table(record(tmp_path))
+
+
+def test_what_comes_later_and_is_no_parquet_is_left_out_of_the_plan_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "p=1/a.parquet", "p=2/a.PARQ", "p=2/000000_0")
+    put(tmp_path, "README.txt", "p=2/a.parquet.bak", data=b"read me")
+    planned = plan_table(record(tmp_path))
+    assert [[f[0].rpartition("/")[2] for f in p.files] for p in planned.partitions] == [
+        ["a.parquet"],
+        ["000000_0", "a.PARQ"],
+    ], "data without a suffix is data"
+    assert "2 files of" in caplog.text
+    assert "README.txt" in caplog.text
+
+
+def test_where_no_name_tells_all_files_are_data(tmp_path: Path) -> None:
+    put(tmp_path, "000000_0")
+    put(tmp_path, "000001_0", data=b"cut")
+    assert sum(len(p.files) for p in plan_table(record(tmp_path)).partitions) == 2
+
+
 def test_files_are_known_by_their_first_bytes_too(tmp_path: Path) -> None:
     put(tmp_path, "000000_0")
     assert check_table(record(tmp_path)).location == str(tmp_path)
@@ -168,7 +198,7 @@ def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
     remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem(), "mem://")
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
-    assert remote.looks_like_parquet(entries[0])
+    assert remote.begins_as_parquet(entries[0])
 
 
 def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:
