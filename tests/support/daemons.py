@@ -13,15 +13,24 @@ from typing import TYPE_CHECKING
 import distop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 
 class Daemon:
     """One ``distop executor`` process; its log is in ``<folder>/<name>.log``."""
 
-    def __init__(self, name: str, endpoint: str, folder: Path, *options: str, ttl: float = 3) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        folder: Path,
+        *options: str,
+        ttl: float = 3,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
+        self._env = {**os.environ, **(env or {})}
         self.log = folder / f"{name}.log"
         self._words = [sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
         self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
@@ -30,7 +39,7 @@ class Daemon:
     def start(self) -> None:
         """Start it (again)."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(self._words, stdout=log, stderr=log, env=self._env, start_new_session=True)
 
     @property
     def pid(self) -> int:
@@ -73,15 +82,17 @@ class Daemons:
         self.client = distop.connect(endpoint)
         self._daemons: dict[str, Daemon] = {}
 
-    def start(self, *names: str, options: tuple[str, ...] = (), ttl: float = 3) -> list[Daemon]:
+    def start(
+        self, *names: str, options: tuple[str, ...] = (), ttl: float = 3, env: Mapping[str, str] | None = None
+    ) -> list[Daemon]:
         """Start daemons and wait until they are ready."""
-        started = [self.spawn(name, *options, ttl=ttl) for name in names]
+        started = [self.spawn(name, *options, ttl=ttl, env=env) for name in names]
         self.await_ready(*names)
         return started
 
-    def spawn(self, name: str, *options: str, ttl: float = 3) -> Daemon:
+    def spawn(self, name: str, *options: str, ttl: float = 3, env: Mapping[str, str] | None = None) -> Daemon:
         """Start a daemon, and wait for nothing."""
-        daemon = self._daemons[name] = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl)
+        daemon = self._daemons[name] = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl, env=env)
         return daemon
 
     def await_ready(self, *names: str) -> None:
