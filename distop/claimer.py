@@ -17,9 +17,9 @@ from distop.worker.model import JobItem, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from distop.context import Context
     from distop.core.model import Claim
     from distop.core.view import Seen
-    from distop.incarnation import Context
 
 BLOCK_LIMIT = 20_000
 """Jobs in one block at most."""

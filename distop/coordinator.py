@@ -29,10 +29,10 @@ from distop.worker.model import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Txn
     from distop.core.view import OperationView
-    from distop.incarnation import Context
     from distop.store.watch import Batch
 
 CHUNKS_IN_FLIGHT = 8

@@ -17,8 +17,8 @@ from distop.core.txn import GetResult
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
+    from distop.context import Context
     from distop.core.view import Seen
-    from distop.incarnation import Context
 
 RACE_DELAY = 0.05
 """Seconds over which candidates spread their attempts, for each other candidate."""

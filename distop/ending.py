@@ -24,10 +24,10 @@ from distop.worker.model import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Compare, KeyValue, Txn
     from distop.core.view import OperationView
-    from distop.incarnation import Context
     from distop.reaping import Call
     from distop.worker.model import CompleteResult
 

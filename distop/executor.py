@@ -21,8 +21,8 @@ from distop.jobs import Jobs
 from distop.openop import OpenOperation
 
 if TYPE_CHECKING:
+    from distop.context import Context
     from distop.core.model import Claim, OperationRef
-    from distop.incarnation import Context
 
 ERROR_PAUSE = (0.5, 30.0)
 """Seconds of back-off, first and longest, after an unexpected error of the executor itself."""

@@ -17,8 +17,8 @@ from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from distop.context import Context
     from distop.core.model import Claim
-    from distop.incarnation import Context
     from distop.openop import Held, OpenOperation
 
 QUICK_FAILURES = 20

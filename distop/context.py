@@ -1,0 +1,81 @@
+"""What the roles of one incarnation share: its connection, its session, its worker, and what it sees of the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.core.codec import dumps, loads
+from distop.core.model import MAX_OUTCOME_BYTES
+from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from distop.config import ExecutorConfig
+    from distop.core.keys import Keys
+    from distop.core.model import OperationRef
+    from distop.core.txn import Txn, TxnResult
+    from distop.core.view import ClusterView
+    from distop.logs import ContextLogger
+    from distop.reporter import Reporter
+    from distop.store.client import EtcdClient
+    from distop.store.session import Session
+    from distop.worker.host import Worker
+
+
+class Context:
+    """What the roles of one incarnation share. Built by :class:`Incarnation`."""
+
+    config: ExecutorConfig
+    client: EtcdClient
+    keys: Keys
+    log: ContextLogger
+    incarnation: str
+    executor_id: str
+    cluster: ClusterView
+    session: Session
+    worker: Worker
+    reporter: Reporter
+    types: frozenset[str]
+    """The operation types that this node offers."""
+    caught_up_at: int
+    """The revision of the first listing: what was written later was seen from its first event on."""
+    lost: asyncio.Future[Any]
+    """Fails with SessionLost when the session ends."""
+
+    async def commit(self, txn: Txn) -> TxnResult:
+        """Commit until the outcome is known. Raises SessionLost when the session ends first."""
+        if self.lost.done():
+            self.lost.result()
+        try:
+            return await self.client.commit(txn, until=self.lost)
+        except (OutcomeUnknown, EtcdUnavailable):
+            if self.lost.done():
+                self.lost.result()
+            raise
+
+    async def argument(self, ref: OperationRef) -> Any:
+        """An operation's argument."""
+        kv = await self.client.get(self.keys.of(ref, "arg"))
+        return loads(kv.value) if kv is not None else None
+
+    async def announce_released(self) -> None:
+        """Tell other nodes that claims wait. Raises SessionLost."""
+        raise NotImplementedError
+
+    async def prune_history(self, table: str) -> None:
+        """Bound a table's history."""
+        raise NotImplementedError
+
+    @staticmethod
+    def encode(value: Any) -> bytes:
+        """A checkpoint as stored. Raises InvalidArgument where it is too large."""
+        data = dumps(value)
+        if len(data) > MAX_OUTCOME_BYTES:
+            raise InvalidArgument(f"a checkpoint has {len(data)} bytes; at most {MAX_OUTCOME_BYTES} are kept")
+        return data
+
+    @staticmethod
+    def decode(value: bytes) -> Any:
+        """A checkpoint as it was saved."""
+        return loads(value)
