@@ -1,9 +1,9 @@
 """Every exception of distop, each named for what the caller does about it.
 
 The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do.
-The store's own distinctions follow the three classes of docs/etcd-rules.md ("Error classes"): a request
-certainly did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have
-happened (:class:`OutcomeUnknown`). "Failed" and "unknown" are different types on purpose: only the first
+The store's own distinctions follow docs/etcd-rules.md ("What an error says about a write"): a request certainly
+did not happen (:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened
+(:class:`OutcomeUnknown`). "Failed" and "unknown" are different types on purpose: only the first
 may be answered by doing something else.
 """
 

@@ -93,7 +93,7 @@ class Dev:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = (self._folder / "lock").open("a")
         except OSError as error:
             raise InvalidArgument(f"the folder {self._folder} cannot be used: {error.strerror}") from None

@@ -141,7 +141,7 @@ def test_the_end_of_an_operation(world: World) -> None:
     for words in ("failed", "336,776", "2,512", "part-0.parquet", '{"tailnum": null}', "no column 'dela'\n",
                   "error: partition day=2: cannot be read\n"):  # fmt: skip
         assert words in shown.out
-    assert re.search(r"^delay +error +- ", shown.out, re.MULTILINE)
+    assert re.search(r"^delay +error +-( |$)", shown.out, re.MULTILINE)
     assert "at least 0" not in shown.out
     assert "at line 1" not in shown.out
     said = [line for line in shown.out.splitlines() if line.startswith("error: ")]
