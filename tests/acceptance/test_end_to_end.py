@@ -128,6 +128,23 @@ def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Dae
     assert result.jobs["total"] == 3
     texts = " ".join(error["text"] for error in result.errors)
     assert victim.name in texts
+    nulls = nulls_of_days("tailnum")
+    (check,) = result.report["checks"]
+    assert (check["violations"], check["exact"]) == (nulls[1] + nulls[3], False), "the good days are counted exactly"
+    assert result.report["rows"] == rows_of_days()[1] + rows_of_days()[3]
+    bad = {1: bool(nulls[1]), 2: True, 3: bool(nulls[3])}
+    assert result.jobs["failed"] == sum(bad.values())
+    told = {error["partition"]: error["text"] for error in result.errors if error["partition"]}
+    for day in (1, 3):
+        name = f"month=1/day={day}"
+        assert (name in told) == bad[day]
+        if bad[day]:
+            assert told[name] == f"tailnum_not_null: {nulls[day]} violation{'s' if nulls[day] != 1 else ''}"
+        alone = group.client.start_operation(
+            "validate", "broken", {"checks": [{"not_null": "tailnum"}]}, partitions=[name]
+        ).wait(100)
+        assert alone.report["verdict"] == ("violated" if bad[day] else "valid")
+        assert (alone.report["checks"][0]["violations"], alone.report["checks"][0]["exact"]) == (nulls[day], True)
     assert "month=1/day=2" in {error["partition"] for error in result.errors}
 
 
@@ -164,12 +181,31 @@ def test_bad_input_is_one_sentence_and_a_documented_exit_code(
     assert not group.client.operations()
 
 
-def lay_out_days(folder: Path) -> Path:
-    """The first three days of January as a table of their own."""
+def january() -> Any:
+    """The flights of the first three days of January."""
     import pyarrow.compute as pc
 
-    from tests.support.tables import flights, write_partitions
+    from tests.support.tables import flights
 
     table = flights()
-    few = table.filter(pc.and_(pc.equal(table["month"], 1), pc.less_equal(table["day"], 3)))
-    return write_partitions(few, folder, ["month", "day"])
+    return table.filter(pc.and_(pc.equal(table["month"], 1), pc.less_equal(table["day"], 3)))
+
+
+def rows_of_days() -> dict[int, int]:
+    """By day, how many flights there were."""
+    days = january()["day"].to_pylist()
+    return {day: days.count(day) for day in (1, 2, 3)}
+
+
+def nulls_of_days(column: str) -> dict[int, int]:
+    """By day, how many flights have no value there."""
+    table = january()
+    pairs = list(zip(table["day"].to_pylist(), table[column].to_pylist(), strict=True))
+    return {day: pairs.count((day, None)) for day in (1, 2, 3)}
+
+
+def lay_out_days(folder: Path) -> Path:
+    """The first three days of January as a table of their own."""
+    from tests.support.tables import write_partitions
+
+    return write_partitions(january(), folder, ["month", "day"])
