@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -23,8 +24,13 @@ sys.path.insert(0, str(ROOT))
 import distop  # noqa: E402
 from tests.support.tables import FLIGHTS_DAYS, lay_out_flights  # noqa: E402
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 TABLE = "nyc.flights"
 TTL = 4
+_SAY_AGAIN = 5
+"""Seconds after which a line that has not changed is printed again."""
 CHECKS = {
     "checks": [
         {"not_null": "tailnum"},
@@ -51,11 +57,40 @@ def command(name: str) -> str:
     return str(beside) if beside.exists() else name
 
 
+def shown(words: Sequence[str]) -> str:
+    """A command line as a shell takes it."""
+    return " ".join(f"'{w}'" if any(c in w for c in ' {"*') else w for w in words)
+
+
 def run(*words: str, env: dict[str, str]) -> int:
     """Print a command line and run it in the open."""
-    shown = " ".join(f"'{w}'" if any(c in w for c in ' {"*') else w for w in words)
-    print(f"$ {shown}", flush=True)
+    print(f"$ {shown(words)}", flush=True)
     return subprocess.run([command(words[0]), *words[1:]], env=env, check=False).returncode
+
+
+def run_watched(client: distop.Client, *words: str, env: dict[str, str]) -> int:
+    """As :func:`run`, for a command that waits. It draws a bar on a terminal; elsewhere a line says each second how
+    far the operation is, if that has changed.
+    """
+    if sys.stderr.isatty():
+        return run(*words, env=env)
+    print(f"$ {shown(words)}", flush=True)
+    with subprocess.Popen([command(words[0]), *words[1:]], env=env) as waiting:
+        said, quiet = "", 0
+        while True:
+            try:
+                return waiting.wait(1.0)
+            except subprocess.TimeoutExpired:
+                for seen in client.operations(TABLE):
+                    total = seen.jobs["total"]
+                    done = (seen.jobs["success"] or 0) + (seen.jobs["failed"] or 0)
+                    how_far = f"{done}/{total} partitions" if total is not None else "no plan yet"
+                    more = f", waits for {seen.waiting_for}" if seen.waiting_for else ""
+                    line = f"  {seen.op}: {how_far}, {seen.jobs['running']} running{more}"
+                    quiet = quiet + 1 if line == said else 0
+                    if quiet % _SAY_AGAIN == 0:
+                        print(line, flush=True)
+                    said = line
 
 
 def table_folder(folder: Path) -> Path:
@@ -145,7 +180,7 @@ def show(
 
     say("Validate: is tailnum never NULL? is carrier? are distances and delays sane?")
     argument = json.dumps(CHECKS)
-    code = run("distop", "start", "validate", TABLE, "--arg", argument, "--wait", env=env)
+    code = run_watched(client, "distop", "start", "validate", TABLE, "--arg", argument, "--wait", env=env)
     report = client.history(TABLE, limit=1)[0].report
     found = {check["name"]: check for check in report["checks"]}
     expected = report["verdict"] == "violated" and code == 1
@@ -163,7 +198,7 @@ def show(
     daemons["bob"].wait()
     say("The keys, as etcdctl sees them (some of them)")
     keys(endpoint, env)
-    run("distop", "watch", operation.ref, env=env)
+    run_watched(client, "distop", "watch", operation.ref, env=env)
     result = operation.wait(timeout=60)
     expected = expected and result.state == "success" and result.jobs["success"] == FLIGHTS_DAYS
     done = f"{result.jobs['success']} of {FLIGHTS_DAYS} partitions"
@@ -197,4 +232,8 @@ def keys(endpoint: str, env: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; its daemons and its etcd are stopped", file=sys.stderr)
+        raise SystemExit(130) from None
