@@ -90,7 +90,6 @@ def run(scale: float = 1, runs: int = 7) -> Result:
 def _compare(result: Result, bench: Cluster, session: SparkSession, location: Path, case: Case, runs: int) -> None:
     session.read.parquet(str(location)).createOrReplaceTempView("lineitem")
     hand: list[float] = []
-    listing: list[float] = []
     ours: list[float] = []
     for n in range(WARM + runs):
         expected, plain = _by_hand(session, case)
@@ -100,8 +99,7 @@ def _compare(result: Result, bench: Cluster, session: SparkSession, location: Pa
         if n >= WARM:
             hand.append(plain)
             ours.append(seconds)
-    for _ in range(runs):
-        listing.append(_by_hand(session, case, location)[1])
+    listing = [_by_hand(session, case, location)[1] for _ in range(runs)]
     say(f"validate, {case.name}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
     result.samples |= {f"{case.name}: distop": ours, f"{case.name}: by hand": hand, f"{case.name}: listing": listing}
     note = f"{median(ours):.3f} s : {median(hand):.3f} s; with the listing by hand {median(listing):.3f} s"
