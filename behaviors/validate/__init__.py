@@ -35,7 +35,7 @@ class Validate(Behavior):
             return outcome
         raise AssertionError("a batch of one partition gave no outcome")
 
-    def run_batch(  # type: ignore[override]
+    def run_batch(
         self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
         """Every partition with its result, or with JobFailed. Raises InvalidArgument without a table,

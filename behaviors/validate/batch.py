@@ -256,7 +256,7 @@ class Batch:
         check, target = self._argument.checks[n], part.tallies[n].target
         if check.check is None:
             return ((check.column, target.path, target.kind),)
-        shown = []
+        shown: list[tuple[str, tuple[str, ...], Any]] = []
         for name in references(self._session, check.check):
             own = match(name, part.plan.values)
             mine = match(name, part.columns)

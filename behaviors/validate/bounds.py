@@ -82,11 +82,11 @@ def exact(value: Any) -> Fraction:
 
 def of(value: Any, kind: str, *, up: bool) -> Bound:
     """See :func:`_of`, which is asked once for each bound and type (1, 1.0 and true are different values)."""
-    return _of(value, type(value), kind, up)
+    return _of(value, type(value).__name__, kind, up)
 
 
 @lru_cache(4096)
-def _of(value: Any, _kind_of_value: type, kind: str, up: bool) -> Bound:
+def _of(value: Any, _kind_of_value: str, kind: str, up: bool) -> Bound:
     """The bound for a column of Spark type ``kind``, rounded ``up`` (for a minimum) or down (for a maximum).
 
     Raises Unfit.

@@ -159,7 +159,7 @@ def references(session: SparkSession, text: str) -> tuple[str, ...]:
 
     Raises Spark's ParseException.
     """
-    tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)  # type: ignore[attr-defined]
+    tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)
     names: dict[str, None] = {}
     todo, seen = [tree], 0
     while todo and seen < _MAX_REFERENCES:
@@ -177,7 +177,7 @@ def bad_pattern(session: SparkSession, pattern: str) -> str | None:
     """Why Java does not compile the regular expression, or None where it does."""
     from pyspark.errors import IllegalArgumentException
 
-    jvm: Any = session.sparkContext._jvm  # type: ignore[attr-defined]
+    jvm: Any = session.sparkContext._jvm
     try:
         jvm.java.util.regex.Pattern.compile(pattern)
     except IllegalArgumentException as e:

@@ -178,7 +178,8 @@ def _spark_type(
     import pyarrow.types as t
 
     if isinstance(kind, _extension()):
-        kind = kind.storage_type
+        extension: Any = kind
+        kind = extension.storage_type
     if t.is_struct(kind):
         fields = []
         for i in range(kind.num_fields):

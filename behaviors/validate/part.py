@@ -19,7 +19,7 @@ from distop_behaviors.validate.facts import (
     type_at,
     widest,
 )
-from distop_behaviors.validate.report import CheckResult, Result, Sample, shorten, worst
+from distop_behaviors.validate.report import CheckResult, Result, Sample, Verdict, shorten, worst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,6 +80,7 @@ class Tally:
         self.pending.clear()
 
     def result(self) -> CheckResult:
+        verdict: Verdict
         if self.error is not None:
             verdict = "error"
         elif self.violations:

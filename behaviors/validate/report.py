@@ -97,7 +97,7 @@ class Result(BaseModel):
 
 def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], int]:
     """As many samples as fit in so many bytes of JSON, and the bytes left."""
-    kept = []
+    kept: list[dict[str, Any]] = []
     for sample in samples:
         size = len(json.dumps(sample, ensure_ascii=False).encode())
         if size > budget:
