@@ -103,6 +103,7 @@ class Incarnation(Context):
             ttl=math.ceil(self.config.ttl),
             on_deadline_moved=self.worker.set_deadline,
         )
+        self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self.reporter = Reporter(self.client, self.lost, self.log)
         self.executor = Executor(self)
@@ -118,9 +119,7 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        await asyncio.gather(
-            self._fail_when_lost(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds)
-        )
+        await asyncio.gather(self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config
@@ -168,10 +167,9 @@ class Incarnation(Context):
         self.executor.cluster_changed(hint=gone or released or listing)
         self.elections.cluster_changed()
 
-    async def _fail_when_lost(self) -> None:
-        reason = await asyncio.shield(self.session.lost)
+    def _session_lost(self, reason: asyncio.Future[str]) -> None:
         if not self.lost.done():
-            self.lost.set_exception(SessionLost(reason))
+            self.lost.set_exception(SessionLost(reason.result()))
 
     async def _publish(self, declarations: Sequence[Declaration]) -> None:
         """Publish what this node offers, where it is not published yet, or differs."""

@@ -33,11 +33,6 @@ def to_bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-def to_text(key: bytes) -> str:
-    """The inverse of :func:`to_bytes`."""
-    return key.decode("utf-8", "surrogateescape")
-
-
 def key_value(pair: kv.KeyValue) -> KeyValue:
     """A key as etcd returned it."""
     return KeyValue(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -207,10 +206,6 @@ class Context(JobContext):
             return path
         local.mkdir(parents=True, exist_ok=True)
         return str(local)
-
-    def stage_file(self, suffix: str = "") -> str:
-        """A new path in the stage, used by nobody else."""
-        return f"{self.stage}/{uuid.uuid4().hex}{suffix}"
 
     def start_operation(
         self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
