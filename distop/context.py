@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from distop.worker.host import Worker
 
 
+ARGUMENTS_KEPT = 32
+ARGUMENT_BYTES_KEPT = 16 * 1024
+
+
 class Context:
     """What the roles of one incarnation share. Built by :class:`Incarnation`."""
 
@@ -38,6 +42,8 @@ class Context:
     reporter: Reporter
     types: frozenset[str]
     """The operation types that this node offers."""
+    arguments: dict[OperationRef, Any]
+    """Of the operations that were asked for last; see :meth:`argument`."""
     caught_up_at: int
     """The revision of the first listing: what was written later was seen from its first event on."""
     lost: asyncio.Future[Any]
@@ -55,9 +61,18 @@ class Context:
             raise
 
     async def argument(self, ref: OperationRef) -> Any:
-        """An operation's argument."""
+        """An operation's argument. It never changes and each call into the child needs it, so small ones are kept."""
+        if ref in self.arguments:
+            return self.arguments[ref]
         kv = await self.client.get(self.keys.of(ref, "arg"))
-        return loads(kv.value) if kv is not None else None
+        if kv is None:
+            return None
+        value = loads(kv.value)
+        if len(kv.value) <= ARGUMENT_BYTES_KEPT:
+            self.arguments[ref] = value
+            while len(self.arguments) > ARGUMENTS_KEPT:
+                del self.arguments[next(iter(self.arguments))]
+        return value
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""

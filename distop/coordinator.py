@@ -12,7 +12,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.core import decide
+from distop.core import claiming, decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.digest import plan_digest
@@ -182,6 +182,12 @@ class Coordinator:
                         self._wake_at(ref, step.time)
                     elif decide.newer(op):
                         self._leave_alone(op)
+                    elif (
+                        op.stage is Stage.OPEN
+                        and op.plan is not None
+                        and op.plan.count - op.ended <= claiming.REPORTS_PER_TXN
+                    ):
+                        self._ending.foresee(ref)  # the next report may be the last one
                     if ref in self._again:
                         continue
                     return

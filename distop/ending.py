@@ -6,6 +6,7 @@ history record (C30); what each write compares is in ``core.transitions``.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core import transitions as t
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time
-from distop.core.model import Decision, History, Outcome, State
+from distop.core.model import Decision, History, JobState, Outcome, State
 from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
@@ -37,6 +38,8 @@ ERROR_TEXT = 2_000
 OUTCOMES_PAGE = 500
 """Ordinals whose outcomes are read at once for the completion code."""
 MAX_HISTORY_BYTES = 1024 * 1024
+FORESEEN_FOR = 0.25
+"""Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
 FOLLOW_UP_TIME = 600.0
 """Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
@@ -76,6 +79,7 @@ class Ending:
         self._followed: dict[OperationRef, set[int]] = {}
         """What follows an operation, as far as that is settled, while another part of it has to wait."""
         self._follow_at: dict[OperationRef, float] = {}
+        self._foreseen: dict[OperationRef, tuple[float, asyncio.Task[KeyValue | None]]] = {}
 
     # --------------------------------------------------------------- complete
 
@@ -87,10 +91,8 @@ class Ending:
         if ref.type not in self._ctx.types:
             return False
         decided, worker = decision, self._ctx.worker
-        # runOps for the finish: read along, and read again only if it has changed by then.
-        argument, run_ops = await self._ctx.client.read(
-            Get(self._keys.of(ref, "arg")), Get(self._keys.run_ops(ref.table))
-        )
+        argument = await self._ctx.argument(ref)
+        self.foresee(ref)
         try:
             done: CompleteResult = await self._call(
                 ref,
@@ -98,7 +100,7 @@ class Ending:
                 lambda: worker.complete(
                     str(ref),
                     ref.type,
-                    loads(argument.kv.value) if argument.kv is not None else None,
+                    argument,
                     spec.table.to_json() if spec.table else None,
                     str(decided.verdict),
                     decided.total,
@@ -114,7 +116,7 @@ class Ending:
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
             if not await self._commit(t.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
                 return False
-        return await self.finish(op, decision, op.decision.mod, done.report, done.failure, run_ops.kv)
+        return await self.finish(op, decision, op.decision.mod, done.report, done.failure)
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
@@ -131,31 +133,24 @@ class Ending:
             after = replace(after, verdict=State.FAILED, retry_at="")
         return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
 
-    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[dict[str, Any]], int | None]:
-        """A page of outcomes from ordinal ``start`` on, and where the next one starts."""
-        rows: list[dict[str, Any]] = []
+    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[str], int | None]:
+        """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
         root, after = self._keys.root(ref), min(start + OUTCOMES_PAGE, total)
         end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
         listing = await self._ctx.client.list(f"{root}.{start:06d}", end)
-        states: dict[int, str] = {}
-        outcomes: dict[int, Outcome] = {}
+        states: dict[int, bool] = {}
+        outcomes: dict[int, str] = {}
         for kv in listing.kvs:
             key = self._keys.parse(kv.key)
             if key.name == "state":
-                states[key.partition] = kv.value.decode()
+                states[key.partition] = kv.value == JobState.SUCCESS.encode()
             elif key.name == "outcome":
-                outcomes[key.partition] = Outcome.decode(kv.value)
-        for p in sorted(states):
-            o = outcomes.get(p)
-            rows.append(
-                {
-                    "partition": p,
-                    "name": o.name if o else str(p),
-                    "success": states[p] == "success",
-                    "result": o.result if o else None,
-                    "error": o.error if o else "",
-                }
-            )
+                Outcome.decode(kv.value)  # raises for what is none: the child is given nothing that it cannot read
+                outcomes[key.partition] = kv.value.decode()
+        rows = [
+            f'{{"partition":{p},"success":{"true" if success else "false"},"outcome":{outcomes.get(p, "null")}}}'
+            for p, success in sorted(states.items())
+        ]
         return rows, after if after < total else None
 
     # ----------------------------------------------------------------- finish
@@ -167,11 +162,8 @@ class Ending:
         decision_mod: int,
         report: Any = None,
         failure: str | None = None,
-        run_ops: KeyValue | None = None,
     ) -> bool:
-        """Write the terminal state and the history; False: refused, for another reason than runOps. ``run_ops``: as it
-        was a moment ago, if that is known.
-        """
+        """Write the terminal state and the history; False: refused, for another reason than runOps."""
         assert op.spec is not None
         ref, keys = op.ref, self._keys
         state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
@@ -200,7 +192,7 @@ class Ending:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
-        seen = run_ops if run_ops is not None else await self._ctx.client.get(keys.run_ops(ref.table))
+        seen = await self._run_ops(ref)
         while True:
             counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
             result = await self._ctx.commit(
@@ -225,6 +217,23 @@ class Ending:
             if latest is None or (seen is not None and latest.mod_revision == seen.mod_revision):
                 return False  # not runOps: the election, the state or the claims are not what they were
             seen = latest
+
+    def foresee(self, ref: OperationRef) -> None:
+        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run.
+        If it has changed by then, the finish is refused, and its refusal brings it.
+        """
+        clock = time.monotonic()
+        begun, _ = self._foreseen.get(ref, (-FORESEEN_FOR, None))
+        if clock - begun >= FORESEEN_FOR:
+            read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
+            read.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._foreseen[ref] = clock, read
+
+    async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
+        begun, read = self._foreseen.pop(ref, (0.0, None))
+        if read is not None and time.monotonic() - begun < FORESEEN_FOR:
+            return await read
+        return await self._ctx.client.get(self._keys.run_ops(ref.table))
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
         failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]

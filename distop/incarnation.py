@@ -57,6 +57,7 @@ class Incarnation(Context):
         self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
         self.cluster = ClusterView(self.keys)
         self.types = frozenset()
+        self.arguments = {}
         self.caught_up_at = 0
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
         self._announcing = asyncio.Lock()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobCancelled
 from distop_behaviors.validate import footers, scan
 from distop_behaviors.validate.bounds import canonical
-from distop_behaviors.validate.expressions import bad_pattern, column_at, references, violated
+from distop_behaviors.validate.expressions import bad_pattern, condition, references
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
 from distop_behaviors.validate.part import WHERE, Names, Part, Tally, prepare
@@ -151,24 +151,18 @@ class Batch:
         absent = tuple(n for n in part.absent if match(n, of_path) is None)
         return Group(tuple(files), columns, absent, of_path, self._base)
 
-    def _functions(self) -> Any:
-        from pyspark.sql import functions
-
-        _ = self._session  # they need a live Spark, and where statistics decided nothing has started it yet
-        return functions
-
     def _column(self, n: int, part: Part) -> Column:
-        F = self._functions()
         check, target = self._argument.checks[n], part.tallies[n].target
-        column = column_at(target.path) if target.path else F.lit(None)
-        return violated(check, column, target.kind, self._argument.null_is)
+        return condition(self._session, check, target.path, target.kind, self._argument.null_is)
 
     def _where(self) -> Column | None:
         if self._argument.where is None:
             return None
+        from pyspark.sql import functions as F
+
+        _ = self._session  # functions need a live Spark, and where statistics decided nothing has started it yet
         # Where its columns are missing it has no type, and Spark wants a boolean.
-        condition: Column = self._functions().expr(self._argument.where).cast("boolean")
-        return condition
+        return F.expr(self._argument.where).cast("boolean")
 
     def _stop(self) -> None:
         self._ctx.check_cancelled()

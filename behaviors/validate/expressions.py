@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.argument import Check
     from distop_behaviors.validate.facts import SparkType
 
+KEPT_CONDITIONS = 256
 _MAX_REFERENCES = 2_000
 _COMPACT_DIGITS = 18
+
+_conditions: dict[tuple[Any, ...], Column] = {}
 
 
 def fit(check: Check, kind: SparkType) -> None:
@@ -60,6 +63,22 @@ def violated(check: Check, column: Column | None, kind: SparkType, null_is: str)
         return _length(column, check.length.min, check.length.max)
     assert check.matches is not None
     return ~column.rlike(check.matches.pattern)
+
+
+def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: SparkType, null_is: str) -> Column:
+    """:func:`violated` for the column at a path (none: no file has it). Each takes dozens of calls into the JVM, so the
+    last ones are kept: an operation comes in several batches, and again tomorrow. Raises Unfit.
+    """
+    from pyspark.sql import functions as F
+
+    key = (session, check.model_dump_json(), path, kind, null_is)
+    made = _conditions.get(key)
+    if made is None:
+        made = violated(check, column_at(path) if path else F.lit(None), kind, null_is)
+        while len(_conditions) >= KEPT_CONDITIONS:
+            del _conditions[next(iter(_conditions))]
+        _conditions[key] = made
+    return made
 
 
 def any_of(columns: list[Column]) -> Column:
@@ -154,6 +173,7 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
     return any_of(sides)
 
 
+@lru_cache(maxsize=KEPT_CONDITIONS)
 def references(session: SparkSession, text: str) -> tuple[str, ...]:
     """The first parts of the column names in an expression (of ``a.b``: ``a``), in order.
 
@@ -173,13 +193,13 @@ def references(session: SparkSession, text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+@lru_cache(maxsize=KEPT_CONDITIONS)
 def bad_pattern(session: SparkSession, pattern: str) -> str | None:
     """Why Java does not compile the regular expression, or None where it does."""
     from pyspark.errors import IllegalArgumentException
 
-    jvm: Any = session.sparkContext._jvm
     try:
-        jvm.java.util.regex.Pattern.compile(pattern)
+        _java(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
     except IllegalArgumentException as e:
         reason = str(e).split("\n")[0]
         return f"the pattern {pattern!r} is no regular expression: {reason}"
@@ -201,7 +221,16 @@ def _internal(name: str, column: Column, *more: Any) -> Column:
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._active_spark_context._jvm  # type: ignore[union-attr]
-    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
-    expression = getattr(jvm.org.apache.spark.sql.catalyst.expressions, name)
+    utils = _java(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    expression = _java(jvm, f"org.apache.spark.sql.catalyst.expressions.{name}")
     made: Column = type(column)(utils.column(expression(utils.expression(column._jc), *more)))
     return made
+
+
+@lru_cache(maxsize=32)
+def _java(jvm: Any, name: str) -> Any:
+    """A class of the JVM by its full name. Looked up once: Java is asked for each package on the way."""
+    found = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 SparkType = Any
 """str or tuple, as the module's text says."""
@@ -68,13 +68,13 @@ class Ambiguous(Exception):
     """A name stands for several columns that differ in case alone."""
 
 
-def match(name: str, names: Iterable[str]) -> str | None:
+def match(name: str, names: Collection[str]) -> str | None:
     """The column of this name: exactly, else ignoring case as Spark does. Raises Ambiguous."""
+    if name in names:
+        return name
     found = None
     folded = name.lower()
     for candidate in names:
-        if candidate == name:
-            return candidate
         if candidate.lower() == folded:
             if found is not None:
                 raise Ambiguous(f"the name {name!r} stands for both {found!r} and {candidate!r}")

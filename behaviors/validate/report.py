@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -118,64 +119,88 @@ def shorten(text: str, limit: int = MAX_ERROR) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def empty(argument: Argument) -> Report:
-    """The report before any partition is added: valid, of no rows."""
-    checks = [
-        CheckReport(name=name, check=check.as_given(), verdict="valid")
-        for name, check in zip(argument.names(), argument.checks, strict=True)
-    ]
-    return Report(verdict="valid", rows=0, checks=checks)
-
-
 def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:
     """The report of all partitions: their names with their results, or with the error of a job that gave none.
 
     Not ``complete``: jobs are missing, so what is valid so far is unknown.
     """
-    report = empty(argument)
-    verdicts: list[set[str]] = [set() for _ in report.checks]
-    nowhere = [_Nowhere() for _ in report.checks]
+    sums = [_Sum() for _ in argument.checks]
     nowhere_of_where = _Nowhere()
+    rows: int | None = 0
     unread = False
     budget = REPORT_SAMPLE_BYTES
     for partition, result in results:
         if isinstance(result, str):
-            report.rows, unread = None, True
-            for n, check in enumerate(report.checks):
-                verdicts[n].add("error")
-                check.error = check.error or shorten(f"partition {partition}: {result}")
+            rows, unread = None, True
+            for total in sums:
+                total.verdicts.add("error")
+                total.error = total.error or shorten(f"partition {partition}: {result}")
             continue
-        report.rows = None if report.rows is None or result.rows is None else report.rows + result.rows
+        rows = None if rows is None or result.rows is None else rows + result.rows
         unread = unread or result.missing is None
         nowhere_of_where.add(result.missing)
-        for n, (check, part) in enumerate(zip(report.checks, result.checks, strict=True)):
-            verdicts[n].add(part.verdict)
-            check.violations += part.violations
-            check.exact = check.exact and part.exact
-            check.evidence.files_statistics += part.files_statistics
-            check.evidence.files_scanned += part.files_scanned
-            check.error = check.error or part.error
-            nowhere[n].add(None if result.missing is None else part.missing)
-            room = argument.sample - len(check.samples)
+        for total, part in zip(sums, result.checks, strict=True):
+            total.add(part, readable=result.missing is not None)
+            room = argument.sample - len(total.samples)
             if room > 0 and part.samples and budget > 0:
                 kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
-                check.samples.extend(part.samples[: len(kept)])
-    for n, check in enumerate(report.checks):
-        check.verdict = worst(verdicts[n])
-        why = nowhere_of_where.sentence("where: ", unread) or nowhere[n].sentence("", unread)
-        if why and complete:
-            check.verdict, check.violations, check.samples, check.evidence = "error", 0, [], Evidence()
-            check.error = shorten(f"{why}; {check.error}" if check.error else why)
-        elif check.verdict == "valid" and not complete:
-            check.verdict = "unknown"
-        check.exact = check.exact and check.verdict in ("valid", "violated") and not verdicts[n] & {"error", "unknown"}
-        limit = argument.max_violations
-        if limit is not None and check.violations >= limit:
-            check.violations, check.exact = limit, False
+                total.samples.extend(part.samples[: len(kept)])
+    elsewhere = nowhere_of_where.sentence("where: ", unread)
+    checks = [
+        total.report(name, check.as_given(), elsewhere or total.nowhere.sentence("", unread), argument, complete)
+        for name, check, total in zip(argument.names(), argument.checks, sums, strict=True)
+    ]
     if complete and nowhere_of_where.columns:
-        report.rows = None
-    report.verdict = worst(c.verdict for c in report.checks)
-    return report
+        rows = None
+    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """One check over the partitions so far."""
+
+    verdicts: set[str] = field(default_factory=set)
+    violations: int = 0
+    exact: bool = True
+    files_statistics: int = 0
+    files_scanned: int = 0
+    error: str | None = None
+    samples: list[Sample] = field(default_factory=list)
+    nowhere: _Nowhere = field(default_factory=lambda: _Nowhere())
+
+    def add(self, part: CheckResult, *, readable: bool) -> None:
+        """One more partition, but for its samples."""
+        self.verdicts.add(part.verdict)
+        self.violations += part.violations
+        self.exact = self.exact and part.exact
+        self.files_statistics += part.files_statistics
+        self.files_scanned += part.files_scanned
+        self.error = self.error or part.error
+        self.nowhere.add(part.missing if readable else None)
+
+    def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
+        """What it comes to. ``nowhere``: that a column is in none of the files, or ""."""
+        verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self.error
+        evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
+        if nowhere and complete:
+            verdict, violations, samples, evidence = "error", 0, [], Evidence()
+            error = shorten(f"{nowhere}; {error}" if error else nowhere)
+        elif verdict == "valid" and not complete:
+            verdict = "unknown"
+        exact = self.exact and verdict in ("valid", "violated") and not self.verdicts & {"error", "unknown"}
+        limit = argument.max_violations
+        if limit is not None and violations >= limit:
+            violations, exact = limit, False
+        return CheckReport(
+            name=name,
+            check=check,
+            verdict=verdict,
+            violations=violations,
+            exact=exact,
+            samples=samples,
+            evidence=evidence,
+            error=error,
+        )
 
 
 class _Nowhere:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.footers import PlannedFile
 
 KEPT_RELATIONS = 8
+KEPT_JUDGEMENTS = 256
 
 _READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _SPARK_IS_GONE = re.compile(
@@ -31,6 +32,7 @@ _SPARK_IS_GONE = re.compile(
 )
 
 _relations: OrderedDict[tuple[Any, ...], DataFrame] = OrderedDict()
+_judged: dict[tuple[Any, ...], str | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,17 @@ def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
     return replace(group, files=tuple(files))
 
 
+def _schema(group: Group) -> str:
+    fields = [f"{quote(n)} {ddl(t)}" for n, t in group.columns.items()]
+    fields += [f"{quote(n)} {t}" for n, t in group.partition_columns.items()]
+    return ", ".join(fields)
+
+
 def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
     """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
     from pyspark.sql import functions as F
 
-    fields = [f"{quote(n)} {ddl(t)}" for n, t in group.columns.items()]
-    fields += [f"{quote(n)} {t}" for n, t in group.partition_columns.items()]
-    schema = ", ".join(fields)
+    schema = _schema(group)
     key = (id(session), session.sparkContext.applicationId, group.files, schema, group.base)
     frame = _relations.get(key)
     if frame is None:
@@ -148,11 +154,21 @@ def count_attempts(
 
 
 def refused(session: SparkSession, group: Group, text: str) -> str | None:
-    """Why an expression is no condition on this group's columns, or None where it is one."""
+    """Why an expression is no condition on this group's columns, or None where it is one: that depends on their names
+    and types alone, and is remembered for the next batch.
+    """
+    key = (session, _schema(group), group.missing, text)
+    if key not in _judged:
+        while len(_judged) >= KEPT_JUDGEMENTS:
+            del _judged[next(iter(_judged))]
+        _judged[key] = _refusal(relation(session, group), text)
+    return _judged[key]
+
+
+def _refusal(frame: DataFrame, text: str) -> str | None:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    frame = relation(session, group)
     try:
         frame.where(F.expr(text))
     except AnalysisException as e:

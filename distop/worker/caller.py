@@ -146,7 +146,7 @@ class Caller:
             try:
                 message["call"] = call.number
                 if message["t"] == "cleanup":
-                    for frame in protocol.encode_paged(message, (item.row() for item in items)):
+                    for frame in protocol.encode_paged(message, (protocol.row(item.row()) for item in items)):
                         child.send_frame(frame)
                         # Many items take long to encode; the daemon has a lease to keep.
                         await asyncio.sleep(0)

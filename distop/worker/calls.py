@@ -126,12 +126,13 @@ class Call:
         while start is not None:
             self._check()
             question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
-            page = self._env.outbox.ask(question, ANSWER_SECONDS)
-            for row in page["rows"]:
+            start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+            for row in rows:
+                outcome = row["outcome"] or {}
+                name = outcome.get("name") or str(row["partition"])
                 yield OutcomeRow(
-                    int(row["partition"]), row["name"], bool(row["success"]), row.get("result"), row.get("error") or ""
+                    row["partition"], name, row["success"], outcome.get("result"), outcome.get("error") or ""
                 )
-            start = page["next"]
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         for data, attempt, fence, _progress in self._items:

@@ -259,7 +259,8 @@ class Worker:
             more=False,
         )
         try:
-            for frame in protocol.encode_paged(message, (run.item(p).row() for p in ordinals if p in run.pending)):
+            rows = (protocol.row(run.item(p).row()) for p in ordinals if p in run.pending)
+            for frame in protocol.encode_paged(message, rows):
                 child.send_frame(frame)
                 # Many jobs take long to encode; the daemon has a lease to keep.
                 await asyncio.sleep(0)
@@ -349,9 +350,8 @@ class Worker:
         failed: int,
         fetch: Fetch,
     ) -> CompleteResult:
-        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as rows
-        {partition, name, success, result, error}, and the ordinal to go on from (None: that was all). Raises
-        WorkerError."""
+        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
+        {partition, success, outcome}, and the ordinal to go on from (None: that was all). Raises WorkerError."""
         message = protocol.CompleteMessage(
             t="complete",
             call=0,

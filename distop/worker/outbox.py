@@ -86,8 +86,8 @@ class Outbox:
                 return
 
     def ask(self, message: protocol.ProgressMessage | protocol.FetchMessage, timeout: float) -> Any:
-        """Send a question, wait for the answer's value (rows of several frames are joined). Raises TimeoutError,
-        or RuntimeError with the daemon's reason."""
+        """Send a question, wait for the answer's value; where the answer has rows, (value, rows of all its frames).
+        Raises TimeoutError, or RuntimeError with the daemon's reason."""
         message["seq"] = seq = next(self._sequence)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._answers[seq] = answers
@@ -101,13 +101,11 @@ class Outbox:
                     raise TimeoutError(f"the daemon gave no answer within {timeout:g} s") from None
                 if answer.get("error"):
                     raise RuntimeError(answer["error"])
-                value = answer["value"]
-                if isinstance(value, dict) and "rows" in value:
-                    rows += value["rows"]
-                    if answer.get("more"):
-                        continue
-                    return {**value, "rows": rows}
-                return value
+                if "items" not in answer:
+                    return answer["value"]
+                rows += answer["items"]
+                if not answer["more"]:
+                    return answer["value"], rows
         finally:
             del self._answers[seq]
 

@@ -139,12 +139,14 @@ class CleanupMessage(TypedDict):
 
 
 class ReplyMessage(TypedDict):
-    """The answer to a ``progress`` or ``fetch`` of the child. With ``more``, further rows follow."""
+    """The answer to a ``progress`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go on from,
+    and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
 
     t: Literal["reply"]
     seq: int
     value: Any
     error: NotRequired[str]
+    items: NotRequired[list[Any]]
     more: NotRequired[bool]
 
 
@@ -278,9 +280,16 @@ def encode(message: ToChild | FromChild) -> bytes:
     return frame(_dumps(message).encode())
 
 
-def encode_paged(message: RunMessage | CleanupMessage, rows: Iterable[Any], limit: int = PAGE_BYTES) -> Iterator[bytes]:
+def row(value: Any) -> str:
+    """One row of :func:`encode_paged` as JSON."""
+    return _dumps(value)
+
+
+def encode_paged(
+    message: RunMessage | CleanupMessage | ReplyMessage, rows: Iterable[str], limit: int = PAGE_BYTES
+) -> Iterator[bytes]:
     """A message whose ``items`` are these rows, as frames of about ``limit`` bytes; ``more`` is set as it must be.
-    Each row is encoded once: this is what the daemon does most of its work for."""
+    Rows are JSON already, and are encoded once or not at all: this is what the daemon does most of its work for."""
     head = _dumps({k: v for k, v in message.items() if k not in ("items", "more")})[:-1]
     group: list[str] = []
     size = 0
@@ -288,8 +297,7 @@ def encode_paged(message: RunMessage | CleanupMessage, rows: Iterable[Any], limi
     def page(more: str) -> bytes:
         return frame(f'{head},"items":[{",".join(group)}],"more":{more}}}'.encode())
 
-    for row in rows:
-        text = _dumps(row)
+    for text in rows:
         if group and size + len(text) > limit:
             yield page("true")
             group.clear()
@@ -328,17 +336,3 @@ class Decoder:
                 yield message
         finally:
             del self._buffer[:position]
-
-
-def pages(rows: list[Any], limit: int = PAGE_BYTES) -> Iterator[tuple[list[Any], bool]]:
-    """The rows in groups of about ``limit`` bytes of JSON, each with whether more follow; one empty group for none."""
-    group: list[Any] = []
-    size = 0
-    for row in rows:
-        weight = len(_dumps(row)) + 1
-        if group and size + weight > limit:
-            yield group, True
-            group, size = [], 0
-        group.append(row)
-        size += weight
-    yield group, False

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from distop.worker.launch import Child
     from distop.worker.model import JobItem, RunRequest
 
-    Fetch = Callable[[int], Awaitable[tuple[list[dict[str, Any]], int | None]]]
-    """A page of outcomes from an ordinal on, and the ordinal to go on from (None: that was all)."""
+    Fetch = Callable[[int], Awaitable[tuple[list[str], int | None]]]
+    """A page of outcomes from an ordinal on, each as JSON, and the ordinal to go on from (None: that was all)."""
 
 
 class RunSink:
@@ -141,9 +141,8 @@ class CallSink:
             if self._fetch is None:
                 raise RuntimeError("nobody gives any to this call")
             rows, following = await self._fetch(message["start"])
-            for page, more in protocol.pages(rows):
-                value = {"rows": page, "next": following}
-                self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=value, more=more))
+            for frame in protocol.encode_paged(protocol.ReplyMessage(t="reply", seq=seq, value=following), rows):
+                self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
             text = f"the outcomes could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))

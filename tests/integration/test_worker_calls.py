@@ -247,9 +247,12 @@ async def test_a_cleanup_has_its_time(tmp_path: Path, sample_env: dict[str, str]
         await worker.stop(10)
 
 
-async def pages(start: int) -> tuple[list[dict[str, Any]], int | None]:
+async def pages(start: int) -> tuple[list[str], int | None]:
     end, result = start + 20, "x" * 60_000
-    rows = [{"partition": i, "name": str(i), "success": i != 3, "result": result} for i in range(start, end)]
+    rows = [
+        json.dumps({"partition": i, "success": i != 3, "outcome": {"name": str(i), "result": result}})
+        for i in range(start, end)
+    ]
     return rows, end if end < 60 else None
 
 
@@ -275,7 +278,7 @@ async def test_a_verdict_of_the_completion_keeps_its_report(worker: Worker) -> N
 
 
 async def test_outcomes_that_cannot_be_read(worker: Worker) -> None:
-    async def broken(start: int) -> tuple[list[dict[str, Any]], int | None]:
+    async def broken(start: int) -> tuple[list[str], int | None]:
         raise ConnectionError("etcd is away")
 
     with pytest.raises(WorkerError, match="etcd is away") as caught:
