@@ -165,6 +165,7 @@ class Behavior(ABC):
     Arg: ClassVar[type[BaseModel]]
     Result: ClassVar[type[BaseModel] | None] = None
     Report: ClassVar[type[BaseModel] | None] = None
+    needs_table: ClassVar[bool] = False
     object_field: ClassVar[str | None] = None
     instances: ClassVar[Literal["many", "one"]] = "many"
     conflicts_with: ClassVar[Sequence[str]] = ()
@@ -247,6 +248,7 @@ class Behavior(ABC):
             batch=cls.run_batch is not None,
             completes=cls.complete_operation is not Behavior.complete_operation,
             description=(cls.__doc__ or "").strip().partition("\n")[0],
+            needs_table=cls.needs_table,
         )
 
 

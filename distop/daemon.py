@@ -48,7 +48,7 @@ def locked(work_dir: Path) -> Iterator[None]:
     written.
     """
     try:
-        work_dir.mkdir(parents=True, exist_ok=True)
+        work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (work_dir / "lock").open("a+")
     except OSError as error:
         raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None

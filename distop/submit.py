@@ -173,6 +173,8 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
             f"there is no table {wanted.table!r}: register it with "
             f"`distop table add {wanted.table} --format parquet --location DIR`"
         )
+    if declaration.needs_table and wanted.table == CLUSTER_TABLE:
+        raise InvalidArgument(f"{wanted.type} works on a table: name one instead of {CLUSTER_TABLE}")
     obj = _object(declaration, wanted)
     running = catalog.running(run_ops.kv)
     await _check_conflicts(etcd, keys, wanted, declaration, running)

@@ -54,6 +54,8 @@ class Declaration:
     completes: bool = True
     """The behavior has completion code: without it the decision and the finish are one transaction."""
     description: str = ""
+    needs_table: bool = False
+    """It works on the rows of a table: a start on ``@cluster`` is refused."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -67,6 +69,7 @@ class Declaration:
                 "object_field": self.object_field,
                 "instances": self.instances,
                 "conflicts_with": list(self.conflicts_with),
+                "needs_table": self.needs_table,
                 **self.rules().to_json(),
             }
         )
@@ -91,6 +94,7 @@ class Declaration:
             rules.batch,
             rules.completes,
             data.get("description", ""),
+            bool(data.get("needs_table", False)),
         )
 
     def rules(self) -> Rules:

@@ -112,9 +112,10 @@ async def test_a_cluster_operation_brings_its_plan_and_opens_at_once(client: aio
 
 async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: aio.Client, hand: Hand) -> None:
     await hand.publish("index", arg_schema=SCHEMA, object_field="column")
+    await hand.publish("rows", needs_table=True)
     before = await content(client)
     wrong: list[tuple[Any, ...]] = [
-        (distop.UnknownBehavior, r"no behavior 'nope' \(published: index, noop\)", "nope", TABLE, {}, {}),
+        (distop.UnknownBehavior, r"no behavior 'nope' \(published: index, noop, rows\)", "nope", TABLE, {}, {}),
         (distop.NotFound, "no table 'elsewhere'", "noop", "elsewhere", {}, {}),
         (distop.InvalidArgument, "'column' is missing", "index", TABLE, {}, {}),
         (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),  # noqa: E501
@@ -126,6 +127,7 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
         (distop.InvalidArgument, "'a' is named twice", "noop", TABLE, {}, {"partitions": ["a", "b", "a"]}),
         (distop.InvalidArgument, "a list of names", "noop", TABLE, {}, {"partitions": "a"}),
         (distop.InvalidArgument, "must be a text", "noop", TABLE, {}, {"partitions": [""]}),
+        (distop.InvalidArgument, "rows works on a table: name one", "rows", CLUSTER_TABLE, {}, {}),
         (distop.InvalidArgument, "name no partitions", "noop", CLUSTER_TABLE, {}, {"partitions": ["a"]}),
         (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": "never"}),
         (distop.InvalidArgument, "failure policy", "noop", TABLE, {}, {"failure_policy": ["fail_fast"]}),

@@ -38,6 +38,7 @@ class Build(Behavior):
     Result = Result
     object_field = "column"
     conflicts_with = ("drop",)
+    needs_table = True
     retry = Retry(attempts=5)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: Any) -> Any:
@@ -62,6 +63,7 @@ def test_what_is_published() -> None:
     assert declaration.description == "Builds something."
     assert declaration.object_field == "column"
     assert declaration.conflicts_with == ("drop",)
+    assert declaration.needs_table
     assert declaration.arg_schema["properties"]["limit"]["default"] == 3
     assert declaration.result_schema["required"] == ["rows"]
     assert declaration.report_schema == {}
