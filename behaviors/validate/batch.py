@@ -47,29 +47,27 @@ class Batch:
         """Each partition with its result, those that need no scan first. Raises what is unexpected."""
         self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
         names = self._names()
-        parts = self._prepared(plans, names)
-        quick: list[Part] = []
         slow: list[Part] = []
-        for part in parts:
-            (slow if self._files(part) or self._samples_wanted(part) else quick).append(part)
-        yield from self._results(quick)
+        for part in self._prepared(plans, names):
+            if self._files(part) or self._samples_wanted(part):
+                slow.append(part)
+            else:
+                yield self._result(part)
         groups = self._grouped(slow, names)
         for group in groups:
             self._scan(group, names)
         if self._argument.sample and self._argument.statistics != "only":
             self._sample(groups, names)
-        yield from self._results(slow)
+        yield from map(self._result, slow)
 
-    def _results(self, parts: Sequence[Part]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
-        for part in parts:
-            if self._ctx.is_cancelled(part.plan):
-                yield part.plan, JobCancelled("the job was told to stop")
-                continue
-            limit = self._argument.max_violations
-            for tally in part.tallies:
-                if limit is not None and tally.violations >= limit:
-                    tally.violations, tally.exact = limit, False
-            yield part.plan, part.result()
+    def _result(self, part: Part) -> tuple[PartitionPlan, Result | JobCancelled]:
+        if self._ctx.is_cancelled(part.plan):
+            return part.plan, JobCancelled("the job was told to stop")
+        limit = self._argument.max_violations
+        for tally in part.tallies:
+            if limit is not None and tally.violations >= limit:
+                tally.violations, tally.exact = limit, False
+        return part.plan, part.result()
 
     def _names(self) -> Names:
         """The columns that the argument names; Spark's parser is asked only where an expression may be run."""
@@ -99,10 +97,9 @@ class Batch:
             failed[n] = f"the expression does not parse: {scan.sentence_of(e)}"
             return ()
 
-    def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> list[Part]:
+    def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
         files = [f for p in plans for f in p.files]
         read = iter(footers.read_all(files, names.wanted()))
-        parts = []
         for plan in plans:
             facts = [next(read) for _ in plan.files]
             problem = next((f for f in facts if isinstance(f, Unreadable)), None)
@@ -113,8 +110,7 @@ class Batch:
                 part = Part(plan, [], [Tally() for _ in self._argument.checks])
                 part.missing = None
                 part.fail(str(problem))
-            parts.append(part)
-        return parts
+            yield part
 
     def _files(self, part: Part) -> list[PlannedFile]:
         """The files of a partition that have to be scanned."""

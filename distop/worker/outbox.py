@@ -13,12 +13,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from distop.core.claiming import REPORTS_PER_TXN
 from distop.worker import protocol
 
 if TYPE_CHECKING:
     import socket
 
-FLUSH_COUNT = 500
+FLUSH_COUNT = REPORTS_PER_TXN
+"""Ends that fill a transaction: it is under way while the next ones are made."""
 FLUSH_SECONDS = 0.02
 FLUSH_BYTES = 1024 * 1024
 
