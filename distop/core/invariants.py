@@ -1,28 +1,29 @@
 """The invariants of distop, checked on etcd's own history (docs/architecture.md, "Invariants").
 
-``check`` replays the history revision by revision and judges each against what was before it. It is linear in the
-number of changes. Invariant 11 (everything ends) is about time and is not visible in a history. Invariant 0 stands
-for a record that cannot be read at all.
+:class:`Checker` replays the history revision by revision and judges each against what was before it; ``check`` is a
+fold over it. Time is linear in the number of changes; memory is bounded by what exists at a revision (operations that
+have not ended and their jobs, history records, nodes), not by how long the history is. Invariant 11 (everything ends)
+is about time and is not visible in a history. Invariant 0 stands for a record that cannot be read at all.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.cluster_invariants import ClusterTrace
+from distop.core.cluster_invariants import ClusterTrace, Requests
 from distop.core.codec import loads
 from distop.core.job_invariants import job_faults
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
-from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_plan
-from distop.core.states import Stage
-from distop.core.trace import ACTIVE, JobDelta, OperationTrace, tell
+from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_gate, unfit_plan
+from distop.core.trace import ACTIVE, JobDelta, OperationTrace, brief, tell
 from distop.core.view import Change
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
@@ -52,36 +53,56 @@ def check(
     """
     checker = Checker(keys)
     checker.begin(listing)
-    for revision, changes in history:
-        checker.step(revision, changes)
-    return checker.violations
+    return [violation for revision, changes in history for violation in checker.feed(revision, changes)]
 
 
 class Checker:
-    """The replay, one revision at a time, for histories that are read as a stream."""
+    """The replay, one revision at a time, for histories that are read as a stream.
+
+    It goes on after a violation, from what is there; a single wrong write may therefore show as several.
+    """
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
-        self.violations: list[Violation] = []
         self.revision = 0
+        """The last revision that was fed."""
+        self._violations: list[Violation] = []
         self._quiet = False
         self._operations: dict[OperationRef, OperationTrace] = {}
         self._job_roots: dict[str, OperationTrace] = {}
         self._claim_roots: dict[str, OperationTrace] = {}
-        self._over: set[OperationRef] = set()
         self._cluster = ClusterTrace()
         self._existing: set[str] = set()
-        self._requests: dict[str, OperationRef] = {}
+        self._requests = Requests()
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
         self._quiet = True
-        self.step(0, [Change(kv) for kv in listing])
+        self.feed(0, [Change(kv) for kv in listing])
         self._quiet = False
+        for op in self._operations.values():
+            if op.plan is not None:
+                op.chunks = dict.fromkeys(op.chunks, b"")  # taken as they are; let their bytes go
 
-    def step(self, revision: int, changes: Sequence[Change]) -> None:
-        """One revision, whole."""
+    @property
+    def operations(self) -> Collection[OperationRef]:
+        """Those whose keys exist, their history aside."""
+        return self._operations.keys()
+
+    @property
+    def live_jobs(self) -> int:
+        """The jobs that the replay knows of now."""
+        return sum(len(op.jobs) for op in self._operations.values())
+
+    def feed(self, revision: int, changes: Sequence[Change]) -> list[Violation]:
+        """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
         self.revision = revision
+        self._violations = []
+        self._step(changes)
+        found, self._violations = self._violations, []
+        return found
+
+    def _step(self, changes: Sequence[Change]) -> None:
         jobs: dict[OperationTrace, dict[int, JobDelta]] = {}
         own: dict[OperationRef, list[tuple[ParsedKey, Change]]] = {}
         cluster: list[tuple[ParsedKey, Change]] = []
@@ -148,10 +169,11 @@ class Checker:
     def _job(self, op: OperationTrace, partition: int, delta: JobDelta) -> None:
         ref = op.ref
         job = op.job(partition)
+        over = self._is_over(op)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):
             if change is not None:
                 self._exist(op, change)
-                if ref in self._over and not change.deleted:
+                if over and not change.deleted:
                     self._found(9, change.kv.key, "written after its operation was finished and cleaned up", op)
         story = None
         try:
@@ -175,25 +197,27 @@ class Checker:
         started: dict[tuple[str, str], list[int]],
     ) -> None:
         if all(key.family == K.HISTORY for key, _ in writes) and ref not in self._operations:
-            return  # a history record is trimmed, or stands in the listing
+            for key, change in writes:
+                if key.chunk < 0:
+                    self._recorded(ref, change)
+            return
         op = self._trace(ref)
         before, had_plan, decided = op.state, op.plan is not None, op.decision
         created = before is None
         history: Change | None = None
         new_plan = False
         for key, change in writes:
-            op.log.append((self.revision, change))
+            op.log.append((self.revision, brief(change)))
             if key.family == K.HISTORY:
                 if key.chunk < 0 and not change.deleted:
                     history = change
                 continue
             existed = self._exist(op, change)
             try:
-                if not self._quiet:
-                    if change.deleted:
-                        self._dropped(op, key, change.kv.key, had_plan)
-                    else:
-                        self._before_write(op, key, change, existed, created)
+                if change.deleted:
+                    self._dropped(op, key, change.kv.key, had_plan)
+                else:
+                    self._before_write(op, key, change, existed, created)
                 if key.family == K.OPEN:
                     op.gate = not change.deleted
                 elif key.family == K.PENDING:
@@ -216,8 +240,8 @@ class Checker:
             self._state(op, before, history)
         elif history is not None:
             self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
-        if op.state is not None:
-            self._gate(op)
+        if wrong := unfit_gate(op):
+            self._found(12, self.keys.gate(op.ref), wrong, op)
 
     def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
         """What must stay while the operation is not over; chunks only once the plan counts on them."""
@@ -231,7 +255,7 @@ class Checker:
     def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
         """What a write to one of the operation's own keys must not do, judged before it is taken in."""
         name, where = key.name, change.kv.key
-        if op.ref in self._over:
+        if self._is_over(op):
             self._found(9, where, "written after its operation was finished and cleaned up", op)
         if name in ("plan", "planning", "decision") and not created:
             self._elected(op, where)
@@ -257,9 +281,17 @@ class Checker:
             self._found(10, where, f"completion attempts went from {old.attempts} to {new.attempts}", op)
 
     def _request(self, op: OperationTrace, where: str, request: str) -> None:
-        first = self._requests.setdefault(request, op.ref) if request else op.ref
+        first = self._requests.began(op.ref, request)
         if first != op.ref:
             self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
+
+    def _recorded(self, ref: OperationRef, change: Change) -> None:
+        """A history record of an operation that has ended: pruned, or in the listing."""
+        if change.deleted:
+            self._requests.forget(ref)
+        elif self._quiet:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._requests.began(ref, History.decode(change.kv.value).request_id)
 
     def _elected(self, op: OperationTrace, where: str) -> None:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
@@ -311,22 +343,14 @@ class Checker:
         self._operations.pop(op.ref, None)
         jobs, claims = self.keys.roots(op.ref)
         del self._job_roots[jobs], self._claim_roots[claims]
-        self._over.add(op.ref)
+
+    def _is_over(self, op: OperationTrace) -> bool:
+        """It ended and was cleaned up before: its number was drawn, and there is no state."""
+        return op.state is None and self._cluster.drawn(op.ref)
 
     def _belongs(self, key: str, ref: OperationRef) -> bool:
         parsed = self.keys.parse(key)
         return parsed.ref == ref and parsed.family != K.HISTORY
-
-    def _gate(self, op: OperationTrace) -> None:
-        where = self.keys.gate(op.ref)
-        stage, phase = op.stage, op.phase
-        if op.gate and phase is not None:
-            self._found(12, where, f"both the gate and pending ({phase}) exist", op)
-        elif not op.gate and phase is None:
-            self._found(12, where, "neither the gate nor pending exists", op)
-        elif (stage is Stage.OPEN) is not op.gate or (phase is not None and phase.value != stage.value):
-            told = "the gate exists" if op.gate else f"pending is {phase}"
-            self._found(12, where, f"the operation is {stage}, but {told}", op)
 
     # ---------------------------------------------------------------- helpers
 
@@ -376,4 +400,4 @@ class Checker:
         if self._quiet or (op is not None and op.newer):
             return
         known = sorted([*(op.log if op is not None else ()), *(events or ())], key=lambda entry: entry[0])
-        self.violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))
+        self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))
