@@ -8,8 +8,8 @@ is about time and is not visible in a history. Invariant 0 stands for a record t
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
@@ -18,8 +18,9 @@ from distop.core.codec import loads
 from distop.core.job_invariants import job_faults
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_gate, unfit_plan
-from distop.core.trace import ACTIVE, JobDelta, OperationTrace, brief, tell
+from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.view import Change
+from distop.core.violation import Violation
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,21 +29,7 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
 
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """An invariant that did not hold: its number, the revision that broke it, the key, what is wrong, and
-    (``story``) the last events of the operation, and of the job where it is about one.
-    """
-
-    invariant: int
-    revision: int
-    key: str
-    text: str
-    story: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"invariant {self.invariant} at revision {self.revision}: {self.key}: {self.text}"
+_LATE = "written after its operation was finished and cleaned up"
 
 
 def check(
@@ -66,12 +53,15 @@ class Checker:
         self.keys = keys
         self.revision = 0
         """The last revision that was fed."""
+        self.operations_seen = 0
+        self.jobs_seen = 0
         self._violations: list[Violation] = []
         self._quiet = False
         self._operations: dict[OperationRef, OperationTrace] = {}
         self._job_roots: dict[str, OperationTrace] = {}
         self._claim_roots: dict[str, OperationTrace] = {}
         self._cluster = ClusterTrace()
+        self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
         self._requests = Requests()
 
@@ -89,10 +79,10 @@ class Checker:
         """Those whose keys exist, their history aside."""
         return self._operations.keys()
 
-    @property
-    def live_jobs(self) -> int:
-        """The jobs that the replay knows of now."""
-        return sum(len(op.jobs) for op in self._operations.values())
+    def jobs_of(self, ref: OperationRef) -> int:
+        """How many jobs of an operation were seen, as long as its keys exist."""
+        op = self._operations.get(ref)
+        return len(op.jobs) if op is not None else 0
 
     def feed(self, revision: int, changes: Sequence[Change]) -> list[Violation]:
         """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
@@ -129,12 +119,15 @@ class Checker:
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
         for key, change in cluster:
+            self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
                 places.add((key.table, key.type, key.object))
             elif key.name == "runOps":
                 tables.add(key.table)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
+            if change.deleted and key.family in (K.NODE, K.TABLE):  # many come and go
+                del self._cluster_log[change.kv.key]
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
         for table in tables:
@@ -168,25 +161,22 @@ class Checker:
 
     def _job(self, op: OperationTrace, partition: int, delta: JobDelta) -> None:
         ref = op.ref
+        self.jobs_seen += partition not in op.jobs
         job = op.job(partition)
         over = self._is_over(op)
-        for change in (delta.claim, delta.state, delta.outcome, delta.progress):
-            if change is not None:
-                self._exist(op, change)
-                if over and not change.deleted:
-                    self._found(9, change.kv.key, "written after its operation was finished and cleaned up", op)
-        story = None
+        writes = [c for c in (delta.claim, delta.state, delta.outcome, delta.progress) if c is not None]
+        for change in writes:
+            self._exist(op, change)
+            if over and not change.deleted:
+                self._found(9, change.kv.key, _LATE, op, job, writes)
         try:
             if not self._quiet:
                 coordinated = (ref.table, ref.type) in self._cluster.elections
-                faults = list(job_faults(op, partition, job, delta, self._cluster.live, coordinated))
-                if faults:
-                    story = [*job.log, *((self.revision, c) for c in (delta.claim, delta.state, delta.outcome) if c)]
-                    for number, key, text in faults:
-                        self._found(number, key, text, op, story)
+                for number, key, text in job_faults(op, partition, job, delta, self._cluster.live, coordinated):
+                    self._found(number, key, text, op, job, writes)
             op.fold_job(self.revision, job, partition, delta)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._found(0, self.keys.claim(ref, partition), f"a record of the job cannot be read: {error}", op, story)
+            self._found(0, writes[0].kv.key, f"a record of the job cannot be read: {error}", op, job, writes)
 
     # -------------------------------------------------------------- operations
 
@@ -256,7 +246,7 @@ class Checker:
         """What a write to one of the operation's own keys must not do, judged before it is taken in."""
         name, where = key.name, change.kv.key
         if self._is_over(op):
-            self._found(9, where, "written after its operation was finished and cleaned up", op)
+            self._found(9, where, _LATE, op)
         if name in ("plan", "planning", "decision") and not created:
             self._elected(op, where)
         if name in ("arg", "spec") and existed:
@@ -372,6 +362,7 @@ class Checker:
         op = self._operations.get(ref)
         if op is None:
             op = self._operations[ref] = OperationTrace(ref)
+            self.operations_seen += 1
             jobs, claims = self.keys.roots(ref)
             self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
@@ -395,9 +386,13 @@ class Checker:
         key: str,
         text: str,
         op: OperationTrace | None = None,
-        events: Sequence[tuple[int, Change]] | None = None,
+        job: JobTrace | None = None,
+        writes: Sequence[Change] = (),
     ) -> None:
+        """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
         if self._quiet or (op is not None and op.newer):
             return
-        known = sorted([*(op.log if op is not None else ()), *(events or ())], key=lambda entry: entry[0])
+        own = op.log if op is not None else self._cluster_log.get(key, ())
+        of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
+        known = sorted([*own, *of_job], key=lambda entry: entry[0])
         self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))

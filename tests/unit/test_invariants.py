@@ -17,8 +17,8 @@ from tests.support.world import TABLE, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distop.core.invariants import Violation
     from distop.core.txn import KeyValue
+    from distop.core.violation import Violation
 
 
 def found(world: World) -> list[Violation]:
