@@ -1,4 +1,4 @@
-"""Measures distop's speed and size: ``scripts/bench coordination|latency|validate|size|all``.
+"""Measures distop's speed and size: ``scripts/bench coordination|latency|validate|size|failover|all``.
 
 Prints a table, or with ``--json`` one JSON document; progress goes to stderr. Each ratio comes from one run. Exit
 code 0 unless it broke; with ``--check`` 1 where a target is missed.
@@ -12,10 +12,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from benchmarks import coordination, latency, size, validate
+from benchmarks import coordination, failover, latency, size, validate
 from benchmarks.common import Result, document, machine, show
 
-RUNS = {"coordination": coordination.run, "latency": latency.run, "validate": validate.run, "size": size.run}
+RUNS = {
+    "coordination": coordination.run,
+    "latency": latency.run,
+    "validate": validate.run,
+    "size": size.run,
+    "failover": failover.run,
+}
 
 
 def main() -> int:
@@ -30,6 +36,7 @@ def main() -> int:
         ("latency", "a one-job operation, call to result", {"runs": 200}),
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
+        ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": 10}),
         ("all", "all of them", {}),
     ):
         command = commands.add_parser(name, parents=[common], help=what)

@@ -181,8 +181,7 @@ async def _nodes(client: Client) -> Finding:
 async def _keys(client: Client) -> Finding:
     from distop.core.orphans import orphans
 
-    start = f"{client.keys.namespace}/distOp" if client.keys.namespace else "distOp"
-    listing = await client.etcd.list(start, start[:-1] + "q", keys_only=True)
+    listing = await client.etcd.list(*client.keys.everything(), keys_only=True)
     wrong = orphans(client.keys, [kv.key for kv in listing.kvs])
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import catalog, daemons, doctor, operations
+from distop.cli import audit, catalog, daemons, doctor, operations
 from distop.cli.context import Context, current, take_globals, use
 from distop.errors import DistopError, describe
 
@@ -78,6 +78,7 @@ app.command()(operations.resume)
 app.command()(operations.history)
 app.command()(catalog.nodes)
 app.command()(catalog.behaviors)
+app.command()(audit.audit)
 app.command()(doctor.doctor)
 
 

@@ -1,4 +1,6 @@
-"""The invariants of what stands beside the operations: instance numbers (6), runOps (7), elections (8), nodes (4)."""
+"""The invariants of what stands beside the operations: instance numbers (6), runOps (7), elections (8), nodes (4),
+requests (14).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,9 @@ Fault: TypeAlias = tuple[int, str]
 Started: TypeAlias = dict[tuple[str, str], list[int]]
 """(table, type) → the instances that began in this revision."""
 
+GONE = 10_000
+"""Incarnations that have ended and are still known, so that none comes back unseen (memory is bounded)."""
+
 
 class ClusterTrace:
     """Nodes, elections, counters: as they are after the last revision that was folded."""
@@ -29,7 +34,8 @@ class ClusterTrace:
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
-        self._gone: set[str] = set()
+        self._gone: dict[str, None] = {}
+        """The last incarnations that ended, in order."""
         self._run_ops: dict[str, dict[str, int]] = {}
         self._counted: dict[str, dict[str, int]] = {}
         self._next: dict[tuple[str, str], int] = {}
@@ -72,6 +78,10 @@ class ClusterTrace:
             counts = self._counted.setdefault(ref.table, {})
             counts[ref.type] = counts.get(ref.type, 0) + (1 if active else -1)
 
+    def drawn(self, ref: OperationRef) -> bool:
+        """The operation's number was drawn in an earlier revision."""
+        return ref.instance < self._next.get((ref.table, ref.type), 0)
+
     def miscounted(self, table: str) -> str:
         """What runOps tells that is not so, or ""."""
         told = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
@@ -91,7 +101,9 @@ class ClusterTrace:
     def _node(self, incarnation: str, deleted: bool) -> Iterator[Fault]:
         if deleted:
             self.live.discard(incarnation)
-            self._gone.add(incarnation)
+            self._gone[incarnation] = None
+            if len(self._gone) > GONE:
+                del self._gone[next(iter(self._gone))]
             return
         if incarnation in self._gone:
             yield 4, f"the incarnation {incarnation} came back after its session had ended"
@@ -107,3 +119,26 @@ class ClusterTrace:
             yield 8, f"the election was taken from {holder}, which was alive, by {new}"
         if new not in self.live:
             yield 8, f"{new} was elected without a node key"
+
+
+class Requests:
+    """Which operation a request began. A request is known as long as its operation's keys or history are: longer the
+    product does not know it either.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, OperationRef] = {}
+        self._of: dict[OperationRef, str] = {}
+
+    def began(self, ref: OperationRef, request: str) -> OperationRef:
+        """An operation began by a request ("": by none); the operation that it began first."""
+        if not request:
+            return ref
+        self._of[ref] = request
+        return self._first.setdefault(request, ref)
+
+    def forget(self, ref: OperationRef) -> None:
+        """The last record of an operation is gone."""
+        request = self._of.pop(ref, "")
+        if self._first.get(request) == ref:
+            del self._first[request]

@@ -1,47 +1,35 @@
 """The invariants of distop, checked on etcd's own history (docs/architecture.md, "Invariants").
 
-``check`` replays the history revision by revision and judges each against what was before it. It is linear in the
-number of changes. Invariant 11 (everything ends) is about time and is not visible in a history. Invariant 0 stands
-for a record that cannot be read at all.
+:class:`Checker` replays the history revision by revision and judges each against what was before it; ``check`` is a
+fold over it. Time is linear in the number of changes; memory is bounded by what exists at a revision (operations that
+have not ended and their jobs, history records, nodes), not by how long the history is. Invariant 11 (everything ends)
+is about time and is not visible in a history. Invariant 0 stands for a record that cannot be read at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.cluster_invariants import ClusterTrace
+from distop.core.cluster_invariants import ClusterTrace, Requests
 from distop.core.codec import loads
 from distop.core.job_invariants import job_faults
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
-from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_plan
-from distop.core.states import Stage
-from distop.core.trace import ACTIVE, JobDelta, OperationTrace, tell
+from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_gate, unfit_plan
+from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.view import Change
+from distop.core.violation import Violation
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
 
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """An invariant that did not hold: its number, the revision that broke it, the key, what is wrong, and
-    (``story``) the last events of the operation, and of the job where it is about one.
-    """
-
-    invariant: int
-    revision: int
-    key: str
-    text: str
-    story: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"invariant {self.invariant} at revision {self.revision}: {self.key}: {self.text}"
+_LATE = "written after its operation was finished and cleaned up"
 
 
 def check(
@@ -52,36 +40,59 @@ def check(
     """
     checker = Checker(keys)
     checker.begin(listing)
-    for revision, changes in history:
-        checker.step(revision, changes)
-    return checker.violations
+    return [violation for revision, changes in history for violation in checker.feed(revision, changes)]
 
 
 class Checker:
-    """The replay, one revision at a time, for histories that are read as a stream."""
+    """The replay, one revision at a time, for histories that are read as a stream.
+
+    It goes on after a violation, from what is there; a single wrong write may therefore show as several.
+    """
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
-        self.violations: list[Violation] = []
         self.revision = 0
+        """The last revision that was fed."""
+        self.operations_seen = 0
+        self.jobs_seen = 0
+        self._violations: list[Violation] = []
         self._quiet = False
         self._operations: dict[OperationRef, OperationTrace] = {}
         self._job_roots: dict[str, OperationTrace] = {}
         self._claim_roots: dict[str, OperationTrace] = {}
-        self._over: set[OperationRef] = set()
         self._cluster = ClusterTrace()
+        self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
-        self._requests: dict[str, OperationRef] = {}
+        self._requests = Requests()
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
         self._quiet = True
-        self.step(0, [Change(kv) for kv in listing])
+        self.feed(0, [Change(kv) for kv in listing])
         self._quiet = False
+        for op in self._operations.values():
+            if op.plan is not None:
+                op.chunks = dict.fromkeys(op.chunks, b"")  # taken as they are; let their bytes go
 
-    def step(self, revision: int, changes: Sequence[Change]) -> None:
-        """One revision, whole."""
+    @property
+    def operations(self) -> Collection[OperationRef]:
+        """Those whose keys exist, their history aside."""
+        return self._operations.keys()
+
+    def jobs_of(self, ref: OperationRef) -> int:
+        """How many jobs of an operation were seen, as long as its keys exist."""
+        op = self._operations.get(ref)
+        return len(op.jobs) if op is not None else 0
+
+    def feed(self, revision: int, changes: Sequence[Change]) -> list[Violation]:
+        """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
         self.revision = revision
+        self._violations = []
+        self._step(changes)
+        found, self._violations = self._violations, []
+        return found
+
+    def _step(self, changes: Sequence[Change]) -> None:
         jobs: dict[OperationTrace, dict[int, JobDelta]] = {}
         own: dict[OperationRef, list[tuple[ParsedKey, Change]]] = {}
         cluster: list[tuple[ParsedKey, Change]] = []
@@ -108,12 +119,15 @@ class Checker:
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
         for key, change in cluster:
+            self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
                 places.add((key.table, key.type, key.object))
             elif key.name == "runOps":
                 tables.add(key.table)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
+            if change.deleted and key.family in (K.NODE, K.TABLE):  # many come and go
+                del self._cluster_log[change.kv.key]
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
         for table in tables:
@@ -147,24 +161,22 @@ class Checker:
 
     def _job(self, op: OperationTrace, partition: int, delta: JobDelta) -> None:
         ref = op.ref
+        self.jobs_seen += partition not in op.jobs
         job = op.job(partition)
-        for change in (delta.claim, delta.state, delta.outcome, delta.progress):
-            if change is not None:
-                self._exist(op, change)
-                if ref in self._over and not change.deleted:
-                    self._found(9, change.kv.key, "written after its operation was finished and cleaned up", op)
-        story = None
+        over = self._is_over(op)
+        writes = [c for c in (delta.claim, delta.state, delta.outcome, delta.progress) if c is not None]
+        for change in writes:
+            self._exist(op, change)
+            if over and not change.deleted:
+                self._found(9, change.kv.key, _LATE, op, job, writes)
         try:
             if not self._quiet:
                 coordinated = (ref.table, ref.type) in self._cluster.elections
-                faults = list(job_faults(op, partition, job, delta, self._cluster.live, coordinated))
-                if faults:
-                    story = [*job.log, *((self.revision, c) for c in (delta.claim, delta.state, delta.outcome) if c)]
-                    for number, key, text in faults:
-                        self._found(number, key, text, op, story)
+                for number, key, text in job_faults(op, partition, job, delta, self._cluster.live, coordinated):
+                    self._found(number, key, text, op, job, writes)
             op.fold_job(self.revision, job, partition, delta)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._found(0, self.keys.claim(ref, partition), f"a record of the job cannot be read: {error}", op, story)
+            self._found(0, writes[0].kv.key, f"a record of the job cannot be read: {error}", op, job, writes)
 
     # -------------------------------------------------------------- operations
 
@@ -175,25 +187,27 @@ class Checker:
         started: dict[tuple[str, str], list[int]],
     ) -> None:
         if all(key.family == K.HISTORY for key, _ in writes) and ref not in self._operations:
-            return  # a history record is trimmed, or stands in the listing
+            for key, change in writes:
+                if key.chunk < 0:
+                    self._recorded(ref, change)
+            return
         op = self._trace(ref)
         before, had_plan, decided = op.state, op.plan is not None, op.decision
         created = before is None
         history: Change | None = None
         new_plan = False
         for key, change in writes:
-            op.log.append((self.revision, change))
+            op.log.append((self.revision, brief(change)))
             if key.family == K.HISTORY:
                 if key.chunk < 0 and not change.deleted:
                     history = change
                 continue
             existed = self._exist(op, change)
             try:
-                if not self._quiet:
-                    if change.deleted:
-                        self._dropped(op, key, change.kv.key, had_plan)
-                    else:
-                        self._before_write(op, key, change, existed, created)
+                if change.deleted:
+                    self._dropped(op, key, change.kv.key, had_plan)
+                else:
+                    self._before_write(op, key, change, existed, created)
                 if key.family == K.OPEN:
                     op.gate = not change.deleted
                 elif key.family == K.PENDING:
@@ -216,8 +230,8 @@ class Checker:
             self._state(op, before, history)
         elif history is not None:
             self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
-        if op.state is not None:
-            self._gate(op)
+        if wrong := unfit_gate(op):
+            self._found(12, self.keys.gate(op.ref), wrong, op)
 
     def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
         """What must stay while the operation is not over; chunks only once the plan counts on them."""
@@ -231,8 +245,8 @@ class Checker:
     def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
         """What a write to one of the operation's own keys must not do, judged before it is taken in."""
         name, where = key.name, change.kv.key
-        if op.ref in self._over:
-            self._found(9, where, "written after its operation was finished and cleaned up", op)
+        if self._is_over(op):
+            self._found(9, where, _LATE, op)
         if name in ("plan", "planning", "decision") and not created:
             self._elected(op, where)
         if name in ("arg", "spec") and existed:
@@ -257,9 +271,17 @@ class Checker:
             self._found(10, where, f"completion attempts went from {old.attempts} to {new.attempts}", op)
 
     def _request(self, op: OperationTrace, where: str, request: str) -> None:
-        first = self._requests.setdefault(request, op.ref) if request else op.ref
+        first = self._requests.began(op.ref, request)
         if first != op.ref:
             self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
+
+    def _recorded(self, ref: OperationRef, change: Change) -> None:
+        """A history record of an operation that has ended: pruned, or in the listing."""
+        if change.deleted:
+            self._requests.forget(ref)
+        elif self._quiet:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                self._requests.began(ref, History.decode(change.kv.value).request_id)
 
     def _elected(self, op: OperationTrace, where: str) -> None:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
@@ -311,22 +333,14 @@ class Checker:
         self._operations.pop(op.ref, None)
         jobs, claims = self.keys.roots(op.ref)
         del self._job_roots[jobs], self._claim_roots[claims]
-        self._over.add(op.ref)
+
+    def _is_over(self, op: OperationTrace) -> bool:
+        """It ended and was cleaned up before: its number was drawn, and there is no state."""
+        return op.state is None and self._cluster.drawn(op.ref)
 
     def _belongs(self, key: str, ref: OperationRef) -> bool:
         parsed = self.keys.parse(key)
         return parsed.ref == ref and parsed.family != K.HISTORY
-
-    def _gate(self, op: OperationTrace) -> None:
-        where = self.keys.gate(op.ref)
-        stage, phase = op.stage, op.phase
-        if op.gate and phase is not None:
-            self._found(12, where, f"both the gate and pending ({phase}) exist", op)
-        elif not op.gate and phase is None:
-            self._found(12, where, "neither the gate nor pending exists", op)
-        elif (stage is Stage.OPEN) is not op.gate or (phase is not None and phase.value != stage.value):
-            told = "the gate exists" if op.gate else f"pending is {phase}"
-            self._found(12, where, f"the operation is {stage}, but {told}", op)
 
     # ---------------------------------------------------------------- helpers
 
@@ -348,6 +362,7 @@ class Checker:
         op = self._operations.get(ref)
         if op is None:
             op = self._operations[ref] = OperationTrace(ref)
+            self.operations_seen += 1
             jobs, claims = self.keys.roots(ref)
             self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
@@ -371,9 +386,13 @@ class Checker:
         key: str,
         text: str,
         op: OperationTrace | None = None,
-        events: Sequence[tuple[int, Change]] | None = None,
+        job: JobTrace | None = None,
+        writes: Sequence[Change] = (),
     ) -> None:
+        """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
         if self._quiet or (op is not None and op.newer):
             return
-        known = sorted([*(op.log if op is not None else ()), *(events or ())], key=lambda entry: entry[0])
-        self.violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))
+        own = op.log if op is not None else self._cluster_log.get(key, ())
+        of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
+        known = sorted([*own, *of_job], key=lambda entry: entry[0])
+        self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))

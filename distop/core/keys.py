@@ -157,6 +157,10 @@ class Keys:
         obj = f".{encode_object(ref.object)}" if ref.object else ""
         return f"{self._prefix}{family}.{encode(ref.table)}.{check_type_name(ref.type)}{obj}.{ref.instance}"
 
+    def everything(self) -> tuple[str, str]:
+        """The range of all of distop's keys."""
+        return f"{self._prefix}{OP}", f"{self._prefix}{OP[:-1]}q"
+
     def family(self, family: str) -> tuple[str, str]:
         """The range of a whole family, or of ``distOp`` (every operation's own keys)."""
         return prefix_range(f"{self._prefix}{family}.")

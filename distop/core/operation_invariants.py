@@ -1,4 +1,6 @@
-"""The invariants of an operation as a whole that need no look at what was before: its plan (13) and its counts (5)."""
+"""The invariants of an operation as a whole that need no look at what was before: its plan (13),
+its counts (5), its gate (12).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING
 from distop.core.digest import plan_digest
 from distop.core.model import State, failed_text
 from distop.core.plan import decode_chunk
+from distop.core.states import Stage
 
 if TYPE_CHECKING:
     from distop.core.trace import OperationTrace
@@ -49,4 +52,18 @@ def unfit_plan(op: OperationTrace) -> str:
     if [p.partition for chunk in chunks for p in decode_chunk(chunk)] != list(range(plan.count)):
         return f"the chunks do not hold the partitions 0 to {plan.count - 1} in order"
     op.chunks = dict.fromkeys(op.chunks, b"")
+    return ""
+
+
+def unfit_gate(op: OperationTrace) -> str:
+    """How gate and pending do not fit each other, or the stage that the operation is in, or ""."""
+    stage, phase = op.stage, op.phase
+    if op.state is None:
+        return ""
+    if op.gate and phase is not None:
+        return f"both the gate and pending ({phase}) exist"
+    if not op.gate and phase is None:
+        return "neither the gate nor pending exists"
+    if (stage is Stage.OPEN) is not op.gate or (phase is not None and phase.value != stage.value):
+        return f"the operation is {stage}, but {'the gate exists' if op.gate else f'pending is {phase}'}"
     return ""

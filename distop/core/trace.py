@@ -6,6 +6,7 @@ The invariants (``core.invariants``) are checked against it; it judges nothing i
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import SCHEMA_VERSION
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from distop.core.view import Change
 
 STORY = 12
-"""Events of an operation that a violation tells at most: the last ones."""
+"""Events of an operation, and of a job, that a violation tells at most: the last ones."""
+_TOLD = 160
+"""Bytes of a value that a story tells."""
 
 ACTIVE = frozenset({State.RUNNING, State.PAUSED, State.CANCELLING})
 """The states that runOps counts (invariant 7)."""
@@ -37,9 +40,9 @@ class JobTrace:
         self.claim: Claim | None = None
         self.attempt = 0
         """The highest attempt seen."""
-        self.former: list[tuple[str, int]] = []
-        """(incarnation, attempt) of claims that were taken over, or set to waiting."""
-        self.log: list[tuple[int, Change]] = []
+        self.former: deque[tuple[str, int]] = deque(maxlen=STORY)
+        """(incarnation, attempt) of claims that were taken over, or set to waiting: the last ones."""
+        self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
 
 class JobDelta:
@@ -148,7 +151,7 @@ class OperationTrace:
                 job.attempt = max(job.attempt, job.claim.attempt)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):
             if change is not None:
-                job.log.append((revision, change))
+                job.log.append((revision, brief(change)))
 
     def fold(self, name: str, chunk: int, change: Change) -> None:
         """Take a write to one of the operation's own keys."""
@@ -172,10 +175,18 @@ class OperationTrace:
             self.decision = Decision.decode(value) if value is not None else None
 
 
+def brief(change: Change) -> Change:
+    """The change as far as a story tells it: an argument or an outcome may be large, and many are kept."""
+    kv = change.kv
+    if len(kv.value) <= _TOLD + 1:
+        return change
+    return replace(change, kv=replace(kv, value=kv.value[: _TOLD + 1]))
+
+
 def tell(entry: tuple[int, Change]) -> str:
     """One event as a line for people."""
     revision, change = entry
     if change.deleted:
         return f"{revision}: {change.kv.key} deleted"
-    value = change.kv.value[:160].decode(errors="replace")
-    return f"{revision}: {change.kv.key} = {value}{'…' if len(change.kv.value) > 160 else ''}"
+    value = change.kv.value[:_TOLD].decode(errors="replace")
+    return f"{revision}: {change.kv.key} = {value}{'…' if len(change.kv.value) > _TOLD else ''}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,12 +165,29 @@ def median(values: Iterable[float]) -> float:
 class Executor:
     """One ``distop executor`` with its default settings; its log is beside its work directory."""
 
-    def __init__(self, endpoint: str, folder: Path, name: str, *options: str) -> None:
+    def __init__(
+        self, endpoint: str, folder: Path, name: str, *options: str, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        words = [*PROGRAM, "executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name), *options]
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        self._words = [*PROGRAM, "executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
+        self._words += options
+        self._env = {**os.environ, **(env or {})}
+        self.start()
+
+    def start(self) -> None:
+        """Start it (again)."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._words, stdout=log, stderr=log, env=self._env, start_new_session=True)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def tell_to_stop(self) -> None:
+        """SIGTERM, and wait for nothing."""
+        self._process.send_signal(signal.SIGTERM)
 
     @property
     def pid(self) -> int:
@@ -258,8 +275,10 @@ class Look:
 
 
 @contextmanager
-def cluster(executors: int = 1, *options: str) -> Iterator[Cluster]:
-    """A cluster that ends with the block. Its logs are kept when the block broke."""
+def cluster(executors: int = 1, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """A cluster that ends with the block; ``env`` is added to its executors' environment. Its logs are kept when the
+    block broke.
+    """
     folder = Path(tempfile.mkdtemp(prefix="distop-bench-"))
     started: list[Executor] = []
     whole = False
@@ -268,7 +287,7 @@ def cluster(executors: int = 1, *options: str) -> Iterator[Cluster]:
             group = Cluster(etcd.endpoint, folder, client, started)
             try:
                 for n in range(executors):
-                    started.append(Executor(etcd.endpoint, folder, f"bench-{n}", *options))  # noqa: PERF401
+                    started.append(Executor(etcd.endpoint, folder, f"bench-{n}", *options, env=env))  # noqa: PERF401
                 group.await_that(lambda: len(client.nodes()) == executors, "all executors ready")
                 yield group
                 whole = True

@@ -1,51 +1,51 @@
-"""etcd's own history, read back from the first revision, to be checked against the invariants."""
+"""etcd's own history after a test: held against the invariants, and what was written of one operation's jobs."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from distop.audit import Audit, history
 from distop.core import keys as K
-from distop.core.invariants import check
 from distop.core.keys import Keys
-from distop.core.txn import Put, Txn
-from distop.core.view import Change
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from distop.store.watch import WatchStream, decode_response
+from distop.store.history import Beginning, Revision
 
 if TYPE_CHECKING:
     from distop.core.model import OperationRef
+    from distop.core.view import Change
+    from distop.store.history import Step
 
-History = list[tuple[int, tuple[Change, ...]]]
+History = list[tuple[int, tuple["Change", ...]]]
 
 
-async def read_history(endpoint: str, namespace: str = "") -> History:
+async def _steps(endpoint: str, namespace: str) -> list[Step]:
+    keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")))
+    async with EtcdClient(config) as client, aclosing(history(client, keys)) as steps:
+        return [step async for step in steps]
+
+
+def read_history(endpoint: str, namespace: str = "") -> History:
     """All revisions so far, each with its changes; the etcd must not have been compacted."""
-    prefix = f"{namespace}/" if namespace else ""
-    async with EtcdClient(EtcdConfig((endpoint,))) as client:
-        # A key that is none of distop's ends the history, so that deletions at its very end are read too.
-        end = (await client.commit(Txn((), (Put(f"{prefix}distOpRead", b""),)))).revision
-        stream = WatchStream(client, f"{prefix}distOp", f"{prefix}distOq", 1)
-        await stream.open(5.0)
-        history: dict[int, list[Change]] = {}
-        seen = 0
-        while seen < end:
-            message = await asyncio.wait_for(stream.read(), 20)
-            assert message is not None, "the stream ended early"
-            response = decode_response(message)
-            assert not response.compact_revision, "this etcd was compacted: its history is not whole"
-            for event in response.events:
-                seen = event.kv.mod_revision
-                history.setdefault(seen, []).append(Change(event.kv, event.deleted))
-        stream.cut()
-    return [(revision, tuple(changes)) for revision, changes in sorted(history.items())]
+    steps = asyncio.run(_steps(endpoint, namespace))
+    assert not any(isinstance(step, Beginning) for step in steps), "this etcd was compacted: its history is not whole"
+    return [(step.number, step.changes) for step in steps if isinstance(step, Revision)]
+
+
+def audited(endpoint: str, namespace: str = "") -> Audit:
+    """The audit of this etcd's history."""
+    audit = Audit(Keys(namespace))
+    for step in asyncio.run(_steps(endpoint, namespace)):
+        audit.take(step)
+    return audit
 
 
 def violations(endpoint: str) -> list[str]:
-    """What the history of this etcd breaks, with its story; empty when all invariants hold."""
-    found = check(Keys(), asyncio.run(read_history(endpoint)))
-    return [f"{v}\n  " + "\n  ".join(v.story) for v in found]
+    """The first violation in the history of this etcd, with its story; empty when all invariants hold."""
+    found = audited(endpoint).violation
+    return [] if found is None else [f"{found}\n  " + "\n  ".join(found.story)]
 
 
 class Written:
@@ -56,7 +56,7 @@ class Written:
         self.states: dict[int, list[str]] = {}
         self.outcomes: dict[int, list[str]] = {}
         self.claims: dict[int, list[str]] = {}
-        for _, changes in asyncio.run(read_history(endpoint)):
+        for _, changes in read_history(endpoint):
             for change in changes:
                 if change.deleted or not change.kv.key.startswith(("distOp.", "distOpClaim.")):
                     continue

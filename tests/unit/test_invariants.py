@@ -8,28 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.declaration import Retry, Rules
-from distop.core.digest import plan_digest
-from distop.core.invariants import check
-from distop.core.model import Attempts, Cancel, Claim, Decision, History, JobState, OperationRef, Outcome, Spec, State
-from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.invariants import Checker, check
+from distop.core.model import Cancel, JobState, OperationRef
 from distop.core.txn import Delete, Put
-from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
+from tests.support.plants import PLANTS, begin, opened
+from tests.support.world import TABLE, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distop.core.invariants import Violation
-
-
-def opened(jobs: int = 2, rules: Rules | None = None) -> tuple[World, OperationRef]:
-    world = World(rules=rules or Rules(retry=Retry(attempts=3)))
-    world.join("a")
-    world.join("b")
-    ref = world.next_ref()
-    world.do(world.start(ref))
-    world.do(world.elect("a"))
-    world.do(world.plan(ref, jobs))
-    return world, ref
+    from distop.core.txn import KeyValue
+    from distop.core.violation import Violation
 
 
 def found(world: World) -> list[Violation]:
@@ -123,498 +112,6 @@ def test_operations_of_a_newer_release_are_not_judged() -> None:
 
 # --------------------------------------------------------- planted violations
 
-Plant = tuple[int, str, "Callable[[World, OperationRef], None]"]
-PLANTS: list[Plant] = []
-
-
-def plant(number: int) -> Callable[[Callable[[World, OperationRef], None]], Callable[[World, OperationRef], None]]:
-    def add(f: Callable[[World, OperationRef], None]) -> Callable[[World, OperationRef], None]:
-        PLANTS.append((number, f.__name__, f))
-        return f
-
-    return add
-
-
-def _report(
-    world: World, ref: OperationRef, p: int, by: Outcome, state: bytes = b"success"
-) -> tuple[Put | Delete, ...]:
-    keys = world.keys
-    return (
-        Put(keys.job(ref, p, "state"), state),
-        Put(keys.job(ref, p, "outcome"), by.encode()),
-        Delete(keys.claim(ref, p)),
-    )
-
-
-@plant(1)
-def state_written_twice(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0)), b"failed"))
-
-
-@plant(1)
-def state_vanishes(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    world.tamper(Delete(world.keys.job(ref, 0, "state")))
-
-
-@plant(1)
-def outcome_rewritten(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    world.tamper(Put(world.keys.job(ref, 0, "outcome"), outcome(0, Claim("ex-a", "a", 1, 0)).encode()))
-
-
-@plant(1)
-def state_without_outcome(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.tamper(Put(world.keys.job(ref, 0, "state"), b"success"), Delete(world.keys.claim(ref, 0)))
-
-
-@plant(2)
-def reported_without_a_claim(world: World, ref: OperationRef) -> None:
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0))))
-
-
-@plant(2)
-def reported_by_somebody_else(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-b", "b", 1, 0))))
-
-
-@plant(2)
-def failed_by_a_taker_before_the_limit(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.die("a")
-    world.do(world.fail_lost(ref, "b", 0))
-
-
-@plant(2)
-def claim_outlives_the_report(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0)))[:2])
-
-
-@plant(2)
-def taken_from_the_living(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-b", "b", 2, 1).encode()))
-
-
-@plant(2)
-def claimed_after_the_end(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-b", "b", 2, 0).encode()))
-
-
-@plant(2)
-def claim_dropped_while_open(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.tamper(Delete(world.keys.claim(ref, 0)))
-
-
-@plant(2)
-def job_that_the_plan_does_not_have(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [7]))
-    world.do(world.report(ref, 7, JobState.SUCCESS))
-
-
-@plant(3)
-def the_former_holder_reports(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.die("a")
-    world.do(world.claim(ref, "b", [0]))
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0))))
-
-
-@plant(3)
-def the_former_holder_reports_after_a_release(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=False))
-    world.tamper(*_report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0))))
-
-
-@plant(3)
-def the_former_holder_releases(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.die("a")
-    world.do(world.claim(ref, "b", [0]))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-a", "", 2, 1).encode()))
-
-
-@plant(3)
-def progress_of_a_job_that_waits(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=False))
-    world.tamper(Put(world.keys.job(ref, 0, "progress"), b"1"))
-
-
-@plant(4)
-def claimed_while_paused(world: World, ref: OperationRef) -> None:
-    world.do(world.pause(ref))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-a", "a", 1, 0).encode()))
-
-
-@plant(4)
-def claimed_by_a_ghost(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-z", "z", 1, 0).encode()))
-
-
-@plant(4)
-def an_incarnation_comes_back(world: World, ref: OperationRef) -> None:
-    world.die("b")
-    world.join("b")
-
-
-def _finish_as(world: World, ref: OperationRef, record: History) -> None:
-    keys = world.keys
-    world.tamper(
-        Put(keys.of(ref, "state"), str(record.state).encode()),
-        Put(keys.history(ref), record.encode()),
-        Put(keys.run_ops(TABLE), b"{}"),
-        Delete(keys.gate(ref)),
-        Put(keys.pending(ref), b"cleaning"),
-    )
-
-
-@plant(5)
-def success_before_all_jobs(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
-    _finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 0, request_id=f"request-{ref}"))
-
-
-@plant(5)
-def history_miscounts(world: World, ref: OperationRef) -> None:
-    for p in (0, 1):
-        world.do(world.claim(ref, "a", [p]))
-        world.do(world.report(ref, p, JobState.SUCCESS))
-    _finish_as(world, ref, History(str(ref), State.SUCCESS, TIME, TIME, 2, 1, 1, None, (), "0", f"request-{ref}"))
-
-
-@plant(5)
-def finished_over_a_claim(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    _finish_as(world, ref, History(str(ref), State.FAILED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
-
-
-@plant(5)
-def cancelled_without_cancelling(world: World, ref: OperationRef) -> None:
-    _finish_as(world, ref, History(str(ref), State.CANCELLED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}"))
-
-
-@plant(5)
-def ended_without_history(world: World, ref: OperationRef) -> None:
-    keys = world.keys
-    world.tamper(
-        Put(keys.of(ref, "state"), b"failed"),
-        Put(keys.run_ops(TABLE), b"{}"),
-        Delete(keys.gate(ref)),
-        Put(keys.pending(ref), b"cleaning"),
-    )
-
-
-@plant(5)
-def a_decision_that_is_wrong(world: World, ref: OperationRef) -> None:
-    keys = world.keys
-    world.tamper(
-        Put(keys.of(ref, "decision"), Decision(State.SUCCESS, 2, 2, 0).encode()),
-        Delete(keys.gate(ref)),
-        Put(keys.pending(ref), b"completing"),
-    )
-
-
-@plant(5)
-def a_decision_recounted(world: World, ref: OperationRef) -> None:
-    for p in (0, 1):
-        world.do(world.claim(ref, "a", [p]))
-        world.do(world.report(ref, p, JobState.SUCCESS))
-    world.do(world.decide(ref))
-    world.tamper(Put(world.keys.of(ref, "decision"), Decision(State.FAILED, 2, 1, 1, "0").encode()))
-
-
-@plant(5)
-def back_from_the_end(world: World, ref: OperationRef) -> None:
-    world.do(world.cancel(ref))
-    world.do(world.finish_at_once(ref))
-    world.tamper(Put(world.keys.of(ref, "state"), b"running"))
-
-
-def _begin(world: World, ref: OperationRef, following: int, request: str = "") -> tuple[Put, ...]:
-    keys = world.keys
-    count = len(world.view().operations) + 1
-    spec = Spec(request or f"request-{ref}", TIME, "tester", world.rules)
-    return (
-        Put(keys.run_ops(TABLE), b'{"noop":%d}' % count),
-        Put(keys.next_instance(TABLE, TYPE), b"%d" % following),
-        Put(keys.of(ref, "arg"), b"{}"),
-        Put(keys.of(ref, "spec"), spec.encode()),
-        Put(keys.of(ref, "state"), b"running"),
-        Put(keys.pending(ref), b"planning"),
-    )
-
-
-@plant(6)
-def a_number_left_out(world: World, ref: OperationRef) -> None:
-    world.tamper(*_begin(world, replace(ref, instance=3), 4))
-
-
-@plant(6)
-def a_number_twice(world: World, ref: OperationRef) -> None:
-    world.tamper(*_begin(world, replace(ref, object="other", instance=1), 2))
-
-
-@plant(6)
-def no_number_taken(world: World, ref: OperationRef) -> None:
-    writes = _begin(world, replace(ref, instance=2), 3)
-    world.tamper(*(w for w in writes if not w.key.endswith("nextInstanceId")))
-
-
-@plant(6)
-def the_counter_goes(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(world.keys.next_instance(TABLE, TYPE)))
-
-
-@plant(7)
-def run_ops_overcounts(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.run_ops(TABLE), b'{"noop":2}'))
-
-
-@plant(7)
-def run_ops_goes(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(world.keys.run_ops(TABLE)))
-
-
-@plant(7)
-def run_ops_forgets_to_count_down(world: World, ref: OperationRef) -> None:
-    keys = world.keys
-    record = History(str(ref), State.FAILED, TIME, TIME, 2, 0, 0, request_id=f"request-{ref}")
-    world.tamper(
-        Put(keys.of(ref, "state"), b"failed"),
-        Put(keys.history(ref), record.encode()),
-        Delete(keys.gate(ref)),
-        Put(keys.pending(ref), b"cleaning"),
-    )
-
-
-@plant(7)
-def current_names_nobody(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.current(TABLE, TYPE), b"9"))
-
-
-@plant(7)
-def current_is_dropped(world: World, ref: OperationRef) -> None:
-    world.one_at_a_time = True
-    second = world.next_ref()
-    world.do(world.start(second))
-    world.tamper(
-        Delete(world.keys.current(TABLE, TYPE)),
-        Put(world.keys.of(second, "state"), b"paused"),
-        Put(world.keys.pending(second), b"paused"),
-    )
-
-
-@plant(8)
-def decided_without_an_election(world: World, ref: OperationRef) -> None:
-    decide = world.decide(ref)
-    world.do(world.resign())
-    world.tamper(*(op for op in decide.success if isinstance(op, Put | Delete)))
-
-
-@plant(8)
-def planned_without_an_election(world: World, ref: OperationRef) -> None:
-    second = world.next_ref()
-    world.do(world.start(second))
-    plan = world.plan(second)
-    world.do(world.resign())
-    world.tamper(*(op for op in plan.success if isinstance(op, Put | Delete)))
-
-
-@plant(8)
-def failed_fast_without_an_election(world: World, ref: OperationRef) -> None:
-    cancel = world.fail_fast(ref)
-    world.do(world.resign())
-    world.tamper(*(op for op in cancel.success if isinstance(op, Put | Delete)))
-
-
-@plant(8)
-def reaped_without_an_election(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=False))
-    world.do(world.cancel(ref))
-    world.do(world.resign())
-    world.tamper(Delete(world.keys.claim(ref, 0)))
-
-
-@plant(8)
-def elected_over_the_living(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.coordinator(TABLE, TYPE), b"b"))
-
-
-@plant(8)
-def elected_from_the_dead(world: World, ref: OperationRef) -> None:
-    world.do(world.resign())
-    world.tamper(Put(world.keys.coordinator(TABLE, TYPE), b"ghost"))
-
-
-@plant(9)
-def something_remains(world: World, ref: OperationRef) -> None:
-    world.do(world.cancel(ref))
-    world.do(world.finish_at_once(ref))
-    end = world.end(ref)
-    world.tamper(*(op for op in end.success if isinstance(op, Delete) and not op.key.endswith(".cancel")))
-
-
-@plant(9)
-def something_comes_back(world: World, ref: OperationRef) -> None:
-    world.do(world.cancel(ref))
-    world.do(world.finish_at_once(ref))
-    world.do(world.end(ref))
-    world.tamper(Put(world.keys.chunk(ref, 0), b"[]"))
-
-
-@plant(9)
-def a_job_comes_back(world: World, ref: OperationRef) -> None:
-    world.do(world.cancel(ref))
-    world.do(world.finish_at_once(ref))
-    world.do(world.end(ref))
-    world.tamper(Put(world.keys.job(ref, 0, "progress"), b"1"))
-
-
-@plant(9)
-def gone_while_it_runs(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(*world.keys.root_range(ref)), Delete(world.keys.gate(ref)))
-
-
-@plant(10)
-def the_attempt_goes_back(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=True))
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=False))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-b", "b", 1, 1).encode()))
-
-
-@plant(10)
-def the_failures_pass_the_limit(world: World, ref: OperationRef) -> None:
-    for _ in range(3):
-        world.do(world.claim(ref, "a", [0]))
-        world.do(world.wait_again(ref, 0, failed=True))
-
-
-@plant(10)
-def a_failure_forgotten(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.do(world.wait_again(ref, 0, failed=True))
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-b", "b", 2, 0).encode()))
-
-
-@plant(10)
-def a_takeover_not_counted(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "a", [0]))
-    world.die("a")
-    world.tamper(Put(world.keys.claim(ref, 0), Claim("ex-b", "b", 2, 0).encode()))
-
-
-@plant(10)
-def planning_attempts_stand_still(world: World, ref: OperationRef) -> None:
-    second = world.next_ref()
-    world.do(world.start(second))
-    world.do(world.plan_attempt(second))
-    world.tamper(Put(world.keys.of(second, "planning"), Attempts(1).encode()))
-
-
-@plant(12)
-def gate_and_pending(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.pending(ref), b"paused"))
-
-
-@plant(12)
-def neither_gate_nor_pending(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(world.keys.gate(ref)))
-
-
-@plant(12)
-def pending_tells_something_else(world: World, ref: OperationRef) -> None:
-    world.do(world.pause(ref))
-    world.tamper(Put(world.keys.pending(ref), b"planning"))
-
-
-@plant(12)
-def a_gate_without_a_plan(world: World, ref: OperationRef) -> None:
-    second = world.next_ref()
-    world.do(world.start(second))
-    world.tamper(Put(world.keys.gate(second), b"open"), Delete(world.keys.pending(second)))
-
-
-def _plan_as(world: World, plan: Plan, chunks: list[bytes]) -> None:
-    second = world.next_ref()
-    world.do(world.start(second))
-    keys = world.keys
-    world.tamper(
-        *(Put(keys.chunk(second, n), chunk) for n, chunk in enumerate(chunks)),
-        Put(keys.of(second, "plan"), plan.encode()),
-        Put(keys.gate(second), b"open"),
-        Delete(keys.pending(second)),
-    )
-
-
-@plant(13)
-def a_digest_that_does_not_fit(world: World, ref: OperationRef) -> None:
-    plan, chunks = planned(2)
-    _plan_as(world, replace(plan, digest="0" * 64), chunks)
-
-
-@plant(13)
-def a_chunk_is_missing(world: World, ref: OperationRef) -> None:
-    plan, chunks = planned(2)
-    _plan_as(world, replace(plan, chunks=2), chunks)
-
-
-@plant(13)
-def the_count_does_not_fit(world: World, ref: OperationRef) -> None:
-    plan, chunks = planned(2)
-    _plan_as(world, replace(plan, count=3), chunks)
-
-
-@plant(13)
-def ordinals_out_of_order(world: World, ref: OperationRef) -> None:
-    chunks = [encode_chunk([PartitionPlan(1, "b"), PartitionPlan(0, "a")])]
-    _plan_as(world, Plan(2, "", plan_digest(chunks), 1), chunks)
-
-
-@plant(13)
-def a_chunk_changed_after_the_plan(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.chunk(ref, 0), b"[]"))
-
-
-@plant(13)
-def a_chunk_deleted_after_the_plan(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(world.keys.chunk(ref, 0)))
-
-
-@plant(14)
-def a_request_began_twice(world: World, ref: OperationRef) -> None:
-    world.tamper(*_begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
-
-
-@plant(14)
-def the_spec_changes(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.of(ref, "spec"), replace(world.spec(ref), submitter="other").encode()))
-
-
-@plant(0)
-def a_record_that_cannot_be_read(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.claim(ref, 0), b"{not json"))
-
-
-@plant(0)
-def a_state_that_is_none(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.of(ref, "cancel"), b"]"), Put(world.keys.pending(ref), b"dreaming"))
-
 
 @pytest.mark.parametrize(("number", "name", "spoil"), PLANTS, ids=[f"{n}-{name}" for n, name, _ in PLANTS])
 def test_planted_violations_are_found(number: int, name: str, spoil: Callable[[World, OperationRef], None]) -> None:
@@ -651,3 +148,65 @@ def test_a_cancel_by_a_person_needs_no_election() -> None:
     world.do(world.cancel(ref))
     assert Cancel.decode(world.store.get(world.keys.of(ref, "cancel")).value).reason == "user"
     assert found(world) == []
+
+
+# ------------------------------------------------------------------ as a stream
+
+
+def test_the_checker_tells_of_each_revision_what_it_broke() -> None:
+    world, ref = opened()
+    wrong = world.tamper(Delete(world.keys.run_ops(TABLE)))
+    checker = Checker(world.keys)
+    told = {revision: checker.feed(revision, changes) for revision, changes in world.store.history}
+    assert {revision for revision, violations in told.items() if violations} == {wrong}
+    assert [v for violations in told.values() for v in violations] == found(world)
+    assert checker.operations == {ref}
+
+
+def test_what_has_ended_takes_no_memory() -> None:
+    world = World()
+    for _ in range(5):
+        world.life(3)
+    checker = Checker(world.keys)
+    for revision, changes in world.store.history:
+        assert not checker.feed(revision, changes)
+    assert not checker.operations
+    assert not checker._existing
+    assert not checker._job_roots
+
+
+def test_a_request_is_forgotten_with_its_history() -> None:
+    world = World()
+    ref = world.life(1)
+    world.tamper(Delete(world.keys.history(ref)))
+    assert found(world) == []
+    world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
+    assert 14 not in numbers(world)
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+def test_a_replay_may_begin_anywhere(at: int) -> None:
+    world, ref = opened(3)
+    world.do(world.claim(ref, "a", [0, 1, 2]))
+    world.do(world.wait_again(ref, 0, failed=True))
+    world.do(world.report(ref, 2, JobState.SUCCESS))
+    world.die("a")
+    world.do(world.elect("b"))
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.report(ref, 0, JobState.FAILED))
+    world.do(world.fail_fast(ref))
+    world.do(world.reap(ref, 1))
+    world.do(world.decide(ref))
+    world.do(world.finish(ref))
+    world.do(world.clean(ref))
+    world.do(world.end(ref))
+    world.do(world.start(world.next_ref()))
+    content: dict[str, KeyValue] = {}
+    for revision, changes in world.store.history:
+        if revision <= at:
+            for change in changes:
+                content.pop(change.kv.key, None)
+                if not change.deleted:
+                    content[change.kv.key] = change.kv
+    later = [(revision, changes) for revision, changes in world.store.history if revision > at]
+    assert check(world.keys, later, sorted(content.values(), key=lambda kv: kv.key)) == []

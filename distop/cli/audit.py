@@ -1,0 +1,102 @@
+"""``distop audit``: etcd's own history against the invariants, from the oldest revision kept, or live."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import current
+from distop.cli.operations import Interrupted
+from distop.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from distop.audit import Audit
+    from distop.client import Client
+    from distop.store.history import Step
+
+
+def audit(
+    op: Annotated[str | None, typer.Argument(metavar="[OP]", help="Only this operation, and what it needs.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All operations (so it is without OP).")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with each new revision.")] = False,
+) -> None:
+    """Check etcd's history against the invariants. Exits with 1 at the first violation, and tells its story."""
+    from distop.audit import Audit, history
+    from distop.core.keys import Keys
+    from distop.operation import parse_ref
+
+    if op is not None and everything:
+        raise UsageError("name an operation, or give --all: not both")
+    ref = parse_ref(op) if op is not None else None
+    checked = Audit(Keys(current.settings().get("namespace")), ref)
+
+    async def work(client: Client) -> None:
+        await run(checked, history(client.etcd, client.keys, follow=follow), op)
+
+    try:
+        current.with_client(work)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        raise Interrupted(f"interrupted: {summary(checked)}; no violation") from None
+
+
+async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None) -> None:
+    """Take in a history, and tell what came of it. Leaves with 1 at a violation. Raises NotFound where the operation
+    does not occur, and what the history raises.
+    """
+    from distop.store.history import Beginning, CaughtUp
+
+    async with aclosing(steps) as stream:
+        async for step in stream:
+            checked.take(step)
+            if checked.violation is not None:
+                _show(checked)
+                raise typer.Exit(1)
+            if isinstance(step, Beginning):
+                output.note(lost(*checked.totals.lost[-1]))
+            if isinstance(step, CaughtUp):
+                if not checked.known:
+                    raise NotFound(
+                        f"there is no operation {op!r} in etcd's history from revision {checked.totals.first} on"
+                    )
+                _show(checked)
+
+
+def lost(first: int, last: int) -> str:
+    """That history was compacted, in one sentence."""
+    if first <= 1:
+        return f"the history up to revision {last} is compacted: only what came after it is checked"
+    return f"revisions {first} to {last} were compacted before they could be read: they are not checked"
+
+
+def summary(checked: Audit) -> str:
+    """What was checked, in one line."""
+    totals = checked.totals
+    if not totals.revisions:
+        return f"checked nothing: distop wrote nothing from revision {totals.first} to {totals.last}"
+    return (
+        f"checked revisions {totals.first} to {totals.last} ({totals.revisions:,} of distop, {totals.changes:,} "
+        f"changes): {totals.operations:,} operation{'s' if totals.operations != 1 else ''}, {totals.jobs:,} "
+        f"job{'s' if totals.jobs != 1 else ''}, {len(checked.to_json()['invariants'])} invariants"
+    )
+
+
+def _show(checked: Audit) -> None:
+    if current.json:
+        output.write_json(checked.to_json())
+        return
+    violation = checked.violation
+    if violation is None:
+        output.say(f"{summary(checked)}; no violation")
+        return
+    output.say(str(violation))
+    if violation.story:
+        output.say("what happened, by revision:")
+        for line in violation.story:
+            output.say(f"  {line}")

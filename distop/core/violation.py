@@ -1,0 +1,24 @@
+"""An invariant that did not hold, and which of them a history can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14)
+"""The invariants that a history can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The number of the invariant, the revision that broke it, the key, what is wrong, and (``story``) the last events
+    of the key: of its operation, and of the job where it is about one.
+    """
+
+    invariant: int
+    revision: int
+    key: str
+    text: str
+    story: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"invariant {self.invariant} at revision {self.revision}: {self.key}: {self.text}"

@@ -1,0 +1,49 @@
+"""An operation type for measurements: each job holds its claim until it is let go."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, TableRecord
+
+STEP = 0.02
+"""Seconds between two looks."""
+
+
+class HoldingArg(BaseModel):
+    """A job ends when ``folder`` holds a file ``go`` or ``go-<partition>``."""
+
+    jobs: int
+    folder: str
+
+
+class Holding(Behavior):
+    """Waits, one job in each slot."""
+
+    type_name = "holding"
+    Arg = HoldingArg
+
+    def partitions(self, table: TableRecord, arg: HoldingArg, ctx: JobContext) -> Planned:
+        return Planned([PartitionPlan(n, str(n)) for n in range(arg.jobs)])
+
+    def start_or_resume_job(self, arg: HoldingArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        folder = Path(arg.folder)
+        while not ((folder / "go").exists() or (folder / f"go-{partition.name}").exists()):
+            ctx.check_cancelled()
+            time.sleep(STEP)
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Make the type known to every child with this environment."""
+    info = folder / "distop_holding-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-holding\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[distop.behaviors]\nholding = benchmarks.holding:Holding\n")
+    return {"PYTHONPATH": f"{folder}:{Path(__file__).resolve().parents[1]}"}

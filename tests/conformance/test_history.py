@@ -1,0 +1,144 @@
+"""etcd's history read back: whole, in order, each revision once; and told to be lost where it was compacted."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Delete, Put, Txn
+from distop.errors import EtcdRejected, EtcdUnavailable
+from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
+from tests.support.etcd import connected, until
+from tests.support.proxy import Mode, TcpProxy
+
+if TYPE_CHECKING:
+    from distop.store.client import EtcdClient
+    from distop.store.embedded import EmbeddedEtcd
+    from distop.store.history import Step
+
+pytestmark = pytest.mark.etcd
+
+
+async def read(client: EtcdClient) -> list[Step]:
+    async with aclosing(HistoryReader(client, "h.", "h/").steps()) as steps:
+        return [step async for step in steps]
+
+
+async def put(client: EtcdClient, *keys: str) -> int:
+    return (await client.commit(Txn((), tuple(Put(key, b"v") for key in keys)))).revision
+
+
+async def test_the_whole_history_in_order(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        first = await put(client, "h.a", "h.b")
+        await put(client, "other")
+        second = (await client.commit(Txn((), (Delete("h.a"), Put("h.c", b"x"))))).revision
+        last = (await client.commit(Txn((), (Delete("h.b"),)))).revision
+        *revisions, end = await read(client)
+        assert end == CaughtUp(last)
+        told = [(r.number, [(c.kv.key, c.deleted) for c in r.changes]) for r in revisions if isinstance(r, Revision)]
+        assert told == [
+            (first, [("h.a", False), ("h.b", False)]),
+            (second, [("h.a", True), ("h.c", False)]),
+            (last, [("h.b", True)]),
+        ]
+
+
+async def test_an_empty_history_ends(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        (end,) = await read(client)
+        assert isinstance(end, CaughtUp)
+
+
+async def test_more_revisions_than_one_answer_holds(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        for n in range(0, 2_500, 50):
+            await asyncio.gather(*(put(client, f"h.{n + m}") for m in range(50)))
+        numbers = [step.number for step in await read(client) if isinstance(step, Revision)]
+        assert len(numbers) == 2_500
+        assert numbers == sorted(set(numbers))
+
+
+async def test_compacted_history_begins_with_what_was_there(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint) as client:
+        await put(client, "h.a")
+        at = await put(client, "h.b")
+        later = (await client.commit(Txn((), (Delete("h.a"),)))).revision
+        await client.compact(at)
+        beginning, revision, end = await read(client)
+        assert isinstance(beginning, Beginning)
+        assert (beginning.revision, beginning.lost) == (at, 1)
+        assert [kv.key for kv in beginning.kvs] == ["h.a", "h.b"]
+        assert isinstance(revision, Revision)
+        assert (revision.number, end) == (later, CaughtUp(later))
+
+
+async def test_what_is_compacted_under_the_reader_is_told_to_be_lost(own_etcd: EmbeddedEtcd) -> None:
+    steps: list[Step] = []
+    take = steps.append
+    async with TcpProxy(own_etcd.port) as proxy, connected(own_etcd.endpoint) as client:
+        await put(client, "h.a")
+        async with connected(proxy.endpoint, request_timeout=1.0) as reading:
+
+            async def follow() -> None:
+                async with aclosing(HistoryReader(reading, "h.", "h/", follow=True).steps()) as told:
+                    async for step in told:
+                        take(step)
+
+            following = asyncio.ensure_future(follow())
+            await until(lambda: any(isinstance(step, CaughtUp) for step in steps), "the present")
+            seen = steps[-1].revision if isinstance(steps[-1], CaughtUp) else 0
+            proxy.set(Mode.BLACK_HOLE)
+            await put(client, "h.b")
+            at = await put(client, "h.c")
+            await client.compact(at)
+            proxy.set(Mode.PASS)
+            await until(lambda: isinstance(steps[-1], Beginning), "the loss")
+            beginning = steps[-1]
+            assert isinstance(beginning, Beginning)
+            assert (beginning.lost, beginning.revision) == (seen + 1, at)
+            after = await put(client, "h.d")
+            await until(lambda: isinstance(steps[-1], Revision) and steps[-1].number == after, "what came after")
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_cut_in_the_middle_loses_and_repeats_nothing(own_etcd: EmbeddedEtcd) -> None:
+    async with TcpProxy(own_etcd.port) as proxy, connected(own_etcd.endpoint) as client:
+        for n in range(0, 2_200, 50):
+            await asyncio.gather(*(put(client, f"h.{n + m}") for m in range(50)))
+        async with connected(proxy.endpoint) as reading:
+            numbers: list[int] = []
+            async with aclosing(HistoryReader(reading, "h.", "h/").steps()) as told:
+                async for step in told:
+                    if isinstance(step, Revision):
+                        numbers.append(step.number)
+                        if len(numbers) in (700, 1_500):
+                            proxy.cut()
+        assert len(numbers) == 2_200
+        assert numbers == sorted(set(numbers))
+
+
+async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
+    async with connected(own_etcd.endpoint, connect_timeout=0.5, request_timeout=0.5, read_timeout=1.0) as client:
+        await put(client, "h.a")
+        await put(client, "other")  # so that the present is not reached with the first event
+        async with aclosing(HistoryReader(client, "h.", "h/").steps()) as told:
+            with pytest.raises(EtcdUnavailable):
+                async for step in told:
+                    if isinstance(step, Revision):
+                        own_etcd.kill()
+
+
+async def test_who_may_not_read_is_refused(own_etcd: EmbeddedEtcd) -> None:
+    from tests.conformance.test_access import WORKER, enable_users
+
+    await enable_users(own_etcd.endpoint)
+    async with connected(own_etcd.endpoint, **WORKER) as client:
+        with pytest.raises(EtcdRejected):
+            await read(client)
+        async with aclosing(HistoryReader(client, "ours.", "ours/").steps()) as told:
+            assert [step async for step in told]

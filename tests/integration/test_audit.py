@@ -1,0 +1,209 @@
+"""``distop audit`` on real histories: clean ones pass, a violation by hand is found, and what is lost is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.model import JobState
+from tests.conformance.test_access import admin
+from tests.support.certificates import make_certificates
+from tests.support.command import distop_command
+from tests.support.contract import etcdctl
+from tests.support.daemons import eventually
+from tests.support.etcd import connected, own_etcd, shared_etcd
+from tests.support.plants import opened
+from tests.support.pour import pour
+from tests.support.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.command import Ran
+    from tests.support.daemons import Daemons
+
+__all__ = ["distop_command", "own_etcd", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+Command = "Callable[..., Ran]"
+ROOT = "distOp.sales%2Eorders.noop.1"
+
+
+def poured(endpoint: str, world: World, after: int = 0, **options: Any) -> int:
+    """etcd's revision once it holds the world's history."""
+
+    async def write() -> int:
+        async with connected(endpoint, **options) as client:
+            return await pour(world, client, after)
+
+    return asyncio.run(write())
+
+
+def etcdctl_put(endpoint: str, key: str, value: str) -> None:
+    words = [etcdctl(), "--endpoints", endpoint, "put", key, value]
+    subprocess.run(words, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
+
+
+def compact(endpoint: str, revision: int) -> None:
+    async def ask() -> None:
+        async with connected(endpoint) as client:
+            await client.compact(revision)
+
+    asyncio.run(ask())
+
+
+def test_the_history_of_real_daemons_is_clean(
+    group: Daemons, etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]
+) -> None:
+    group.start("ann", "bob")
+    ref = group.client.start_operation("noop", "t", {"jobs": 20, "fail": ["3"]}).ref
+    group.client.operation(ref).wait(30)
+    group.client.start_operation("noop", "t", {"jobs": 5}).wait(30)
+    ran = distop_command("audit", "--etcd", etcd.endpoint)
+    assert (ran.code, ran.err) == (0, ""), ran.out
+    assert ran.out.endswith("2 operations, 25 jobs, 13 invariants; no violation\n")
+    one = distop_command("audit", ref, "--json", "--etcd", etcd.endpoint)
+    assert (one.code, one.json["operations"], one.json["jobs"]) == (0, 1, 20)
+
+
+def test_a_violation_by_hand_is_found_and_told(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+    world, ref = opened()
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    poured(own_etcd.endpoint, world)
+    etcdctl_put(own_etcd.endpoint, f"{ROOT}.000000.state", "failed")
+    ran = distop_command("audit", "--all", "--etcd", own_etcd.endpoint)
+    assert ran.code == 1
+    assert ran.err == ""
+    assert "the job's state was success and was written again as failed" in ran.out
+    story = ran.out.splitlines()[2:]
+    assert [line.split(" = ")[1] for line in story if ".000000.state" in line] == ["success", "failed"]
+    assert distop_command("audit", str(ref), "--etcd", own_etcd.endpoint).code == 1
+    other = distop_command("audit", "sales.orders/noop/77", "--etcd", own_etcd.endpoint)
+    assert (other.code, "no operation 'sales.orders/noop/77'" in other.sentence) == (4, True)
+
+
+def test_wrong_use_is_refused(distop_command: Callable[..., Ran]) -> None:
+    assert distop_command("audit", "t/noop/1", "--all", "--etcd", "127.0.0.1:1").code == 2
+    assert distop_command("audit", "t/noop", "--etcd", "127.0.0.1:1").code == 2
+    assert distop_command("audit", "--etcd", "127.0.0.1:1", "--connect-timeout", "0.3").code == 3
+
+
+def test_compacted_history_is_said(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+    world, ref = opened()
+    at = poured(own_etcd.endpoint, world)
+    compact(own_etcd.endpoint, at)
+    before = world.store.revision
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    poured(own_etcd.endpoint, world, before)
+    ran = distop_command("audit", "--json", "--etcd", own_etcd.endpoint)
+    assert (ran.code, ran.json["first_revision"], ran.json["lost"]) == (0, at + 1, [[1, at]])
+    assert f"up to revision {at} is compacted" in ran.err
+    assert distop_command("audit", str(ref), "--json", "--etcd", own_etcd.endpoint).json["jobs"] == 1
+
+
+def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+    from distop.core.keys import Keys
+    from distop.store._proto import auth_pb2
+    from distop.store._proto import rpc_pb2 as rpc
+    from distop.store.embedded import EmbeddedEtcd
+
+    certificates = make_certificates(tmp_path)
+    with EmbeddedEtcd(compaction=None, scheme="https", arguments=certificates.server_arguments) as server:
+        world = World(keys=Keys("prod"))
+        world.life(3)
+        poured(server.endpoint, world, ca_cert=certificates.ca)
+
+        async def users() -> None:
+            async with connected(server.endpoint, ca_cert=certificates.ca) as client:
+                for name in ("root", "eve"):
+                    await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=name, password="secret"))
+                    await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name=name))
+                    await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=name, role=name))
+                may = auth_pb2.Permission(
+                    permType=auth_pb2.Permission.READ, key=b"prod/distOp", range_end=b"prod/distOq"
+                )
+                await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="eve", perm=may))
+                await admin(client, "AuthEnable", rpc.AuthEnableRequest())
+
+        asyncio.run(users())
+        (tmp_path / "password").write_text("secret\n")
+        options = ("--etcd", server.endpoint, "--cacert", certificates.ca)
+        options += ("--user", "eve", "--password-file", str(tmp_path / "password"))
+        ran = distop_command("audit", "--json", "--namespace", "prod", *options)
+        assert (ran.code, ran.json["operations"], ran.json["jobs"]) == (0, 1, 3), ran.err
+        refused = distop_command("audit", "--namespace", "theirs", *options)
+        assert (refused.code, "permission denied" in refused.sentence) == (3, True)
+
+
+class Following:
+    """``distop audit --follow --json`` as a process."""
+
+    def __init__(self, endpoint: str) -> None:
+        words = [sys.executable, "-m", "distop.cli", "audit", "--follow", "--json", "--etcd", endpoint]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.documents: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.documents.append(json.loads(line))
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr."""
+        code = self.process.wait(30)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        return code, self.process.stderr.read()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_following_finds_a_violation_when_it_happens(own_etcd: EmbeddedEtcd) -> None:
+    world, ref = opened()
+    poured(own_etcd.endpoint, world)
+    following = Following(own_etcd.endpoint)
+    try:
+        eventually(lambda: following.documents, "the present is reached")
+        assert following.documents[0]["ok"]
+        before = world.store.revision
+        world.do(world.claim(ref, "a", [0]))
+        poured(own_etcd.endpoint, world, before)
+        etcdctl_put(own_etcd.endpoint, f"{ROOT}.000000.state", "success")
+        code, err = following.end()
+        assert (code, err) == (1, "")
+        last = following.documents[-1]
+        assert (last["ok"], last["violation"]["key"]) == (False, f"{ROOT}.000000.state")
+    finally:
+        following.kill()
+
+
+def test_following_ends_on_an_interrupt(own_etcd: EmbeddedEtcd) -> None:
+    world = World()
+    world.life(2)
+    poured(own_etcd.endpoint, world)
+    following = Following(own_etcd.endpoint)
+    try:
+        eventually(lambda: following.documents, "the present is reached")
+        following.process.send_signal(signal.SIGINT)
+        code, err = following.end()
+        assert code == 130
+        assert err.startswith("interrupted: checked revisions 1 to ")
+        assert "no violation" in err
+    finally:
+        following.kill()

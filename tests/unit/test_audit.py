@@ -1,0 +1,199 @@
+"""``distop audit`` over histories of the model store: what it finds, what it says, and which exit code that is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from distop.audit import Audit
+from distop.cli import audit as command
+from distop.cli.context import Context, use
+from distop.core.model import JobState
+from distop.core.txn import Delete, Put
+from distop.errors import NotFound
+from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.plants import PLANTS, opened
+from tests.support.world import TABLE, TYPE, World
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from distop.core.model import OperationRef
+    from distop.store.history import Step
+
+UNTOUCHED = {"no_number_taken", "run_ops_forgets_to_count_down"}
+"""Where the violation is that a key was not written."""
+
+
+@pytest.fixture
+def as_json() -> Iterator[None]:
+    use(Context(json=True))
+    yield
+    use(Context())
+
+
+async def told(*steps: Step) -> AsyncGenerator[Step, None]:
+    for step in steps:
+        yield step
+
+
+def steps(world: World) -> list[Step]:
+    history: list[Step] = [Revision(number, tuple(changes)) for number, changes in world.store.history]
+    return [*history, CaughtUp(world.store.revision)]
+
+
+def run(world: World, ref: OperationRef | None = None, *after: Step) -> int:
+    """The command's exit code."""
+    checked = Audit(world.keys, ref)
+    try:
+        asyncio.run(command.run(checked, told(*steps(world), *after), str(ref) if ref else None))
+    except typer.Exit as left:
+        return left.exit_code
+    return 0
+
+
+@pytest.mark.parametrize(("number", "name", "spoil"), PLANTS, ids=[f"{n}-{name}" for n, name, _ in PLANTS])
+def test_each_planted_violation_is_found_and_told(
+    number: int,
+    name: str,
+    spoil: Callable[[World, OperationRef], None],
+    as_json: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world, ref = opened()
+    before = world.store.revision
+    spoil(world, ref)
+    assert run(world) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["first_revision"]) == (False, 1)
+    violation = told["violation"]
+    assert before < violation["revision"] == told["last_revision"]
+    if name not in UNTOUCHED:
+        assert violation["story"][-1].startswith(f"{violation['revision']}: "), violation
+    assert violation["story"] == sorted(violation["story"], key=lambda line: int(line.partition(":")[0]))
+
+
+def test_a_clean_history_is_summed_up(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    world.life(3)
+    world.life(2, failing=[1])
+    assert run(world) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert (told["operations"], told["jobs"], told["lost"], told["violation"]) == (2, 5, [], None)
+    assert (told["first_revision"], told["last_revision"]) == (1, world.store.revision)
+    assert told["revisions"] == len(world.store.history)
+    assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14]
+
+
+def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    world.life(2)
+    assert run(world) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"checked revisions 1 to {world.store.revision} (")
+    assert out.endswith("1 operation, 2 jobs, 13 invariants; no violation\n")
+
+
+def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    revision = world.tamper(Put(world.keys.job(ref, 0, "state"), b"failed"))
+    assert run(world) == 1
+    first, second, *story = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"invariant 1 at revision {revision}: distOp.sales%2Eorders.noop.1.000000.state: "
+        "the job's state was success and was written again as failed"
+    )
+    assert second == "what happened, by revision:"
+    assert any("distOpClaim.sales%2Eorders.noop.1.000000" in line for line in story)
+    assert story[-1] == f"  {revision}: distOp.sales%2Eorders.noop.1.000000.state = failed"
+
+
+def test_with_an_operation_only_what_concerns_it_is_told() -> None:
+    world, ref = opened()
+    other = world.next_ref()
+    world.do(world.start(other))
+    world.tamper(Delete(world.keys.pending(other)))
+    assert run(world, ref) == 0
+    assert run(world, other) == 1
+    world.tamper(Delete(world.keys.run_ops(TABLE)))
+    assert run(world, ref) == 1, "it depends on the counters of its table"
+
+
+def test_an_operation_of_which_only_the_record_is_left_is_known(
+    as_json: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World()
+    ref = world.life(1)
+    listing = Beginning(world.store.revision, 1, tuple(world.store.listing()))
+    checked = Audit(world.keys, ref)
+    asyncio.run(command.run(checked, told(listing, CaughtUp(world.store.revision)), str(ref)))
+    assert json.loads(capsys.readouterr().out)["operations"] == 1
+
+
+def test_an_unknown_operation_is_not_found() -> None:
+    world, ref = opened()
+    with pytest.raises(NotFound, match="no operation 'sales.orders/noop/9'"):
+        run(world, replace(ref, instance=9))
+
+
+def test_compacted_history_is_told(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    listing = Beginning(at, 1, tuple(world.store.listing()))
+    world.do(world.claim(ref, "a", [0]))
+    later = [Revision(n, tuple(changes)) for n, changes in world.store.history if n > at]
+    checked = Audit(world.keys)
+    asyncio.run(command.run(checked, told(listing, *later, CaughtUp(world.store.revision)), None))
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["lost"] == [[1, at]]
+    assert json.loads(printed.out)["first_revision"] == at + 1
+    assert f"the history up to revision {at} is compacted" in printed.err
+
+
+def test_history_lost_in_between_is_told_and_the_audit_goes_on(
+    as_json: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    gap = Beginning(world.store.revision, at + 1, tuple(world.store.listing()))
+    wrong = world.tamper(Delete(world.keys.job(ref, 0, "state")))
+    after = [Revision(n, tuple(changes)) for n, changes in world.store.history if n == wrong]
+    checked = Audit(world.keys)
+    with pytest.raises(typer.Exit):
+        asyncio.run(command.run(checked, told(*before, gap, *after), None))
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["first_revision"], found["lost"]) == (1, [[at + 1, wrong - 1]])
+    assert found["violation"]["invariant"] == 1
+    assert f"revisions {at + 1} to {wrong - 1} were compacted before they could be read" in printed.err
+
+
+def test_following_it_goes_on_after_the_present() -> None:
+    world, ref = opened()
+    revision = world.store.revision
+    later = Revision(revision + 1, tuple(_deleted(world, world.keys.of(ref, "spec"))))
+    assert run(world, None, later) == 1
+
+
+def _deleted(world: World, key: str):
+    world.tamper(Delete(key))
+    return world.store.history[-1][1]
+
+
+def test_types_share_no_counters() -> None:
+    world, ref = opened()
+    assert (ref.table, ref.type) == (TABLE, TYPE)
+    world.tamper(Put(world.keys.next_instance(TABLE, "other"), b"7"))
+    assert run(world, ref) == 0
+    assert run(world) == 1
