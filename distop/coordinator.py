@@ -8,10 +8,9 @@ completion and cleanup code run in the child.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.clock import random, time
 from distop.core import decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, rfc3339
@@ -156,7 +155,7 @@ class Coordinator:
     def _kick(self, refs: Any) -> None:
         if not self._ready:
             return
-        for ref in list(refs):
+        for ref in sorted(refs):
             if ref in self._driving:
                 self._again.add(ref)
                 self._check_call(ref)
