@@ -6,9 +6,9 @@ import asyncio
 import getpass
 import os
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import time
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K

@@ -8,17 +8,18 @@ completion and cleanup code run in the child.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.digest import plan_digest
+from distop.core.keys import state_ordinal
 from distop.core.model import Attempts, Decision, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
+from distop.core.txn import Get
 from distop.core.view import Change, TypeView
 from distop.ending import Ending, Later
 from distop.errors import DistopError, SessionLost, describe
@@ -156,7 +157,7 @@ class Coordinator:
     def _kick(self, refs: Any) -> None:
         if not self._ready:
             return
-        for ref in list(refs):
+        for ref in sorted(refs):
             if ref in self._driving:
                 self._again.add(ref)
                 self._check_call(ref)
@@ -239,6 +240,9 @@ class Coordinator:
 
     async def _perform(self, op: OperationView, step: decide.Step) -> bool:
         """Do one step; False: its transaction was refused."""
+        ends = op.stage is Stage.CANCELLING and isinstance(step, decide.Commit | decide.Finish)
+        if ends and not await self._counted(op):
+            return False
         match step:
             case decide.MakePlan():
                 return await self._plan(op)
@@ -254,6 +258,27 @@ class Coordinator:
                 return await self._ending.clean(op, count, follow_ups)
             case _:
                 return True
+
+    async def _counted(self, op: OperationView) -> bool:
+        """Whether the view shows how each job of a cancelled operation ended. Its claims may have been seen to go
+        before the jobs' states, of which another watch tells, are seen to come; and here no full count says that all
+        are there.
+        """
+        ref, keys, client = op.ref, self._keys, self._ctx.client
+        ended = op.ended  # what the step was decided from: the view goes on while this reads
+        first, after = keys.jobs_range(ref)
+        claims, jobs = await client.read(
+            Get(*keys.claims_range(ref), count_only=True), Get(first, after, count_only=True)
+        )
+        if claims.count:
+            return False
+        if jobs.count == 2 * ended:  # state and outcome of each, and no checkpoint
+            return True
+        listing = await client.list(first, after, keys_only=True)
+        if sum(state_ordinal(kv.key) is not None for kv in listing.kvs) == ended:
+            return True
+        await self._reached(listing.revision)
+        return False
 
     async def _commit(self, txn: Txn) -> bool:
         result = await self._ctx.commit(txn)

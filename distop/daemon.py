@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import random
 import re
 import signal
 import socket
-import time
-import uuid
 from typing import TYPE_CHECKING
 
 from distop import logs
+from distop.clock import random, time, uuid
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -29,12 +27,14 @@ from distop.errors import (
 )
 from distop.incarnation import Incarnation
 from distop.store.client import EtcdClient
+from distop.worker.host import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from distop.config import ExecutorConfig
+    from distop.incarnation import MakeWorker
 
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
@@ -93,33 +93,46 @@ async def run_executor(config: ExecutorConfig) -> int:
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s", executor_id, config.work_dir)
-        pause = PAUSE[0]
-        while not stop.is_set():
-            began = time.monotonic()
-            try:
-                await _live(config, executor_id, stop, log)
-            except SessionLost as error:
-                log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
-            except ClusterChanged:
-                raise  # everything known of this etcd is void: a person has to look (F18)
-            except (EtcdUnavailable, PermissionDenied) as error:
-                log.warning("waiting for etcd: %s", error)
-            except DistopError as error:
-                log.error("%s", error)
-            except Exception as error:
-                log.error("unexpected error", exc_info=error)
-            if stop.is_set():
-                break
-            if time.monotonic() - began > LONG_LIFE:
-                pause = PAUSE[0]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
-                    await stop.wait()
-            pause = min(pause * 2, PAUSE[1])
+        await serve(config, executor_id, stop, log)
     return 0
 
 
-async def _live(config: ExecutorConfig, executor_id: str, stop: asyncio.Event, log: logs.ContextLogger) -> None:
+async def serve(
+    config: ExecutorConfig,
+    executor_id: str,
+    stop: asyncio.Event,
+    log: logs.ContextLogger,
+    make_worker: MakeWorker = Worker,
+) -> None:
+    """Live one incarnation after another until ``stop`` is set. Raises ClusterChanged."""
+    pause = PAUSE[0]
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            await _live(config, executor_id, stop, log, make_worker)
+        except SessionLost as error:
+            log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
+        except ClusterChanged:
+            raise  # everything known of this etcd is void: a person has to look (F18)
+        except (EtcdUnavailable, PermissionDenied) as error:
+            log.warning("waiting for etcd: %s", error)
+        except DistopError as error:
+            log.error("%s", error)
+        except Exception as error:
+            log.error("unexpected error", exc_info=error)
+        if stop.is_set():
+            break
+        if time.monotonic() - began > LONG_LIFE:
+            pause = PAUSE[0]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
+                await stop.wait()
+        pause = min(pause * 2, PAUSE[1])
+
+
+async def _live(
+    config: ExecutorConfig, executor_id: str, stop: asyncio.Event, log: logs.ContextLogger, make_worker: MakeWorker
+) -> None:
     client = EtcdClient(config.etcd)
     try:
         connecting = asyncio.ensure_future(client.connect())
@@ -131,6 +144,6 @@ async def _live(config: ExecutorConfig, executor_id: str, stop: asyncio.Event, l
             return
         connecting.result()
         await client.check_server()
-        await Incarnation(config, client, executor_id, log).run(stop)
+        await Incarnation(config, client, executor_id, log, make_worker).run(stop)
     finally:
         await client.close()

@@ -7,10 +7,9 @@ write. A short random delay keeps several candidates from racing for one key.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from typing import TYPE_CHECKING
 
+from distop.clock import random, time
 from distop.coordinator import Coordinator
 from distop.core import transitions as t
 from distop.core.txn import GetResult
@@ -64,14 +63,14 @@ class Elections:
             else:
                 role.cluster_changed()
         wanted = self._wanted()
-        for subject in wanted:
+        for subject in sorted(wanted):
             self._idle_since.pop(subject, None)
             held = self._held(subject)
             if subject in self._roles or subject in self._work:
                 continue
             if held is None or held.value == mine or not cluster.live(held.value):
                 self._work[subject] = asyncio.ensure_future(self._seek(subject))
-        for subject in self._roles.keys() - wanted:
+        for subject in sorted(self._roles.keys() - wanted):
             self._idle_since.setdefault(subject, time.monotonic())
 
     def _wanted(self) -> set[Subject]:

@@ -7,11 +7,10 @@ history record (C30); what each write compares is in ``core.transitions``.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import random, time
 from distop.core import transitions as t
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time

@@ -7,12 +7,11 @@ A thin shell: which jobs, how many and in what order is decided in ``core.decide
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.claimer import Claimer
+from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.model import Phase

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop import __version__
+from distop.clock import time, uuid
 from distop.context import Context
 from distop.core import keys as K
 from distop.core.keys import Keys
@@ -32,7 +31,7 @@ from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
+    MakeWorker = Callable[..., Worker]
+
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
 
@@ -48,7 +49,14 @@ STOP_GRACE = 15.0
 class Incarnation(Context):
     """Runs both roles until it is stopped or its session is lost."""
 
-    def __init__(self, config: ExecutorConfig, client: EtcdClient, executor_id: str, log: ContextLogger) -> None:
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        client: EtcdClient,
+        executor_id: str,
+        log: ContextLogger,
+        make_worker: MakeWorker = Worker,
+    ) -> None:
         self.config = config
         self.client = client
         self.keys = Keys(config.namespace)
@@ -59,6 +67,7 @@ class Incarnation(Context):
         self.types = frozenset()
         self.arguments = {}
         self.caught_up_at = 0
+        self._make_worker = make_worker
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
         self._announcing = asyncio.Lock()
         self._pruner = HistoryPruner(self)
@@ -72,7 +81,7 @@ class Incarnation(Context):
         """
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
-        self.worker = Worker(self._worker_config(), log=self.log.logger)
+        self.worker = self._make_worker(self._worker_config(), log=self.log.logger)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
         graceful = False

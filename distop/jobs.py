@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.model import JobState, Outcome

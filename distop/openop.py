@@ -7,12 +7,12 @@ operation is taken to be all free, claims that are refused say so, and only an e
 from __future__ import annotations
 
 import json
-import time
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import time
 from distop.core import decide
 from distop.core.codec import loads
 from distop.core.digest import plan_digest

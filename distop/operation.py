@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import random
 from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys

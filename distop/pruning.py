@@ -5,9 +5,9 @@ The hour is what makes the request id in a record good for telling whether an un
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from distop.clock import time
 from distop.core import transitions as t
 from distop.core.decide import parse_time
 from distop.core.model import History

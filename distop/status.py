@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distop.clock import time
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time

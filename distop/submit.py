@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import random, time, uuid
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core import transitions as t
@@ -139,13 +138,18 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
     same request id), EtcdUnavailable.
     """
-    from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
+    began = time.monotonic()
+
+    def pause(state: RetryCallState) -> float:
+        return random.uniform(0, min(0.25, 0.004 * 2.0 ** min(state.attempt_number - 1, 10)))
 
     try:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Lost),
-            wait=wait_random_exponential(multiplier=0.004, max=0.25),
-            stop=stop_after_delay(CONTENTION_LIMIT),
+            wait=pause,
+            stop=lambda _: time.monotonic() - began > CONTENTION_LIMIT,
             reraise=True,
         ):
             with attempt:

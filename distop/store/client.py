@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from distop.clock import time
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
 from distop.store import diagnose, versions
 from distop.store import transport as wire

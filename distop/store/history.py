@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.clock import time
 from distop.core.view import Change
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store.position import Batch, Reopen, WatchPosition

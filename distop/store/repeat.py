@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.clock import random, time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown
 from distop.store.failures import Failure, Fate, rejection
 from distop.store.transport import Method, RequestFailed, Transport

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from distop.clock import secrets, time
 from distop.core.txn import Compare, Get, GetResult, Put, Relation, Target, Txn, absent
 from distop.errors import (
     ClusterChanged,
@@ -44,7 +43,7 @@ _CHECK_EVERY = 0.2  # seconds at most between two looks at the clock
 
 def boottime() -> float:
     """Seconds on the clock of all deadlines: it counts while the machine is suspended (L1)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.boottime()
 
 
 def new_lease_id() -> int:

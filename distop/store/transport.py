@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -118,6 +119,18 @@ def being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def _grpc_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+
+channels: ContextVar[Callable[[str, grpc.ChannelCredentials | None], grpc.aio.Channel]] = ContextVar(
+    "distop-channels", default=_grpc_channel
+)
+"""What makes the channel to an address; a simulation puts its own network here."""
+
+
 @dataclass(slots=True)
 class _Member:
     """One endpoint with its channel and the callables made on it."""
@@ -149,11 +162,7 @@ class Transport:
             return
         credentials = self._credentials() if self._config.secure else None
         for endpoint in self._config.members:
-            if credentials is None:
-                channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
-            else:
-                channel = grpc.aio.secure_channel(endpoint.address, credentials, options=_OPTIONS)
-            self._members.append(_Member(endpoint.address, channel))
+            self._members.append(_Member(endpoint.address, channels.get()(endpoint.address, credentials)))
 
     def _credentials(self) -> grpc.ChannelCredentials:
         def read(path: str | None) -> bytes | None:

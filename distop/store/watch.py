@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from distop.clock import random
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2

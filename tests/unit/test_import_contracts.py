@@ -96,3 +96,19 @@ def test_importing_distop_loads_no_library() -> None:
 @pytest.mark.parametrize("module", ["distop.daemon", "distop.client", "distop.aio", "distop.blocking"])
 def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> None:
     assert loaded_by(f"import {module}") & DATA == set()
+
+
+# What has no part in a simulation: the child's side, the command line, and the server of a demo.
+OWN_TIME = {"cli", "worker", "tables", "testing"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sources(PACKAGE) if p.relative_to(PACKAGE).parts[0] not in OWN_TIME and p.name != "embedded.py"],
+    ids=name_of,
+)
+def test_time_and_chance_come_from_one_module(path: Path) -> None:
+    """A simulation replaces them there; what reads another clock would not be repeatable."""
+    if path.name == "clock.py":
+        return
+    assert {"random", "secrets", "time", "uuid"} & set(imported(ast.parse(path.read_text()))) == set()

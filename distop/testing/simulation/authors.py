@@ -1,0 +1,126 @@
+"""Who wrote what: the part of the invariants that etcd's history cannot show (invariants 3 and 8).
+
+Here the sender of each transaction is known. What is written for a job comes from the incarnation that held its claim,
+and names the fence under which the job ran; what a coordinator writes comes from the incarnation that is elected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+from distop.core.model import Cancel, Claim, Outcome, State
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.core.keys import Keys, ParsedKey
+    from distop.core.model import OperationRef
+    from distop.core.view import Change
+
+
+class Authors:
+    """Folds each revision with its sender. ``claim_left(ref, partition, claim, fence)`` is called when a claim changes;
+    ``found(kind, key, text, op, partition)`` for each breach.
+    """
+
+    def __init__(self, keys: Keys, claim_left: Callable[..., None], found: Callable[..., None]) -> None:
+        self._keys = keys
+        self._claim_left = claim_left
+        self._found = found
+        self._claims: dict[str, tuple[Claim, int]] = {}
+        self._elections: dict[tuple[str, str], str] = {}
+        self._nodes: set[str] = set()
+
+    def step(self, changes: Sequence[Change], sender: str) -> None:
+        """One revision, whole."""
+        parsed: list[tuple[ParsedKey, Change]] = []
+        for change in changes:
+            try:
+                parsed.append((self._keys.parse(change.kv.key), change))
+            except InvalidArgument:
+                continue
+        started = {key.ref for key, change in parsed if key.name == "spec" and not change.deleted}
+        for key, change in parsed:
+            if key.ref is None:
+                self._cluster(key, change)
+            elif key.partition >= 0:
+                self._job(key.ref, key, change, sender)
+            elif key.ref not in started:
+                self._operation(key.ref, key, change, sender)
+        for key, change in parsed:
+            if key.family == K.CLAIM and key.ref is not None:
+                self._claim(key.ref, key, change)
+
+    def _cluster(self, key: ParsedKey, change: Change) -> None:
+        if key.family == K.COORDINATOR:
+            if change.deleted:
+                self._elections.pop((key.table, key.type), None)
+            else:
+                self._elections[key.table, key.type] = change.kv.value.decode()
+        elif key.family == K.NODE:
+            (self._nodes.discard if change.deleted else self._nodes.add)(key.id)
+
+    # ------------------------------------------------------------------- jobs
+
+    def _job(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
+        held = self._claims.get(self._keys.claim(ref, key.partition))
+        if key.family == K.CLAIM:
+            if change.deleted or (new := Claim.decode(change.kv.value)).incarnation == sender:
+                return  # with a report, which is judged; reaped, by a coordinator; or its own
+            if not new.waiting:
+                self._wrong(ref, key, change, f"{sender} claimed for {new.incarnation}")
+            elif held is None or held[0].incarnation != sender:
+                self._wrong(
+                    ref, key, change, f"{sender} released a claim of {held[0].incarnation if held else 'nobody'}"
+                )
+        elif change.deleted:
+            self._elected(ref, change, sender)
+        elif key.name == "progress":
+            if held is None or held[0].incarnation != sender:
+                self._wrong(ref, key, change, f"{sender} saved the progress of a job that it did not hold")
+        elif key.name == "outcome" and held is not None:
+            self._report(ref, key, change, sender, *held)
+
+    def _report(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str, claim: Claim, fence: int) -> None:
+        outcome = Outcome.decode(change.kv.value)
+        if claim.incarnation != sender:
+            if claim.incarnation in self._nodes or "was lost" not in outcome.error:
+                self._wrong(ref, key, change, f"{sender} reported a job that {claim.incarnation} held")
+            return
+        ran = outcome.result.get("fence") if isinstance(outcome.result, dict) else None
+        if ran is not None and ran != fence:
+            self._wrong(ref, key, change, f"the result of fence {ran} was reported under fence {fence}")
+
+    def _claim(self, ref: OperationRef, key: ParsedKey, change: Change) -> None:
+        old = self._claims.pop(change.kv.key, None)
+        if old is not None and not old[0].waiting:
+            self._claim_left(ref, key.partition, *old)
+        if not change.deleted:
+            self._claims[change.kv.key] = (Claim.decode(change.kv.value), change.kv.mod_revision)
+
+    # ------------------------------------------------------------- operations
+
+    def _operation(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
+        name, value = key.name, change.kv.value
+        if change.deleted:
+            # Gate, pending, cancel and chunks go with commands of clients as well.
+            if name in ("state", "spec", "arg", "decision"):
+                self._elected(ref, change, sender)
+        elif (
+            name in ("plan", "planning", "decision")
+            or key.family == K.HISTORY
+            or (name == "cancel" and Cancel.decode(value).reason == "failed")
+            or (name == "state" and State(value.decode()).terminal)
+        ):
+            self._elected(ref, change, sender)
+
+    def _elected(self, ref: OperationRef, change: Change, sender: str) -> None:
+        holder = self._elections.get((ref.table, ref.type))
+        if holder != sender:
+            text = f"{sender} wrote as coordinator, and {holder or 'nobody'} was elected"
+            self._found("not the coordinator", change.kv.key, text, str(ref), -1)
+
+    def _wrong(self, ref: OperationRef, key: ParsedKey, change: Change, text: str) -> None:
+        self._found("not the holder", change.kv.key, text, str(ref), key.partition)

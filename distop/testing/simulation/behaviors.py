@@ -1,0 +1,77 @@
+"""The operation types of a simulation: what they declare, and how attempts at jobs go, by the argument's seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from distop.core.declaration import Declaration, Retry
+from distop.core.plan import PartitionPlan, chunked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RETRY = Retry(attempts=3, initial=0.2, maximum=2.0)
+
+TYPES: Mapping[str, Declaration] = {
+    d.type_name: d
+    for d in (
+        Declaration("check", failure_policy="collect_all", retry=_RETRY),
+        Declaration("index", failure_policy="fail_fast", retry=_RETRY, resumable=True, object_field="name",
+                    instances="one"),
+        Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",)),
+        Declaration("must", can_fail=False, failure_policy="collect_all", retry=_RETRY),
+        Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False),
+        Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
+    )
+}  # fmt: skip
+"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How one attempt goes: ``steps`` of ``step`` seconds each, then ``end``. ``stubborn``: it does not stop."""
+
+    step: float
+    steps: int
+    end: str
+    stubborn: bool = False
+
+
+def draw(*parts: object) -> float:
+    """A number in [0, 1) that depends on nothing but the parts."""
+    return _mixed(crc32("/".join(map(str, parts)).encode())) / 2**32
+
+
+def _mixed(x: int) -> int:
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
+    """How this attempt at this job goes. Some partitions fail at each attempt; a poisoned one kills its child."""
+    seed, pace = arg["seed"], float(arg.get("pace", 0.1))
+    fate = draw(seed, "fate", partition)
+    luck = draw(seed, "luck", partition, attempt)
+    step = pace * (0.2 + 2 * draw(seed, "pace", partition, attempt))
+    steps = 1 + int(4 * draw(seed, "steps", partition)) if TYPES[type_name].resumable else 1
+    trouble = float(arg.get("trouble", 0.0))
+    end = "success"
+    if fate < trouble * 0.15 and TYPES[type_name].can_fail:
+        end = "crash" if fate < trouble * 0.05 else "error" if fate < trouble * 0.1 else "verdict"
+    elif luck < trouble * 0.25:
+        end = "crash" if luck < trouble * 0.06 else "error"
+    return Script(step, steps, end, draw(seed, "stubborn", partition, attempt) < trouble * 0.03)
+
+
+def plan(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> tuple[list[bytes], int]:
+    """The chunks of a plan, and the number of partitions."""
+    wanted = [f"p={n}" for n in range(int(arg["partitions"]))]
+    if names is not None:
+        wanted = [name for name in wanted if name in names]
+    chunks = chunked(
+        [PartitionPlan(n, name, bytes=100 + n) for n, name in enumerate(wanted)], int(arg.get("chunk", 400))
+    )
+    return chunks, len(wanted)

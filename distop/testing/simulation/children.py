@@ -1,0 +1,82 @@
+"""The child of a simulated daemon: a process of its own, which goes on while the daemon is frozen.
+
+The guardian is part of the world: it kills the child when the deadline passes or the daemon dies, a little late, as the
+real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import source
+from distop.testing.simulation.loop import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from distop.testing.simulation.machine import Machine
+    from distop.worker.model import JobEnded, JobItem, RunRequest
+
+PIPE = 0.0005
+"""Seconds that a message between daemon and child takes."""
+GUARDIAN_LATE = 0.2
+"""Seconds by which the guardian may be late (it looks so often)."""
+
+
+class Child:
+    """One child process: what runs in it, and whether it has died (``died``: why)."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.machine = machine
+        self.process = Process(f"{machine.name}/child-{number}")
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.guilty: tuple[str, int] | None = None
+        """The job that killed it."""
+        self.alive = True
+        self.doing: list[Any] = []
+        """Effects under way."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something in it."""
+        context = contextvars.Context()
+        context.run(source.set, self.machine.source)
+        self.machine.loop.spawn(self.process, work, context)
+
+    def kill(self, reason: str) -> None:
+        """All of its processes are dead when this returns; the daemon hears of it."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.machine.loop.kill(self.process)
+        for effect in list(self.doing):
+            self.machine.effects.end(effect, f"killed ({reason})")
+        self.doing.clear()
+        # What it told before arrives before.
+        self.machine.loop.world_at(self.machine.loop.now + PIPE, _died, self.died, reason)
+
+
+class Run:
+    """One request: which of its jobs have not ended."""
+
+    def __init__(self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any) -> None:
+        self.request = request
+        self.on_events = on_events
+        self.on_progress = on_progress
+        self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
+        self.cancelled: set[int] = set()
+        self.told = asyncio.Event()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self, events: Sequence[JobEnded]) -> None:
+        fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
+        if fresh:
+            self.on_events(fresh)
+        if not self.pending and not self.done.done():
+            self.done.set_result(None)
+
+
+def _died(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)

@@ -1,0 +1,145 @@
+"""The clients of a simulation: they run the production client, and do what the scenario says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.client import Client
+from distop.config import ClientConfig
+from distop.core.model import TableRecord
+from distop.errors import (
+    DistopError,
+    EtcdRejected,
+    EtcdUnavailable,
+    NotAllowed,
+    NotFound,
+    OperationStartError,
+    OutcomeUnknown,
+    UnknownBehavior,
+    WaitTimeout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.operation import Operation
+    from distop.store.config import EtcdConfig
+    from distop.testing.simulation.scenario import Wish
+
+AGAIN = 0.3
+"""Seconds after which a client tries again what did not work."""
+
+
+class Told:
+    """What clients were told: checked against etcd's history in the end."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, str] = {}
+        """Request id → the operation that it began."""
+        self.ended: dict[str, str] = {}
+        """Operation → the state in which ``wait`` said that it ended."""
+        self.refused = 0
+        self.surprises: list[str] = []
+
+
+async def set_up(etcd: EtcdConfig, tables: tuple[str, ...]) -> None:
+    """Register the tables."""
+    async with Client(ClientConfig(etcd)) as client:
+        await _connected(client)
+        for name in tables:
+            await _insist(client.add_table, TableRecord(name, "parquet", f"/data/{name}"), check=False)
+
+
+async def one_client(etcd: EtcdConfig, wishes: list[tuple[int, Wish]], told: Told) -> None:
+    """Fulfil these wishes, all at the same time."""
+    async with Client(ClientConfig(etcd)) as client:
+        await _connected(client)
+        await asyncio.gather(*(_fulfil(client, f"request-{n}", wish, told) for n, wish in wishes))
+
+
+async def release_paused(etcd: EtcdConfig, over: Callable[[], bool]) -> None:
+    """After all faults: resume whatever somebody paused and left so."""
+    async with Client(ClientConfig(etcd)) as client:
+        await _connected(client)
+        while not over():
+            try:
+                for status in await client.operations():
+                    if status.state == "paused":
+                        await client.operation(status.op).resume()
+            except DistopError:
+                pass
+            await asyncio.sleep(2.0)
+
+
+async def _connected(client: Client) -> None:
+    while True:
+        try:
+            await client.connect()
+            return
+        except EtcdUnavailable:
+            await asyncio.sleep(AGAIN)
+
+
+async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Until it works; an unknown outcome is settled by the same call."""
+    while True:
+        try:
+            return await call(*args, **named)
+        except (EtcdUnavailable, OutcomeUnknown, EtcdRejected):
+            await asyncio.sleep(AGAIN)
+
+
+async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
+    await asyncio.sleep(wish.after)
+    operation = await _start(client, request, wish, told)
+    if operation is None:
+        told.refused += 1
+        return
+    if told.started.setdefault(request, operation.ref) != operation.ref:
+        told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
+    for act in wish.acts:
+        await asyncio.sleep(act.after)
+        try:
+            await _insist(_act, operation, act.what)
+        except NotAllowed:
+            pass
+        except NotFound as error:
+            told.surprises.append(f"{act.what} of {operation.ref}: {error}")
+    while True:
+        try:
+            result = await operation.wait(timeout=30.0)
+            told.ended[operation.ref] = str(result.state)
+            return
+        except WaitTimeout:
+            continue
+        except (EtcdUnavailable, EtcdRejected):
+            await asyncio.sleep(AGAIN)
+
+
+async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
+    for _ in range(200):
+        try:
+            return await client.start_operation(
+                wish.type,
+                wish.table,
+                dict(wish.arg),
+                partitions=wish.names,
+                request_id=request,
+                failure_policy=wish.policy,
+                submitter="a client",
+            )
+        except (UnknownBehavior, NotFound, EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
+            await asyncio.sleep(AGAIN)
+    return None
+
+
+async def _act(operation: Operation, what: str) -> None:
+    if what == "cancel":
+        await operation.cancel("it is not wanted any more")
+    elif what == "pause":
+        await operation.pause()
+    elif what == "resume":
+        await operation.resume()
+    else:
+        await operation.status()

@@ -1,0 +1,106 @@
+"""What jobs do beside etcd: who worked on what, from when to when, under which fence; and what must not be seen there.
+
+etcd cannot fence a job's side effects; the session's deadline and the guardian do, while the clock counts. So here no
+two attempts at a job may ever be at work at once, none without its claim, and none may lose a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.core.keys import Keys
+    from distop.core.model import Claim, OperationRef
+    from distop.testing.model_store import ModelStore
+
+
+@dataclass(slots=True)
+class Effect:
+    """One attempt at work. ``ended`` None: still."""
+
+    op: str
+    partition: int
+    fence: int
+    incarnation: str
+    attempt: int
+    begun: float
+    kind: str = "job"
+    ended: float | None = None
+    how: str = ""
+
+    def __str__(self) -> str:
+        until = f"{self.ended:.3f}" if self.ended is not None else "now"
+        return (
+            f"{self.begun:.3f}–{until} {self.kind} of {self.op} partition {self.partition}, attempt {self.attempt}, "
+            f"fence {self.fence}, by {self.incarnation}: {self.how or 'at work'}"
+        )
+
+
+class Effects:
+    """The record. ``found(kind, key, text, op, partition)`` is called for each breach."""
+
+    def __init__(self, store: ModelStore, keys: Keys, now: Callable[[], float], found: Callable[..., None]) -> None:
+        self._store = store
+        self._keys = keys
+        self._now = now
+        self._found = found
+        self.all: list[Effect] = []
+        self._active: dict[tuple[str, int], list[Effect]] = {}
+        self._saved: dict[tuple[str, int], int] = {}
+        self._latest: dict[tuple[str, int], Effect] = {}
+
+    def begin(
+        self, ref: OperationRef, partition: int, fence: int, incarnation: str, attempt: int, kind: str = "job"
+    ) -> Effect:
+        """Somebody begins to work on a job."""
+        op = str(ref)
+        effect = Effect(op, partition, fence, incarnation, attempt, self._now(), kind)
+        self.all.append(effect)
+        active = self._active.setdefault((op, partition), [])
+        for other in active:
+            if "job" in (kind, other.kind):
+                text = f"two are at work at once: {other}; {effect}"
+                self._found("two at once", self._keys.claim(ref, partition), text, op, partition)
+        active.append(effect)
+        if kind == "job":
+            claim = self._store.get(self._keys.claim(ref, partition))
+            if claim is None or claim.mod_revision != fence:
+                what = f"{claim.mod_revision}: {claim.value.decode()}" if claim is not None else "absent"
+                text = f"a job began without its claim, which is {what}: {effect}"
+                self._found("job without claim", self._keys.claim(ref, partition), text, op, partition)
+        return effect
+
+    def end(self, effect: Effect, how: str) -> None:
+        """It has stopped."""
+        if effect.ended is None:
+            effect.ended, effect.how = self._now(), how
+            self._active[effect.op, effect.partition].remove(effect)
+
+    def resumed(self, ref: OperationRef, partition: int, progress: Any, effect: Effect) -> None:
+        """A resumable job goes on from this checkpoint (None: from its beginning)."""
+        saved = self._saved.get((str(ref), partition), 0)
+        self._saved[str(ref), partition] = int(progress or 0)
+        self._latest[str(ref), partition] = effect
+        if (progress or 0) < saved:
+            text = f"a job went on from {progress or 0}, though {saved} had been saved"
+            self._found("checkpoint lost", self._keys.job(ref, partition, "progress"), text, str(ref), partition)
+
+    def saved(self, ref: OperationRef, partition: int, progress: int, effect: Effect) -> None:
+        """A checkpoint was acknowledged. One of an attempt that has been begun anew meanwhile does not count."""
+        key = (str(ref), partition)
+        if self._latest.get(key) is effect:
+            self._saved[key] = max(self._saved.get(key, 0), progress)
+
+    def claim_left(self, ref: OperationRef, partition: int, old: Claim, fence: int) -> None:
+        """A claim was given up, reported under or taken over: its job must have stopped."""
+        for effect in self._active.get((str(ref), partition), ()):
+            if effect.kind == "job" and effect.fence == fence:
+                text = f"the claim of {old.incarnation} (attempt {old.attempt}) ended while its job ran: {effect}"
+                self._found("stopped too late", self._keys.claim(ref, partition), text, str(ref), partition)
+
+    def of(self, op: str, partition: int) -> list[Effect]:
+        """All that was done for one job."""
+        return [effect for effect in self.all if (effect.op, effect.partition) == (op, partition)]

@@ -1,0 +1,323 @@
+"""A cluster of etcd servers in memory: what they answer, and when leases end (docs/etcd-rules.md).
+
+The store itself is one value (``ModelStore``): Raft is not simulated, only what its clients see of it. Members show the
+store late (``lag``), lose their leader, are cut off; a leader change extends every lease (L4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.core.txn import Get, GetResult, KeyValue, TxnResult
+from distop.errors import EtcdRejected
+from distop.store._proto import rpc_pb2 as rpc
+from distop.testing.model_store import ModelStore
+from distop.testing.simulation import wire
+from distop.testing.simulation.watching import WatchServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.core.view import Change
+    from distop.testing.simulation.loop import VirtualLoop
+
+LEAST_TTL = 2
+EXPIRY_CHECK = 0.5
+"""Seconds between two looks at the leases (L4)."""
+CLUSTER = 0xD15709
+Committed = "Callable[[int, tuple[Change, ...], str], None]"
+
+
+class StatusError(Exception):
+    """A request is answered with an error: the gRPC status name, and etcd's words."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{detail} ({code})")
+        self.code = code
+        self.detail = detail
+
+
+@dataclass(slots=True)
+class Lease:
+    """One lease, as the leader keeps it. ``waiting``: renewals that wait for the revocation (L3)."""
+
+    ttl: int
+    expires: float
+    waiting: list[Callable[[int], None]] = field(default_factory=list)
+
+
+class Member:
+    """One server. ``lag``: seconds by which it shows commits late. ``led``: it has a leader. ``up``: it runs."""
+
+    def __init__(self, number: int, address: str) -> None:
+        self.id = 0xA0 + number
+        self.name = f"etcd-{number}"
+        self.address = address
+        self.lag = 0.0
+        self.led = True
+        self.up = True
+        self.applied = 1
+        """The revision that it shows."""
+
+
+class SimEtcd:
+    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once."""
+
+    def __init__(
+        self, loop: VirtualLoop, addresses: Sequence[str], *, version: str = "3.5.33", batch: int = 1000
+    ) -> None:
+        self.loop = loop
+        self.version = version
+        self.store = ModelStore()
+        self.members = {address: Member(n, address) for n, address in enumerate(addresses)}
+        self.term = 2
+        self.leases: dict[int, Lease] = {}
+        self.revoked: set[int] = set()
+        self.compacted = 0
+        self.full = False
+        """The space alarm is raised: writes are refused, though some are applied first (T8)."""
+        self.applies_when_full = False
+        self.late_revocation = 0.0
+        """Seconds by which leases are revoked late (L4)."""
+        self.renews_revoked = False
+        """Renewals of revoked leases are acknowledged, as by old servers (L2)."""
+        self.committed: Callable[[int, tuple[Change, ...], str], None] | None = None
+        self.watching = WatchServer(self, batch)
+        self._versions: dict[str, list[KeyValue]] = {}
+        self._expiring = False
+
+    # ------------------------------------------------------------------ store
+
+    @property
+    def revision(self) -> int:
+        return self.store.revision
+
+    def header(self, member: Member) -> rpc.ResponseHeader:
+        """Of an answer by a member that tells of the whole store."""
+        return rpc.ResponseHeader(
+            cluster_id=CLUSTER, member_id=member.id, revision=self.store.revision, raft_term=self.term
+        )
+
+    def _commit(self, before: int, sender: str) -> None:
+        """Something was applied: tell who watches, if it wrote."""
+        if self.store.revision == before:
+            return
+        revision, changes = self.store.history[-1]
+        for change in changes:
+            self._versions.setdefault(change.kv.key, []).append(change.kv)
+        if self.committed is not None:
+            self.committed(revision, changes, sender)
+        for member in self.members.values():
+            if member.lag:
+                self.loop.world_at(self.loop.now + member.lag, self._show, member, revision)
+            else:
+                self._show(member, revision)
+
+    def _show(self, member: Member, revision: int) -> None:
+        if revision > member.applied:
+            member.applied = revision
+            if member.up:
+                self.watching.advanced(member)
+
+    def catch_up(self, member: Member) -> None:
+        """The member shows everything now."""
+        self._show(member, self.store.revision)
+
+    def _at(self, revision: int, get: Get) -> GetResult:
+        """A read at a past revision."""
+        if revision < self.compacted:
+            raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted")
+        if revision > self.store.revision:
+            raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision")
+        found: list[KeyValue] = []
+        for key in sorted(self._versions):
+            if key == get.key if not get.range_end else get.key <= key < get.range_end:
+                past = self._versions[key]
+                n = bisect_right(past, revision, key=lambda kv: kv.mod_revision)
+                if n and past[n - 1].create_revision:  # not a deletion
+                    found.append(past[n - 1])
+        return cut(found, get)
+
+    # --------------------------------------------------------------- requests
+
+    def decode(self, path: str, request: Any) -> Any:
+        """What a request asks for, as it is when it is sent: its message may be changed afterwards."""
+        if path == "/etcdserverpb.KV/Txn":
+            return wire.decode_txn(request)
+        if path == "/etcdserverpb.KV/Range":
+            return wire.decode_get(request), request.revision
+        copy = type(request)()
+        copy.CopyFrom(request)
+        return copy
+
+    def answer(self, member: Member, path: str, asked: Any, sender: str) -> Any:
+        """Do what a request asks for. Raises StatusError."""
+        answer = _ANSWERS.get(path)
+        if answer is None:
+            raise StatusError("UNIMPLEMENTED", f"unknown method {path}")
+        if not member.led and path not in _LEADERLESS:
+            raise StatusError("UNAVAILABLE", "etcdserver: no leader")
+        response = answer(self, member, asked, sender)
+        response.header.CopyFrom(self.header(member))
+        return response
+
+    def _txn(self, member: Member, txn: Any, sender: str) -> Any:
+        before = self.store.revision
+        if self.full and not self.applies_when_full and _writes(txn):
+            raise StatusError("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
+        try:
+            result: TxnResult = self.store.apply(txn)
+        except EtcdRejected as error:
+            raise StatusError(error.code, error.detail) from None
+        self._commit(before, sender)
+        if self.full and self.store.revision > before:
+            raise StatusError("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
+        return wire.encode_txn(result)
+
+    def _range(self, member: Member, asked: Any, sender: str) -> Any:
+        get, revision = asked
+        if revision and revision != self.store.revision:
+            return wire.encode_range(self._at(revision, get))
+        if revision and revision < self.compacted:
+            raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted")
+        return wire.encode_range(self.store._get(get))
+
+    def _compact(self, member: Member, request: Any, sender: str) -> Any:
+        if request.revision <= self.compacted:
+            raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted")
+        if request.revision > self.store.revision:
+            raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision")
+        self.compacted = request.revision
+        return rpc.CompactionResponse()
+
+    def _status(self, member: Member, request: Any, sender: str) -> Any:
+        leader = next(iter(self.members.values())).id if member.led else 0
+        return rpc.StatusResponse(version=self.version, leader=leader, raftTerm=self.term, dbSize=20480)
+
+    def _alarms(self, member: Member, request: Any, sender: str) -> Any:
+        raised = [rpc.AlarmMember(memberID=member.id, alarm=rpc.NOSPACE)] if self.full else []
+        return rpc.AlarmResponse(alarms=raised)
+
+    def _list_members(self, member: Member, request: Any, sender: str) -> Any:
+        return rpc.MemberListResponse(
+            members=[
+                rpc.Member(ID=one.id, name=one.name, clientURLs=[f"http://{one.address}"])
+                for one in self.members.values()
+            ]
+        )
+
+    # ----------------------------------------------------------------- leases
+
+    def _grant(self, member: Member, request: Any, sender: str) -> Any:
+        try:
+            self.store.grant(request.ID)
+        except EtcdRejected as error:
+            raise StatusError(error.code, error.detail) from None
+        ttl = max(request.TTL, LEAST_TTL)
+        self.leases[request.ID] = Lease(ttl, self.loop.now + ttl)
+        if not self._expiring:
+            self._expiring = True
+            self.loop.world_at(self.loop.now + EXPIRY_CHECK, self._expire)
+        return rpc.LeaseGrantResponse(ID=request.ID, TTL=ttl)
+
+    def _revoke(self, member: Member, request: Any, sender: str) -> Any:
+        if request.ID not in self.leases:
+            raise StatusError("NOT_FOUND", "etcdserver: requested lease not found")
+        self.end_lease(request.ID, sender)
+        return rpc.LeaseRevokeResponse()
+
+    def end_lease(self, lease: int, sender: str = "") -> None:
+        """Revoke a lease: its keys are deleted in one transaction (L5)."""
+        ended = self.leases.pop(lease)
+        self.revoked.add(lease)
+        before = self.store.revision
+        self.store.expire(lease)
+        self._commit(before, sender or "the expiry of a lease")
+        for waiting in ended.waiting:
+            waiting(0)
+
+    def _expire(self) -> None:
+        self._expiring = bool(self.leases)
+        if self._expiring:
+            self.loop.world_at(self.loop.now + EXPIRY_CHECK, self._expire)
+        if not any(member.led for member in self.members.values()):
+            return  # without a leader nothing expires
+        for lease in [i for i, one in self.leases.items() if one.expires + self.late_revocation <= self.loop.now]:
+            self.end_lease(lease)
+
+    def _time_to_live(self, member: Member, request: Any, sender: str) -> Any:
+        lease = self.leases.get(request.ID)
+        if lease is None:
+            return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)
+        left = max(int(lease.expires - self.loop.now), 0)
+        return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=left, grantedTTL=lease.ttl)
+
+    def renew(self, lease_id: int, answer: Callable[[int], None]) -> None:
+        """A renewal; ``answer(ttl)`` is called when it is answered: at once, or after the revocation of a lease that
+        has expired (L3).
+        """
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            answer(10 if self.renews_revoked and lease_id in self.revoked else 0)
+        elif lease.expires <= self.loop.now:
+            lease.waiting.append(answer)
+        else:
+            lease.expires = self.loop.now + lease.ttl
+            answer(lease.ttl)
+
+    # ---------------------------------------------------------------- leaders
+
+    def lose_leader(self) -> None:
+        """No member has a leader; their streams end (W8)."""
+        for member in self.members.values():
+            self.part(member)
+
+    def elect(self) -> None:
+        """There is a leader: it extends every lease by a full TTL (L4)."""
+        self.term += 1
+        for lease in self.leases.values():
+            lease.expires = self.loop.now + lease.ttl
+            waiting, lease.waiting = lease.waiting, []
+            for answer in waiting:
+                answer(lease.ttl)
+        for member in self.members.values():
+            member.led = True
+            self.catch_up(member)
+
+    def part(self, member: Member) -> None:
+        """The member is cut off from the others: it has no leader, and shows nothing new."""
+        member.led = False
+
+
+def cut(found: list[KeyValue], get: Get) -> GetResult:
+    """What a read shows of what is in its range."""
+    if get.count_only:
+        return GetResult((), False, len(found))
+    kept = found[: get.limit] if get.limit else found
+    kvs = [
+        KeyValue(kv.key, b"", kv.mod_revision, kv.create_revision, kv.version, kv.lease) if get.keys_only else kv
+        for kv in kept
+    ]
+    return GetResult(tuple(kvs), len(kept) < len(found), len(found))
+
+
+def _writes(txn: Any) -> bool:
+    return any(not isinstance(op, Get) for op in (*txn.success, *txn.failure))
+
+
+_ANSWERS: dict[str, Callable[[SimEtcd, Member, Any, str], Any]] = {
+    "/etcdserverpb.KV/Txn": SimEtcd._txn,
+    "/etcdserverpb.KV/Range": SimEtcd._range,
+    "/etcdserverpb.KV/Compact": SimEtcd._compact,
+    "/etcdserverpb.Lease/LeaseGrant": SimEtcd._grant,
+    "/etcdserverpb.Lease/LeaseRevoke": SimEtcd._revoke,
+    "/etcdserverpb.Lease/LeaseTimeToLive": SimEtcd._time_to_live,
+    "/etcdserverpb.Maintenance/Status": SimEtcd._status,
+    "/etcdserverpb.Maintenance/Alarm": SimEtcd._alarms,
+    "/etcdserverpb.Cluster/MemberList": SimEtcd._list_members,
+}
+_LEADERLESS = frozenset(
+    {"/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Alarm", "/etcdserverpb.Cluster/MemberList"}
+)

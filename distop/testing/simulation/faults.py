@@ -1,0 +1,363 @@
+"""The faults of a simulation: how they are drawn, begun and ended. The numbers are those of the fault list that the
+tests follow (F1 answer lost, F2 applied late, F3 frozen, F4 killed, …).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from distop.testing.simulation.network import CLOSED, Fate
+from distop.testing.simulation.scenario import Fault
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from distop.testing.simulation.etcd import Member
+    from distop.testing.simulation.loop import Process
+    from distop.testing.simulation.machine import Machine
+    from distop.testing.simulation.network import Link
+    from distop.testing.simulation.run import Simulation
+
+ALL = ("KV", "Lease", "Watch")
+
+KINDS: dict[str, tuple[int, float, float]] = {
+    # kind: (weight, least and longest duration in seconds)
+    "crash": (10, 0.1, 6.0),  # F4, F27
+    "freeze": (12, 0.05, 9.0),  # F3, F20, F43
+    "stop": (4, 0.1, 4.0),
+    "clock": (2, 0.0, 0.0),  # F20, F40
+    "client-crash": (2, 0.0, 0.0),
+    "client-freeze": (3, 0.1, 5.0),
+    "answers-lost": (8, 0.3, 4.0),  # F1
+    "requests-lost": (4, 0.3, 4.0),
+    "requests-late": (8, 0.3, 4.0),  # F2, F23, F24, F25, F26, F28
+    "errors": (5, 0.3, 3.0),
+    "cut": (6, 0.0, 0.0),  # F7, F9, F11
+    "hole": (6, 0.5, 20.0),  # F7
+    "one-way": (8, 0.5, 8.0),  # F6
+    "refuse": (3, 0.2, 4.0),
+    "leader": (5, 0.2, 3.0),  # F5, F12
+    "member-parted": (4, 0.5, 6.0),  # F5, F18
+    "member-killed": (4, 0.3, 5.0),
+    "lag": (5, 0.5, 6.0),  # F11, F18
+    "slow-watches": (4, 0.0, 0.0),  # F9
+    "watches-end": (4, 0.0, 0.0),  # F11
+    "watches-refused": (2, 0.2, 1.5),  # F11
+    "compaction": (4, 0.0, 0.0),  # F8
+    "space": (3, 0.5, 4.0),  # F15
+    "late-revocation": (3, 1.0, 8.0),  # F12
+    "renews-revoked": (2, 1.0, 8.0),  # F36
+    "deposed": (3, 0.2, 3.0),  # F13, F36
+    "cut-at-step": (4, 0.0, 0.0),
+    "revoke": (2, 0.0, 0.0),  # L2, F13
+}
+
+
+def draw_faults(chance: random.Random, hosts: int) -> tuple[Fault, ...]:
+    """Up to a dozen, over some seconds."""
+    span = chance.choice((4.0, 8.0, 14.0))
+    kinds, weights = list(KINDS), [weight for weight, _, _ in KINDS.values()]
+    some = chance.choices(kinds, weights, k=chance.choices((0, 1, 2, 4, 7, 11), (4, 16, 24, 28, 18, 10))[0])
+    faults = []
+    for kind in some:
+        _, least, longest = KINDS[kind]
+        lasts = least + (longest - least) * chance.random() ** 2
+        at = 0.2 + span * chance.random()
+        faults.append(Fault(kind, at, lasts, tuple(chance.random() for _ in range(4))))
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+class Injector:
+    """Begins and ends the faults of a scenario. ``count``: how often each kind struck something."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        self.count: Counter[str] = Counter()
+        self._windows: list[tuple[str, float, float]] = []
+        self._strikes: dict[str, Callable[[Fault], None]] = {
+            name: getattr(self, f"_{name.replace('-', '_')}") for name in KINDS
+        }
+        sim.network.fate = self._fate
+
+    def schedule(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._sim.loop.world_at(fault.at, self._begin, fault)
+
+    def _begin(self, fault: Fault) -> None:
+        self._sim.note(f"fault: {fault.kind} for {fault.lasts:.2f} s")
+        self._strikes[fault.kind](fault)
+
+    def _later(self, fault: Fault, do: Callable[[], None]) -> None:
+        def end() -> None:
+            self._sim.note(f"end of fault: {fault.kind}")
+            do()
+
+        self._sim.loop.world_at(self._sim.loop.now + fault.lasts, end)
+
+    # ------------------------------------------------------------------- aims
+
+    def _machine(self, fault: Fault) -> Machine:
+        machines = self._sim.machines
+        return machines[int(fault.aim[0] * len(machines))]
+
+    def _member(self, fault: Fault) -> Member:
+        members = list(self._sim.etcd.members.values())
+        return members[int(fault.aim[1] * len(members))]
+
+    def _process(self, fault: Fault) -> Process | None:
+        if fault.aim[0] < 0.15 and self._sim.clients:
+            return self._sim.clients[int(fault.aim[1] * len(self._sim.clients))]
+        return self._machine(fault).process
+
+    def _links(self, fault: Fault) -> list[Link]:
+        """Those of one process: to all members, or to one."""
+        process = self._process(fault)
+        if process is None:
+            return []
+        member = self._member(fault) if fault.aim[2] < 0.5 else None
+        return self._sim.network.links(process, member)
+
+    # -------------------------------------------------------------- processes
+
+    def _crash(self, fault: Fault) -> None:
+        machine = self._machine(fault)
+        process = machine.process
+        if process is None:
+            return
+        self.count["crash"] += 1
+
+        def crash() -> None:
+            if machine.process is process:
+                self._sim.note(f"{machine.name} is killed")
+                machine.crash()
+                self._sim.loop.world_at(self._sim.loop.now + fault.lasts, machine.start)
+
+        process.after(int(fault.aim[3] * 60), crash)
+
+    def _freeze(self, fault: Fault) -> None:
+        machine = self._machine(fault)
+        process = machine.process
+        if process is None:
+            return
+        self.count["freeze"] += 1
+        loop = self._sim.loop
+
+        def freeze() -> None:
+            if machine.process is process:
+                self._sim.note(f"{machine.name} is frozen")
+                loop.freeze(process)
+                loop.world_at(loop.now + fault.lasts, thaw)
+
+        def thaw() -> None:
+            self._sim.note(f"{machine.name} goes on")
+            loop.thaw(process)
+
+        process.after(int(fault.aim[3] * 60), freeze)
+
+    def _stop(self, fault: Fault) -> None:
+        machine = self._machine(fault)
+        self.count["stop"] += 1
+        machine.stop()
+        self._sim.loop.world_at(self._sim.loop.now + fault.lasts + 20.0, machine.start)
+
+    def _clock(self, fault: Fault) -> None:
+        self.count["clock"] += 1
+        self._machine(fault).source.skew += (fault.aim[1] - 0.5) * (20.0 if fault.aim[2] < 0.7 else 7200.0)
+
+    def _client_crash(self, fault: Fault) -> None:
+        clients = [client for client in self._sim.clients if not client.dead]
+        if clients:
+            self.count["client-crash"] += 1
+            client = clients[int(fault.aim[0] * len(clients))]
+            self._sim.loop.kill(client)
+            self._sim.network.died(client)
+
+    def _client_freeze(self, fault: Fault) -> None:
+        clients = [client for client in self._sim.clients if not client.dead]
+        if clients:
+            self.count["client-freeze"] += 1
+            client = clients[int(fault.aim[0] * len(clients))]
+            self._sim.loop.freeze(client)
+            self._later(fault, lambda: self._sim.loop.thaw(client))
+
+    # --------------------------------------------------------------- requests
+
+    def _window(self, fault: Fault) -> None:
+        window = (fault.kind, self._sim.loop.now + fault.lasts, 0.1 + 0.5 * fault.aim[1])
+        self._windows.append(window)
+        self._later(fault, lambda: self._windows.remove(window))
+
+    _answers_lost = _requests_lost = _requests_late = _errors = _window
+
+    def _fate(self, process: Process, path: str) -> Fate | None:
+        if not self._windows:
+            return None
+        chance = self._sim.network.chance
+        for kind, _, odds in self._windows:
+            if chance.random() < odds:
+                self.count[kind] += 1
+                return self._draw(kind, chance)
+        return None
+
+    @staticmethod
+    def _draw(kind: str, chance: random.Random) -> Fate:
+        told = chance.choice((None, ("UNAVAILABLE", CLOSED), ("UNKNOWN", "Stream removed"), ("INTERNAL", "RST_STREAM")))
+        if kind == "answers-lost":
+            return Fate(kind, silent=True, error=told, before=0.0)
+        if kind == "requests-lost":
+            return Fate(kind, before=None, error=told)
+        if kind == "requests-late":
+            return Fate(kind, before=chance.choice((0.05, 0.5, 3.0, 8.0)) * chance.random(), silent=True, error=told)
+        return Fate(
+            kind,
+            refusal=chance.choice(
+                (
+                    ("UNAVAILABLE", "etcdserver: leader changed"),
+                    ("RESOURCE_EXHAUSTED", "etcdserver: too many requests"),
+                    ("UNAVAILABLE", "etcdserver: request timed out"),
+                    ("UNKNOWN", "raft: stopped"),
+                )
+            ),
+        )
+
+    # ---------------------------------------------------------------- network
+
+    def _cut(self, fault: Fault) -> None:
+        for link in self._links(fault):
+            self.count["cut"] += 1
+            self._sim.network.cut(link)
+
+    def _cut_at_step(self, fault: Fault) -> None:
+        process = self._machine(fault).process
+        if process is None:
+            return
+        self.count["cut-at-step"] += 1
+        process.after(int(fault.aim[3] * 60), lambda: self._sim.network.cut_all(process))
+
+    def _hold(self, fault: Fault, held: Sequence[str], muted: Sequence[str]) -> None:
+        links = self._links(fault)
+        if links:
+            self.count[fault.kind] += 1
+            for link in links:
+                self._sim.network.hold(link, held, muted)
+            self._later(fault, lambda: self._sim.network.heal_all(links))
+
+    def _hole(self, fault: Fault) -> None:
+        self._hold(fault, ALL, ALL)
+
+    def _one_way(self, fault: Fault) -> None:
+        kinds: tuple[str, ...] = (("Lease",), ("Lease",), ("KV",), ("Watch",), ("KV", "Watch"), ALL)[
+            int(fault.aim[3] * 6)
+        ]
+        to_server = fault.aim[1] < 0.5
+        self._hold(fault, kinds if to_server else (), () if to_server else kinds)
+
+    def _refuse(self, fault: Fault) -> None:
+        links = self._links(fault)
+        for link in links:
+            self.count["refuse"] += 1
+            link.refuses = True
+            self._sim.network.cut(link)
+        self._later(fault, lambda: self._sim.network.heal_all(links))
+
+    # ------------------------------------------------------------------- etcd
+
+    def _leader(self, fault: Fault) -> None:
+        self.count["leader"] += 1
+        self._sim.etcd.lose_leader()
+        self._later(fault, self._sim.etcd.elect)
+
+    def _member_parted(self, fault: Fault) -> None:
+        member, etcd = self._member(fault), self._sim.etcd
+        if len(etcd.members) < 3:
+            return self._leader(fault)
+        self.count["member-parted"] += 1
+        etcd.part(member)
+
+        def back() -> None:
+            member.led = True
+            etcd.catch_up(member)
+
+        return self._later(fault, back)
+
+    def _member_killed(self, fault: Fault) -> None:
+        member, etcd = self._member(fault), self._sim.etcd
+        self.count["member-killed"] += 1
+        self._sim.network.stop(member)
+
+        def back() -> None:
+            member.up = True
+            etcd.catch_up(member)
+
+        self._later(fault, back)
+
+    def _lag(self, fault: Fault) -> None:
+        member, etcd = self._member(fault), self._sim.etcd
+        self.count["lag"] += 1
+        member.lag = 0.05 + 1.5 * fault.aim[2] ** 2
+        etcd.watching.resends = fault.aim[3] < 0.5
+
+        def back() -> None:
+            member.lag = 0.0
+            etcd.watching.resends = False
+            etcd.catch_up(member)
+
+        self._later(fault, back)
+
+    def _slow_watches(self, fault: Fault) -> None:
+        self.count["slow-watches"] += 1
+        self._sim.etcd.watching.fall_behind(self._member(fault))
+
+    def _watches_end(self, fault: Fault) -> None:
+        for link in self._links(fault):
+            for stream in list(link.streams):
+                self.count["watches-end"] += 1
+                stream.fail(None)
+
+    def _watches_refused(self, fault: Fault) -> None:
+        self.count["watches-refused"] += 1
+        watching = self._sim.etcd.watching
+        watching.refuses = "etcdserver: permission denied"
+        self._watches_end(fault)
+        self._later(fault, lambda: setattr(watching, "refuses", ""))
+
+    def _compaction(self, fault: Fault) -> None:
+        etcd = self._sim.etcd
+        revision = etcd.revision - int(fault.aim[0] * 20)
+        if revision > etcd.compacted:
+            self.count["compaction"] += 1
+            etcd.compacted = revision
+
+    def _space(self, fault: Fault) -> None:
+        self.count["space"] += 1
+        etcd = self._sim.etcd
+        etcd.full, etcd.applies_when_full = True, fault.aim[0] < 0.5
+        self._later(fault, lambda: setattr(etcd, "full", False))
+
+    def _late_revocation(self, fault: Fault) -> None:
+        self.count["late-revocation"] += 1
+        etcd = self._sim.etcd
+        etcd.late_revocation = 3.0 * fault.aim[0]
+        self._later(fault, lambda: setattr(etcd, "late_revocation", 0.0))
+
+    def _renews_revoked(self, fault: Fault) -> None:
+        self.count["renews-revoked"] += 1
+        etcd = self._sim.etcd
+        etcd.renews_revoked = True
+        self._later(fault, lambda: setattr(etcd, "renews_revoked", False))
+
+    def _deposed(self, fault: Fault) -> None:
+        self.count["deposed"] += 1
+        network = self._sim.network
+        network.deposed = True
+        self._later(fault, lambda: setattr(network, "deposed", False))
+
+    def _revoke(self, fault: Fault) -> None:
+        """Somebody revokes a lease by hand: its holder does not know, so what it promises of side effects is off."""
+        etcd = self._sim.etcd
+        if etcd.leases:
+            self.count["revoke"] += 1
+            self._sim.lenient = True
+            etcd.end_lease(list(etcd.leases)[int(fault.aim[0] * len(etcd.leases))])

@@ -1,0 +1,158 @@
+"""One host of a simulation: a daemon that runs the production code, its guardian, its children, its clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop import logs
+from distop.clock import source
+from distop.config import ExecutorConfig
+from distop.daemon import serve
+from distop.errors import ClusterChanged
+from distop.store.transport import channels
+from distop.testing.simulation import behaviors
+from distop.testing.simulation.children import GUARDIAN_LATE, Child
+from distop.testing.simulation.loop import Life, Process
+from distop.testing.simulation.source import SimSource
+from distop.testing.simulation.worker import SimWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.core.declaration import Declaration
+    from distop.core.model import OperationRef
+    from distop.store.config import EtcdConfig
+    from distop.testing.simulation.effects import Effects
+    from distop.testing.simulation.loop import VirtualLoop
+    from distop.testing.simulation.network import Network
+    from distop.worker.model import WorkerConfig
+
+
+class Machine:
+    """A host. ``completed`` is called with what completion code is told."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: VirtualLoop,
+        network: Network,
+        effects: Effects,
+        etcd: EtcdConfig,
+        seed: str,
+        *,
+        types: Sequence[str],
+        slots: int,
+        ttl: float,
+        poll: float,
+        skew: float,
+        completed: Any,
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.network = network
+        self.effects = effects
+        self.chance = random.Random(f"{seed}/{name}/worker")
+        self.source = SimSource(loop, random.Random(f"{seed}/{name}"), skew)
+        self.types: Mapping[str, Declaration] = behaviors.TYPES
+        self.declarations = tuple(behaviors.TYPES[t] for t in types)
+        self.process: Process | None = None
+        self.worker: SimWorker | None = None
+        self.incarnations: list[str] = []
+        self._completed = completed
+        self._config = ExecutorConfig(
+            etcd=etcd, work_dir=Path("/nowhere"), executor_id=name, slots=slots, ttl=ttl, poll=poll
+        )
+        self._context: contextvars.Context | None = None
+        self._stop: asyncio.Event | None = None
+        self._starts = 0
+        self._children = 0
+        self._deadlines: dict[SimWorker, float] = {}
+
+    # ------------------------------------------------------------------ daemon
+
+    def start(self) -> None:
+        """Start the daemon; nothing if it runs."""
+        if self.process is not None:
+            return
+        self._starts += 1
+        process = self.process = Process(f"{self.name}#{self._starts}")
+        context = self._context = contextvars.Context()
+        context.run(source.set, self.source)
+        context.run(channels.set, self.network.channel)
+        stop = self._stop = asyncio.Event()
+
+        async def live() -> None:
+            try:
+                await serve(self._config, self.name, stop, logs.get("distop.executor"), self._make_worker)
+            except ClusterChanged as error:
+                self.loop.troubles.append(f"{self.name}: {error}")
+            finally:
+                if self.process is process:
+                    self._gone(process)
+
+        self.loop.spawn(process, live(), context)
+
+    def _gone(self, process: Process) -> None:
+        self.process = None
+        self.loop.world_at(self.loop.now, self.network.died, process)
+
+    def _make_worker(self, config: WorkerConfig, *, log: Any) -> Any:
+        self.incarnations.append(config.incarnation)
+        assert self.process is not None
+        self.process.label = config.incarnation
+        self.worker = SimWorker(config, self)
+        return self.worker
+
+    def crash(self) -> None:
+        """kill -9: the daemon is gone at once, its guardian notices a little later."""
+        process = self.process
+        if process is None:
+            return
+        self.process = None
+        self.loop.kill(process)
+        self.network.died(process)
+        if self.worker is not None:
+            late = self.chance.uniform(0.0, GUARDIAN_LATE)
+            self.loop.world_at(self.loop.now + late, self.worker.killed_by_guardian, "daemon-gone")
+
+    def freeze(self) -> Process | None:
+        """SIGSTOP: the daemon stands still; children and guardian go on."""
+        if self.process is not None and self.process.life is Life.RUNNING:
+            self.loop.freeze(self.process)
+            return self.process
+        return None
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.process is not None and self._stop is not None:
+            self.loop.call_soon(self._stop.set, context=self._context)
+
+    # --------------------------------------------------------------- guardian
+
+    def guard(self, worker: SimWorker, boottime: float) -> None:
+        """The guardian learns of a deadline."""
+        if boottime <= self._deadlines.get(worker, 0.0):
+            return
+        self._deadlines[worker] = boottime
+        late = self.chance.uniform(0.0, GUARDIAN_LATE)
+        self.loop.world_at(self.loop.now + boottime - self.source.boottime() + late, self._check, worker, boottime)
+
+    def _check(self, worker: SimWorker, boottime: float) -> None:
+        if self._deadlines[worker] == boottime:
+            worker.killed_by_guardian("deadline")
+
+    def deadline_of(self, worker: SimWorker) -> float:
+        """The deadline that the guardian knows."""
+        return self._deadlines.get(worker, 0.0)
+
+    def new_child(self) -> Child:
+        self._children += 1
+        return Child(self, self._children)
+
+    def completed(self, ref: OperationRef, *told: Any) -> None:
+        """Completion code runs."""
+        self._completed(ref, *told)

@@ -1,0 +1,311 @@
+"""The network between simulated processes and the servers, with the face of ``grpc.aio``.
+
+A *link* is what one process has to one server: it can refuse, swallow everything (in one direction, or for some kinds
+of requests alone), or break. What is on its way is delivered in its own time, whatever the client thinks of it by then:
+a request whose sender has given up is applied all the same (T9).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from distop.testing.simulation.etcd import StatusError
+from distop.testing.simulation.loop import PROCESS
+from distop.testing.simulation.streams import SimStream
+
+if TYPE_CHECKING:
+    import asyncio
+    import random
+    from collections.abc import Callable, Sequence
+
+    from distop.testing.simulation.etcd import Member, SimEtcd
+    from distop.testing.simulation.loop import Process, VirtualLoop
+
+PATIENCE = 15.0
+"""Seconds after which a connection that swallows everything is given up (gRPC's pings, as the transport sets them)."""
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: refused"
+CLOSED = "Socket closed"
+
+
+def failure(code: str, detail: str) -> grpc.aio.AioRpcError:
+    """The error that grpc.aio raises."""
+    empty = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode[code], empty, empty, detail, "")
+
+
+class Fate:
+    """What happens to one request. ``before``: seconds more until it arrives, None: never. ``silent``: the answer is
+    lost. ``error``: what the client is told instead (code, detail), whatever happens to the request; None: nothing.
+    ``refusal``: the server does not do it, and says so.
+    """
+
+    __slots__ = ("before", "error", "name", "refusal", "silent")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        before: float | None = 0.0,
+        silent: bool = False,
+        error: tuple[str, str] | None = None,
+        refusal: tuple[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.before = before
+        self.silent = silent
+        self.error = error
+        self.refusal = refusal
+
+
+class Link:
+    """What a process has to a server. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) whose requests do
+    not get there for now; ``muted``: those whose answers do not get back.
+    """
+
+    def __init__(self, process: Process, member: Member) -> None:
+        self.process = process
+        self.member = member
+        self.refuses = False
+        self.held: frozenset[str] = frozenset()
+        self.muted: frozenset[str] = frozenset()
+        self.stuck: list[Callable[[], None]] = []
+        """What goes on once the link lets it pass."""
+        self.streams: list[SimStream] = []
+        self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.epoch = 0
+
+
+class Network:
+    """All links. ``fate(process, path)`` decides what happens to a request (None: nothing special)."""
+
+    def __init__(self, loop: VirtualLoop, etcd: SimEtcd, chance: random.Random) -> None:
+        self.loop = loop
+        self.etcd = etcd
+        self.chance = chance
+        self.latency = (0.0003, 0.003)
+        self.fate: Callable[[Process, str], Fate | None] = lambda process, path: None
+        self.requests = 0
+        self.deposed = False
+        """The member that renews leases is no leader any more, and says so."""
+        self._links: dict[tuple[str, str], Link] = {}
+        self._numbers = 0
+        etcd_parts = etcd.part
+
+        def part(member: Member) -> None:
+            etcd_parts(member)
+            self.leaderless(member)
+
+        etcd.part = part  # type: ignore[method-assign]
+
+    def channel(self, address: str, credentials: Any = None) -> Any:
+        """A channel of the current process (``distop.store.transport.channels``)."""
+        return SimChannel(self, self.link(PROCESS.get(), address))
+
+    def link(self, process: Process, address: str) -> Link:
+        """What the process has to this server."""
+        key = (process.name, address)
+        link = self._links.get(key)
+        if link is None or link.process is not process:
+            link = self._links[key] = Link(process, self.etcd.members[address])
+        return link
+
+    def links(self, process: Process | None = None, member: Member | None = None) -> list[Link]:
+        """Those of a process, to a member, or all."""
+        return [
+            link
+            for link in self._links.values()
+            if (process is None or link.process is process) and (member is None or link.member is member)
+        ]
+
+    def delay(self) -> float:
+        """The time that one message takes."""
+        low, high = self.latency
+        return low + (high - low) * self.chance.random()
+
+    # ----------------------------------------------------------------- faults
+
+    def hold(self, link: Link, held: Sequence[str] = (), muted: Sequence[str] = ()) -> None:
+        """From now on requests of these kinds do not get there, answers of those do not get back."""
+        link.held, link.muted = frozenset(held), frozenset(muted)
+        link.epoch += 1
+        if len(link.held) == 3 or len(link.muted) == 3:
+            self.loop.world_at(self.loop.now + PATIENCE, self._give_up, link, link.epoch)
+
+    def _give_up(self, link: Link, epoch: int) -> None:
+        if link.epoch == epoch:
+            self.cut(link, "keepalive watchdog timeout")
+
+    def heal(self, link: Link) -> None:
+        """Everything passes again; what was stuck goes on."""
+        link.refuses = False
+        link.held = link.muted = frozenset()
+        link.epoch += 1
+        stuck, link.stuck = link.stuck, []
+        for go_on in stuck:
+            go_on()
+
+    def cut_all(self, process: Process) -> None:
+        """Every connection of the process breaks."""
+        for link in self.links(process):
+            self.cut(link)
+
+    def heal_all(self, links: Sequence[Link]) -> None:
+        for link in links:
+            self.heal(link)
+
+    def cut(self, link: Link, detail: str = CLOSED) -> None:
+        """Its connection breaks. Requests that are on their way may arrive all the same; their answers do not."""
+        link.stuck.clear()
+        calls, link.calls = link.calls, {}
+        for reply in calls.values():
+            if not reply.done():
+                reply.set_exception(failure("UNAVAILABLE", detail))
+        for stream in list(link.streams):
+            stream.broken(failure("UNAVAILABLE", detail))
+
+    def died(self, process: Process) -> None:
+        """The process is gone, and its connections with it."""
+        for link in self.links(process):
+            link.stuck.clear()
+            link.calls.clear()
+            for stream in list(link.streams):
+                stream.broken(failure("UNAVAILABLE", CLOSED))
+
+    def renewal_error(self) -> grpc.aio.AioRpcError | None:
+        """The error that a renewal is silent with, if it is: a deposed leader answers so (L2)."""
+        return failure("UNKNOWN", "lease: not a primary lessor") if self.deposed else None
+
+    def stop(self, member: Member) -> None:
+        """The server is killed."""
+        member.up = False
+        for link in self.links(member=member):
+            self.cut(link)
+
+    def leaderless(self, member: Member) -> None:
+        """Its streams, which want a leader, end (W8)."""
+        for link in self.links(member=member):
+            for stream in list(link.streams):
+                stream.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
+
+    # ------------------------------------------------------------------ unary
+
+    async def unary(
+        self, link: Link, path: str, request: Any, *, timeout: float | None = None, metadata: Any = None
+    ) -> Any:
+        """One request, as ``grpc.aio`` makes it."""
+        loop = self.loop
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._send(link, path, request, reply)
+        timer = loop.call_later(timeout, _expire, reply) if timeout is not None else None
+        try:
+            return await reply
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _send(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any]) -> None:
+        self.requests += 1
+        now = self.loop.now
+        if link.refuses or not link.member.up:
+            self.loop.world_at(now + self.delay(), _fail, reply, "UNAVAILABLE", REFUSED)
+            return
+        asked = self.etcd.decode(path, request)
+        fate = self.fate(link.process, path)
+        kind = kind_of(path)
+        number = self._numbers = self._numbers + 1
+        link.calls[number] = reply
+        arrive = functools.partial(self._arrive, link, path, asked, number, fate, link.process.label)
+        if fate is not None and fate.error is not None:
+            self.loop.world_at(now + self.delay(), _fail, reply, *fate.error)
+        if fate is not None and fate.before is None:
+            return
+        if kind in link.held:
+            link.stuck.append(arrive)
+            return
+        self.loop.world_at(now + self.delay() + (fate.before or 0.0 if fate is not None else 0.0), arrive)
+
+    def _arrive(self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str) -> None:
+        member = link.member
+        if not member.up:
+            return
+        error: tuple[str, str] | None = fate.refusal if fate is not None else None
+        response: Any = None
+        if error is None:
+            try:
+                response = self.etcd.answer(member, path, asked, sender)
+            except StatusError as status:
+                error = (status.code, status.detail)
+        reply = link.calls.pop(number, None)
+        if reply is None or (fate is not None and fate.silent):
+            return
+        delay = self.delay() + (member.lag if path.startswith("/etcdserverpb.KV/") else 0.0)
+        self._back(link, kind_of(path), delay, functools.partial(_answer, reply, response, error))
+
+    def _back(self, link: Link, kind: str, delay: float, answer: Callable[[], None]) -> None:
+        if kind in link.muted:
+            link.stuck.append(answer)
+        else:
+            self.loop.world_at(self.loop.now + delay, answer)
+
+
+class SimChannel:
+    """What ``grpc.aio.Channel`` is to ``distop.store.transport``."""
+
+    def __init__(self, network: Network, link: Link) -> None:
+        self._network = network
+        self._link = link
+        self._closed = False
+
+    def unary_unary(self, path: str, request_serializer: Any = None, response_deserializer: Any = None) -> Any:
+        def call(request: Any, *, timeout: float | None = None, metadata: Any = None) -> Any:
+            if self._closed:
+                raise grpc.aio.UsageError("Channel is closed.")
+            return self._network.unary(self._link, path, request, timeout=timeout, metadata=metadata)
+
+        return call
+
+    def stream_stream(self, path: str, request_serializer: Any = None, response_deserializer: Any = None) -> Any:
+        def call(requests: None, *, metadata: Any = None) -> SimStream:
+            if self._closed:
+                raise grpc.aio.UsageError("Channel is closed.")
+            return SimStream(self._network, self._link, path)
+
+        return call
+
+    async def close(self, grace: float | None) -> None:
+        """What is under way is cancelled."""
+        self._closed = True
+        link = self._link
+        calls, link.calls = link.calls, {}
+        for reply in calls.values():
+            reply.cancel()
+        for stream in list(link.streams):
+            stream.cancel()
+
+
+def kind_of(path: str) -> str:
+    """``KV``, ``Lease``, ``Watch``, …"""
+    return path[14 : path.rindex("/")]
+
+
+def _expire(reply: asyncio.Future[Any]) -> None:
+    if not reply.done():
+        reply.set_exception(failure("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+
+
+def _fail(reply: asyncio.Future[Any], code: str, detail: str) -> None:
+    if not reply.done():
+        reply.set_exception(failure(code, detail))
+
+
+def _answer(reply: asyncio.Future[Any], response: Any, error: tuple[str, str] | None) -> None:
+    if reply.done():
+        return
+    if error is not None:
+        reply.set_exception(failure(*error))
+    else:
+        reply.set_result(response)

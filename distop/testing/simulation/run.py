@@ -1,0 +1,277 @@
+"""One simulation: a scenario is run, each revision is checked, and at the end that all has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import gc
+import logging
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import source
+from distop.core import keys as K
+from distop.core.invariants import Checker
+from distop.core.keys import Keys
+from distop.core.orphans import orphans
+from distop.store.config import EtcdConfig
+from distop.store.transport import channels
+from distop.testing.simulation.authors import Authors
+from distop.testing.simulation.clients import Told, one_client, release_paused, set_up
+from distop.testing.simulation.effects import Effects
+from distop.testing.simulation.etcd import SimEtcd
+from distop.testing.simulation.faults import Injector
+from distop.testing.simulation.loop import Process, VirtualLoop
+from distop.testing.simulation.machine import Machine
+from distop.testing.simulation.network import Network
+from distop.testing.simulation.scenario import Scenario, scenario
+from distop.testing.simulation.source import SimSource
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from distop.core.model import OperationRef
+    from distop.core.view import Change
+
+LIVENESS = 180.0
+"""Virtual seconds after the last fault within which all has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """Something that must not be: ``kind`` names the guarantee; ``op`` and ``partition`` (-1) what it is about."""
+
+    kind: str
+    at: float
+    revision: int
+    key: str
+    text: str
+    op: str = ""
+    partition: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.at:.3f} s, revision {self.revision}: {self.key}: {self.text}"
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run went."""
+
+    scenario: Scenario
+    breaches: list[Breach]
+    ended: int
+    """Operations that ended."""
+    revisions: int
+    requests: int
+    callbacks: int
+    seconds: float
+    """Virtual ones."""
+    faults: dict[str, int]
+    log: list[tuple[float, int, str, str]] = field(default_factory=list)
+    """(time, revision or 0, who, what), all of it, in order."""
+
+
+class Simulation:
+    """The cluster of one scenario."""
+
+    def __init__(self, wanted: Scenario) -> None:
+        self.scenario = wanted
+        self.keys = Keys()
+        self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
+        addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
+        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch)
+        self.etcd.watching.fragments = wanted.fragments
+        self.etcd.committed = self._committed
+        self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
+        self.breaches: list[Breach] = []
+        self.log: list[tuple[float, int, str, str]] = []
+        self.lenient = False
+        """A lease was ended before its time: what is promised of side effects is off."""
+        self.told = Told()
+        self.clients: list[Process] = []
+        self.machines: list[Machine] = []
+        self._checker = Checker(self.keys)
+        self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found_effect)
+        self._authors = Authors(self.keys, self.effects.claim_left, self._found)
+        self._open: set[str] = set()
+        self._accepted: set[str] = set()
+        self._ended: dict[str, str] = {}
+        self._busy = 0
+        self._injector = Injector(self)
+        self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
+        self._history = self.keys.family(K.HISTORY)[0]
+        self._config = EtcdConfig(addresses, connect_timeout=5.0, read_timeout=None)
+
+    # ------------------------------------------------------------------ checks
+
+    def note(self, text: str) -> None:
+        """Something of the world happens: it stands in the story."""
+        self.log.append((self.loop.now, 0, "", text))
+
+    def _committed(self, revision: int, changes: tuple[Change, ...], sender: str) -> None:
+        self.log.append((self.loop.now, revision, sender, ""))
+        for one in self._checker.feed(revision, changes):
+            self._found(f"invariant {one.invariant}", one.key, one.text)
+        self._authors.step(changes, sender)
+        for change in changes:
+            key = change.kv.key
+            if key.startswith(self._active):
+                (self._open.discard if change.deleted else self._open.add)(key)
+                if not change.deleted:
+                    self._accepted.add(str(self.keys.parse(key).ref))
+            elif key.startswith(self._history) and not change.deleted:
+                self._end_of(key, change)
+
+    def _end_of(self, key: str, change: Change) -> None:
+        from distop.core.model import History
+
+        parsed = self.keys.parse(key)
+        if parsed.chunk < 0:
+            self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
+
+    def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
+        self.breaches.append(Breach(kind, self.loop.now, self.etcd.revision, key, text, op, partition))
+
+    def _found_effect(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
+        if not self.lenient or kind == "checkpoint lost":
+            self._found(kind, key, text, op, partition)
+
+    def _completed(
+        self, ref: OperationRef, verdict: str, total: int, success: int, failed: int, rows: list[dict[str, Any]]
+    ) -> None:
+        """Completion code runs: the decision stands, and what it is shown agrees with it."""
+        where = self.keys.of(ref, "decision")
+        if self.etcd.store.get(where) is None and self.etcd.store.get(self.keys.history(ref)) is None:
+            self._found("completion before decision", where, "completion code runs, and nothing was decided", str(ref))
+        elif self.etcd.store.get(self.keys.history(ref)) is None:
+            shown = (len(rows), sum(bool(row["success"]) for row in rows))
+            if verdict != "cancelled" and shown != (success + failed, success):
+                text = f"completion code is told of {success} + {failed} jobs and shown {shown}"
+                self._found("outcomes lost", where, text, str(ref))
+
+    # --------------------------------------------------------------------- run
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> Process:
+        process = Process(name)
+        context = contextvars.Context()
+        context.run(source.set, SimSource(self.loop, random.Random(f"{self.scenario.seed}/{name}")))
+        context.run(channels.set, self.network.channel)
+        self._busy += 1
+
+        async def live() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.loop.troubles.append(f"{name}: {type(error).__name__}: {error}")
+            self._busy -= 1
+
+        self.loop.spawn(process, live(), context)
+        return process
+
+    def run(self) -> Report:
+        """Run it to its end."""
+        wanted = self.scenario
+        for host in wanted.hosts:
+            machine = Machine(
+                host.name, self.loop, self.network, self.effects, self._config, str(wanted.seed), types=host.types,
+                slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
+            )  # fmt: skip
+            self.machines.append(machine)
+            machine.start()
+        self._spawn("set-up", set_up(self._config, wanted.tables))
+        for n in range(wanted.clients):
+            wishes = [(number, wish) for number, wish in enumerate(wanted.wishes) if wish.client == n]
+            self.clients.append(self._spawn(f"client-{n}", one_client(self._config, wishes, self.told)))
+        self._injector.schedule(wanted.faults)
+        try:
+            self.loop.run(self._all_quiet, wanted.calm)
+            self._begin_calm()
+            if not self.loop.run(self._over, self.loop.now + LIVENESS):
+                self._not_over()
+            self._look_back()
+        finally:
+            self.loop.end()
+        callbacks = self.loop.world.ran + sum(machine.process.ran for machine in self.machines if machine.process)
+        return Report(
+            wanted, self.breaches, len(self._ended), self.etcd.revision, self.network.requests, callbacks,
+            self.loop.now, dict(self._injector.count), self.log,
+        )  # fmt: skip
+
+    def _all_quiet(self) -> bool:
+        return False
+
+    def _begin_calm(self) -> None:
+        """All faults are over: what is down comes back."""
+        self.note("all faults are over")
+        for link in self.network.links():
+            self.network.heal(link)
+        for member in self.etcd.members.values():
+            member.up = True
+            member.lag = 0.0
+        self.etcd.elect()
+        for process in [*self.clients, *(machine.process for machine in self.machines)]:
+            if process is not None:
+                process.let_be()
+                self.loop.thaw(process)
+        for machine in self.machines:
+            machine.start()
+        self._spawn("janitor", release_paused(self._config, self._over_but_me))
+
+    def _over_but_me(self) -> bool:
+        return not self._open and self._waiting() <= 1
+
+    def _waiting(self) -> int:
+        return self._busy - sum(client.dead for client in self.clients)
+
+    def _over(self) -> bool:
+        return not self._open and self._waiting() <= 1
+
+    def _not_over(self) -> None:
+        for key in sorted(self._open):
+            kv = self.etcd.store.get(key)
+            what = kv.value.decode() if kv is not None and kv.value else "open"
+            ref = str(self.keys.parse(key).ref)
+            self._found("liveness", key, f"{ref} has not ended {LIVENESS:g} s after the last fault: {what}", ref)
+        if not self._open:
+            self._found("liveness", "", f"{self._waiting()} clients still wait, and no operation is left")
+
+    def _look_back(self) -> None:
+        """What can be judged only in the end."""
+        for request, op in self.told.started.items():
+            if op not in self._accepted:
+                self._found("acknowledged and lost", op, f"{request} was told that {op} began, and it never did", op)
+        for op, state in self.told.ended.items():
+            if self._ended.get(op) != state:
+                self._found("told wrong", op, f"a client was told {state}; the history says {self._ended.get(op)}", op)
+        for op in sorted(self._accepted - self._ended.keys()):
+            if not any(str(self.keys.parse(key).ref) == op for key in self._open):
+                self._found("lost", op, f"{op} was accepted and is gone without a history", op)
+        for text in self.told.surprises:
+            self._found("surprise", "", text)
+        if not self._open:
+            for text in orphans(self.keys, [kv.key for kv in self.etcd.store.listing()]):
+                self._found("invariant 9", "", text)
+        for text in dict.fromkeys(self.loop.troubles):
+            self._found("trouble", "", text)
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without logs; and nothing is finalized at a moment of the collector's choice."""
+    logger = logging.getLogger("distop")
+    level, collects = logger.level, gc.isenabled()
+    logger.setLevel(logging.CRITICAL + 1)
+    gc.disable()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if collects:
+            gc.enable()
+
+
+def simulate(seed: int, *, faults: bool = True, wanted: Scenario | None = None) -> Report:
+    """Run the scenario of a seed, or this one."""
+    with quietly():
+        return Simulation(wanted if wanted is not None else scenario(seed, faults=faults)).run()

@@ -1,0 +1,164 @@
+"""Streams with the face of ``grpc.aio.StreamStreamCall``: watches and the renewal of leases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from distop.store._proto import rpc_pb2 as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.testing.simulation.network import Link, Network
+    from distop.testing.simulation.watching import Watch
+
+_FINISHED = "RPC already finished."
+
+
+class SimStream:
+    """One stream, both of its ends. Messages of one direction arrive in order."""
+
+    def __init__(self, network: Network, link: Link, path: str) -> None:
+        self._network = network
+        self._loop = network.loop
+        self._link = link
+        self._kind = path[14 : path.rindex("/")]
+        self._received: deque[Any] = deque()
+        self._reader: asyncio.Future[Any] | None = None
+        self._error: BaseException | None = None
+        self._ended = False
+        self._cancelled = False
+        self._sent_at = 0.0
+        self._back_at = 0.0
+        self._watches: list[Watch] = []
+        self._gone = False
+        """The server knows that it has ended."""
+        link.streams.append(self)
+
+    # ----------------------------------------------------------------- client
+
+    async def write(self, message: Any) -> None:
+        """Send. Raises InvalidStateError once the stream has ended, AioRpcError where it cannot be opened."""
+        from distop.testing.simulation.network import REFUSED, failure
+
+        if self._ended:
+            raise asyncio.InvalidStateError(_FINISHED)
+        link = self._link
+        if link.refuses or not link.member.up:
+            error = failure("UNAVAILABLE", REFUSED)
+            self._finish(error)
+            raise error
+        copy = type(message)()
+        copy.CopyFrom(message)
+        label = link.process.label
+        if self._kind in link.held:
+            link.stuck.append(lambda: self._arrived(copy, label))
+            return
+        self._sent_at = max(self._sent_at, self._loop.now + self._network.delay())
+        self._loop.world_at(self._sent_at, self._arrived, copy, label)
+
+    async def read(self) -> Any:
+        """The next message; ``grpc.aio.EOF`` at a clean end. Raises AioRpcError, or CancelledError after cancel()."""
+        if self._received:
+            return self._received.popleft()
+        if not self._ended:
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+            if self._received:
+                return self._received.popleft()
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self._error is not None:
+            raise self._error
+        return grpc.aio.EOF  # type: ignore[attr-defined]
+
+    def cancel(self) -> bool:
+        """End it from here; a pending read raises CancelledError."""
+        if self._ended:
+            return False
+        self._cancelled = True
+        self._finish(None)
+        self._loop.world_at(self._loop.now + self._network.delay(), self._close)
+        return True
+
+    def _finish(self, error: BaseException | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        if self in self._link.streams:
+            self._link.streams.remove(self)
+        if self._cancelled:
+            self._received.clear()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ---------------------------------------------------------------- network
+
+    def broken(self, error: BaseException) -> None:
+        """The connection is gone: both ends learn of it, messages on their way are lost."""
+        self._finish(error)
+        self._close()
+
+    def fail(self, error: BaseException | None) -> None:
+        """The server ends it: with an error, or (None) cleanly. What it sent before arrives before."""
+        self._close()
+        self._back(lambda: self._finish(error))
+
+    def _back(self, deliver: Callable[[], None]) -> None:
+        if self._kind in self._link.muted:
+            self._link.stuck.append(deliver)
+            return
+        self._back_at = max(self._back_at, self._loop.now + self._network.delay())
+        self._loop.world_at(self._back_at, deliver)
+
+    def _push(self, message: Any) -> None:
+        self._back(lambda: self._receive(message))
+
+    def _receive(self, message: Any) -> None:
+        if self._ended:
+            return
+        self._received.append(message)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ----------------------------------------------------------------- server
+
+    def _close(self) -> None:
+        self._gone = True
+        for watch in self._watches:
+            self._network.etcd.watching.close(watch)
+        self._watches.clear()
+
+    def _arrived(self, message: Any, sender: str) -> None:
+        from distop.testing.simulation.network import failure
+
+        etcd, member = self._network.etcd, self._link.member
+        if self._gone or not member.up:
+            return
+        if not member.led:
+            self.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
+        elif isinstance(message, rpc.LeaseKeepAliveRequest):
+            lease = message.ID
+
+            def answer(ttl: int) -> None:
+                if not self._gone:
+                    self._push(rpc.LeaseKeepAliveResponse(header=etcd.header(member), ID=lease, TTL=ttl))
+
+            if (error := self._network.renewal_error()) is not None:
+                self.fail(error)
+            else:
+                etcd.renew(lease, answer)
+        elif message.HasField("create_request"):
+            watch = etcd.watching.create(member, message.create_request, self._push)
+            if watch is not None:
+                self._watches.append(watch)
+        elif message.HasField("progress_request"):
+            etcd.watching.progress(member, self._watches, self._push)

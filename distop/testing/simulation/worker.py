@@ -1,0 +1,371 @@
+"""The worker of a simulated daemon, with the interface of ``distop.worker.host.Worker``: it runs scripted jobs.
+
+Here it is known which job kills a child; the real worker finds that out by running the suspects alone. What it answers
+is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core.model import OperationRef
+from distop.testing.simulation import behaviors
+from distop.testing.simulation.children import PIPE, Child, Run
+from distop.testing.simulation.loop import PROCESS
+from distop.worker.model import CompleteResult, JobEnded, JobItem, PlanResult, RunRequest, WorkerConfig, WorkerError
+from distop.worker.sinks import first
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+
+    from distop.core.declaration import Declaration
+    from distop.testing.simulation.effects import Effect
+    from distop.testing.simulation.machine import Machine
+
+
+class SimWorker:
+    """One incarnation's worker."""
+
+    def __init__(self, config: WorkerConfig, machine: Machine) -> None:
+        self.config = config
+        self._machine = machine
+        self._loop = machine.loop
+        self._context = contextvars.copy_context()
+        self._process = PROCESS.get()
+        self._child: Child | None = None
+        self._slots = asyncio.Semaphore(config.slots)
+        self._runs: list[Run] = []
+        self._calls: list[tuple[str, asyncio.Future[str]]] = []
+        self._deadline = 0.0
+        self._stopped = ""
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> tuple[Declaration, ...]:
+        await asyncio.sleep(self._machine.chance.uniform(0.01, 0.1))
+        return self._machine.declarations
+
+    def set_deadline(self, boottime: float) -> None:
+        self._deadline = boottime
+        self._loop.world_at(self._loop.now + PIPE, self._machine.guard, self, boottime)
+
+    async def abort(self, reason: str) -> None:
+        self._end_all("aborted")
+        await asyncio.sleep(PIPE)
+
+    async def stop(self, grace: float) -> None:
+        self._stopped = self._stopped or "stopped"
+        self._end_all("stopped")
+        await asyncio.sleep(PIPE)
+
+    async def forget(self, op: str) -> None:
+        return
+
+    def _end_all(self, reason: str) -> None:
+        if self._child is not None:
+            self._child.kill(reason)
+            self._child = None
+        for run in list(self._runs):
+            run.end([JobEnded(p, "cancelled", None, reason) for p in list(run.pending)])
+        for _, told in self._calls:
+            if not told.done():
+                told.set_result(reason)
+
+    def killed_by_guardian(self, reason: str) -> None:
+        """The guardian has killed the child (in the world's time; the daemon hears of it when it can)."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill(reason)
+
+    def _ready(self) -> Child:
+        if self._stopped:
+            raise WorkerError("transient", f"the worker is {self._stopped}")
+        if self._deadline and self._machine.source.boottime() >= self._deadline:
+            raise WorkerError("transient", "the session's deadline has passed")  # its guardian would kill it at once
+        if self._child is None or not self._child.alive:
+            self._child = self._machine.new_child()
+        return self._child
+
+    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
+        """From the child to the daemon."""
+        self._loop.call_later(PIPE, callback, *args, context=self._context)
+
+    # ------------------------------------------------------------------ runs
+
+    async def run(
+        self,
+        request: RunRequest,
+        on_events: Callable[[list[JobEnded]], None],
+        on_status: Callable[[int, str], None] | None = None,
+        on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
+    ) -> None:
+        run = Run(request, on_events, on_progress)
+        self._runs.append(run)
+        try:
+            async with self._slots:
+                await self._drive(run)
+        except WorkerError as error:
+            run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
+        except asyncio.CancelledError:
+            run.on_events = lambda _: None
+            self._cancel(run, list(run.pending))
+            raise
+        finally:
+            self._runs.remove(run)
+
+    async def _drive(self, run: Run) -> None:
+        cleanup = run.request.cleanup_first
+        while run.pending:
+            child = self._ready()
+            child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
+            await first(run.done, child.died)
+            if run.done.done():
+                return
+            reason, cleanup = child.died.result(), True
+            if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
+                run.end([JobEnded(p, "cancelled", None, reason) for p in list(run.pending)])
+                return
+            if child.guilty is not None and child.guilty[0] == run.request.op and child.guilty[1] in run.pending:
+                run.end([JobEnded(child.guilty[1], "crash", None, "the worker process died")])
+            gone = [p for p in run.pending if p in run.cancelled]
+            run.end([JobEnded(p, "cancelled", None, reason) for p in gone])
+
+    async def _jobs(self, child: Child, run: Run, items: list[JobItem], cleanup: bool) -> None:
+        """In the child: the jobs one after the other, or as one batch."""
+        await asyncio.sleep(PIPE)
+        if not run.request.batch:
+            for item in items:
+                await self._job(child, run, item, cleanup)
+            return
+        await asyncio.gather(*(self._job(child, run, item, cleanup) for item in items))
+
+    async def _job(self, child: Child, run: Run, item: JobItem, cleanup: bool) -> None:
+        machine, request, p = self._machine, run.request, item.ordinal
+        ref = OperationRef.parse(request.op)
+        if p in run.cancelled:
+            self._tell(run.end, [JobEnded(p, "cancelled")])
+            return
+        if max(request.deadline, machine.deadline_of(self)) <= machine.source.boottime():
+            self._tell(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
+            return
+        began = machine.source.time()
+        effect = machine.effects.begin(ref, p, item.fence, self.config.incarnation, item.attempt)
+        child.doing.append(effect)
+        resumable = machine.types[request.type].resumable
+        if resumable:
+            machine.effects.resumed(ref, p, item.progress, effect)
+        if cleanup:
+            await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+        script = behaviors.script(request.type, request.arg, p, item.attempt)
+        done = int(item.progress or 0)
+        kind, result, error = "success", None, ""
+        while done < script.steps:
+            if not script.stubborn:
+                await self._work(run, p, script.step)
+                if p in run.cancelled:
+                    await asyncio.sleep(machine.chance.uniform(0.001, 0.1))  # its cleanup
+                    kind = "cancelled"
+                    break
+            else:
+                await asyncio.sleep(script.step * 20)
+            done += 1
+            if resumable and done < script.steps:
+                await self._checkpoint(run, ref, p, done, effect)
+        if kind == "success" and script.end == "crash":
+            child.guilty = (request.op, p)
+            child.kill("exited")
+            return
+        if kind == "success" and script.end != "success":
+            kind = script.end
+            error = "the job broke" if kind == "error" else "the answer is no"
+        if kind == "success":
+            result = {"fence": item.fence, "by": self.config.incarnation}
+        machine.effects.end(effect, kind)
+        child.doing.remove(effect)
+        self._tell(run.end, [JobEnded(p, kind, result, error, began, machine.source.time())])  # type: ignore[arg-type]
+
+    @staticmethod
+    async def _work(run: Run, partition: int, seconds: float) -> None:
+        """So long, unless it is told to stop."""
+        if run.told.is_set():
+            if partition not in run.cancelled:
+                await asyncio.sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await run.told.wait()
+
+    async def _checkpoint(self, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect) -> None:
+        answered: asyncio.Future[bool] = self._loop.create_future()
+        child_context = contextvars.copy_context()
+
+        async def save() -> None:
+            saved = False
+            item = run.pending.get(partition)
+            if item is not None:
+                try:
+                    saved = await run.on_progress(partition, value)
+                except Exception:
+                    saved = False
+                if saved and partition in run.pending:
+                    run.pending[partition] = replace(item, progress=value)
+            self._loop.call_later(PIPE, _set, answered, saved, context=child_context)
+
+        self._tell(lambda: asyncio.ensure_future(save()))
+        if await answered:
+            self._machine.effects.saved(ref, partition, value, effect)
+
+    # ----------------------------------------------------------------- cancel
+
+    def cancel_runs(self, op: str, partitions: Collection[int] | None = None) -> None:
+        for run in list(self._runs):
+            if run.request.op == op:
+                self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
+
+    cancel = cancel_runs
+
+    def _cancel(self, run: Run, partitions: list[int]) -> None:
+        fresh = [p for p in partitions if p not in run.cancelled]
+        if not fresh:
+            return
+        child = self._child
+        self._loop.world_at(self._loop.now + PIPE, self._told, run, fresh)
+        if child is not None:
+            self._loop.call_later(self.config.grace, self._enforce, run, child, fresh)
+
+    @staticmethod
+    def _told(run: Run, partitions: list[int]) -> None:
+        run.cancelled.update(partitions)
+        run.told.set()
+
+    def _enforce(self, run: Run, child: Child, partitions: list[int]) -> None:
+        if child.alive and any(p in run.pending for p in partitions):
+            child.kill("stubborn")
+
+    # ------------------------------------------------------------------ calls
+
+    def cancel_calls(self, op: str) -> None:
+        for name, told in self._calls:
+            if name == op and not told.done():
+                told.set_result("cancelled: it was told to stop")
+
+    async def _call(self, op: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
+        told: asyncio.Future[str] = self._loop.create_future()
+        self._calls.append((op, told))
+        try:
+            while True:
+                child = self._ready()
+                answer: asyncio.Future[Any] = self._loop.create_future()
+
+                async def answering(child: Child = child, answer: asyncio.Future[Any] = answer) -> None:
+                    await asyncio.sleep(PIPE)
+                    try:
+                        value = await work(child)
+                    except WorkerError as error:
+                        self._tell(_fail, answer, error)
+                    else:
+                        self._tell(_set, answer, value)
+
+                child.spawn(answering())
+                await first(answer, told, child.died)
+                if answer.done():
+                    return answer.result()
+                if told.done():
+                    raise WorkerError("transient", told.result())
+                reason = child.died.result()
+                if reason == "exited" and child.guilty == (op, -1):
+                    raise WorkerError("crash", "the worker process died")
+                if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
+                    raise WorkerError("transient", reason)
+        finally:
+            self._calls.remove((op, told))
+
+    async def _trouble(self, child: Child, what: str, op: str, arg: Mapping[str, Any], length: float) -> None:
+        """A call takes its time; some fail."""
+        chance = self._machine.chance
+        await asyncio.sleep(chance.uniform(0.2, 1.8) * length)
+        trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
+        luck = chance.uniform(0.0, 1.0)
+        if behaviors.draw(arg["seed"], what) < trouble * 0.04:
+            raise WorkerError("transient", f"{what} always fails")
+        if luck < trouble * 0.05:
+            child.guilty = (op, -1)
+            self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
+            await asyncio.sleep(3600)
+        if luck < trouble * 0.15:
+            raise WorkerError("transient", f"{what} failed")
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+    ) -> PlanResult:
+        async def work(child: Child) -> PlanResult:
+            await self._trouble(child, "planning", op, arg, 0.2)
+            chunks, count = behaviors.plan(arg, names)
+            return PlanResult(chunks, count, "v1")
+
+        result: PlanResult = await self._call(op, work)
+        return result
+
+    async def complete(
+        self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
+        fetch: Any,
+    ) -> CompleteResult:  # fmt: skip
+        machine = self._machine
+        ref = OperationRef.parse(op)
+        rows: list[dict[str, Any]] = []
+        start: int | None = 0
+        while start is not None and start < total:
+            page, start = await fetch(start)
+            rows += page
+
+        async def work(child: Child) -> CompleteResult:
+            machine.completed(ref, verdict, total, success, failed, rows)
+            await self._trouble(child, "completion", op, arg, 0.3)
+            if arg.get("objects"):
+                return CompleteResult({"jobs": success}, "the completion says no")
+            follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
+            return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
+
+        result: CompleteResult = await self._call(op, work)
+        return result
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Any,
+        items: Sequence[JobItem],
+    ) -> None:
+        machine, ref = self._machine, OperationRef.parse(op)
+
+        async def work(child: Child) -> None:
+            for item in items:
+                effect = machine.effects.begin(
+                    ref, item.ordinal, item.fence, self.config.incarnation, item.attempt, "cleanup"
+                )
+                child.doing.append(effect)
+                await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                machine.effects.end(effect, "done")
+                child.doing.remove(effect)
+
+        await self._call(op, work)
+
+
+def _set(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

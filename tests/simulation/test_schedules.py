@@ -1,0 +1,77 @@
+"""Seeded schedules of the production code on the model etcd, with faults: none may breach anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distop.testing.simulation import Simulation, scenario
+from distop.testing.simulation.many import Tally, many
+from distop.testing.simulation.run import quietly
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEDULES = 2_000
+
+# The log of a run with all that happened, in one line.
+STORY = """
+import hashlib, sys
+from distop.testing.simulation import Simulation, scenario
+from distop.testing.simulation.run import quietly
+with quietly():
+    for seed in map(int, sys.argv[1:]):
+        sim = Simulation(scenario(seed))
+        sim.run()
+        print(seed, hashlib.sha256(repr((sim.log, sim.etcd.store.history)).encode()).hexdigest())
+"""
+
+
+@pytest.mark.timeout(600)
+def test_no_schedule_breaches_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally()
+    for outcome in many(range(1, SCHEDULES + 1), min(2, os.cpu_count() or 1)):
+        tally.outcomes.append(outcome)
+    with capsys.disabled():
+        print("", *tally.lines(), sep="\n")
+    assert [story for one in tally.broken for story in one.stories] == []
+    values = {what: sorted(getattr(one, what) for one in tally.outcomes) for what in ("executors", "partitions")}
+    assert values["executors"][SCHEDULES // 2] >= 3
+    assert values["partitions"][SCHEDULES // 2] >= 12
+    assert max(values["executors"]) == 5
+    assert max(values["partitions"]) == 60
+
+
+def test_the_same_seed_gives_the_same_story_whatever_the_hashes() -> None:
+    """Two interpreters, whose strings hash differently."""
+    stories = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", STORY, "7", "8", "35", "59", "61", "91"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert stories[0] == stories[1]
+    assert len(stories[0].splitlines()) == 6
+
+
+def test_a_run_can_be_repeated_in_one_process() -> None:
+    with quietly():
+        first, second = Simulation(scenario(3)), Simulation(scenario(3))
+        first.run()
+        second.run()
+    assert first.log == second.log
+
+
+def test_without_faults_all_ends_soon() -> None:
+    with quietly():
+        for seed in range(20):
+            report = Simulation(scenario(seed, faults=False)).run()
+            assert report.breaches == []
+            assert report.ended >= 1
