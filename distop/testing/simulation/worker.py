@@ -12,6 +12,7 @@ import contextvars
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.codec import loads
 from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import PIPE, Child, Run
@@ -325,7 +326,7 @@ class SimWorker:
         start: int | None = 0
         while start is not None and start < total:
             page, start = await fetch(start)
-            rows += page
+            rows += map(loads, page)
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, verdict, total, success, failed, rows)
