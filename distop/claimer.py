@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.model import Outcome
+from distop.core.jobs import Outcome
 from distop.core.txn import GetResult, TxnResult
 from distop.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from distop.context import Context
-    from distop.core.model import Claim
+    from distop.core.jobs import Claim
     from distop.core.view import Seen
 
 BLOCK_LIMIT = 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
-from distop.core.model import MAX_OUTCOME_BYTES
+from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.core import transitions as t
+from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time
-from distop.core.model import Decision, History, Outcome, State
+from distop.core.jobs import Outcome
+from distop.core.model import Decision, History, State
 from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
@@ -112,7 +113,7 @@ class Ending:
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
-            if not await self._commit(t.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
+            if not await self._commit(f.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
                 return False
         return await self.finish(op, decision, op.decision.mod, done.report, done.failure, run_ops.kv)
 
@@ -129,7 +130,7 @@ class Ending:
         if gives_up(op.spec.rules, attempts):
             # The limit is reached: this decision is final, and the next step finishes without completion code.
             after = replace(after, verdict=State.FAILED, retry_at="")
-        return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+        return await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[dict[str, Any]], int | None]:
         """A page of outcomes from ordinal ``start`` on, and where the next one starts."""
@@ -204,7 +205,7 @@ class Ending:
         while True:
             counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
             result = await self._ctx.commit(
-                t.finish(
+                f.finish(
                     keys,
                     ref,
                     self._guard,
@@ -246,12 +247,12 @@ class Ending:
         ref = op.ref
         if follow_ups:
             await self._follow_all(ref, follow_ups)
-        last = max(0, (count - 1) // t.ORDINALS_PER_CLEAN * t.ORDINALS_PER_CLEAN)
-        for first in range(0, last, t.ORDINALS_PER_CLEAN):
-            result = await self._ctx.commit(t.clean(self._keys, ref, self._guard, op.state_mod, first))
+        last = max(0, (count - 1) // f.ORDINALS_PER_CLEAN * f.ORDINALS_PER_CLEAN)
+        for first in range(0, last, f.ORDINALS_PER_CLEAN):
+            result = await self._ctx.commit(f.clean(self._keys, ref, self._guard, op.state_mod, first))
             if not result.succeeded:
                 return False
-        if not await self._commit(t.end(self._keys, ref, self._guard, op.state_mod, last)):
+        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last)):
             return False
         await self._ctx.prune_history(ref.table)
         return True

@@ -22,7 +22,8 @@ from distop.openop import OpenOperation
 
 if TYPE_CHECKING:
     from distop.context import Context
-    from distop.core.model import Claim, OperationRef
+    from distop.core.jobs import Claim
+    from distop.core.model import OperationRef
 
 ERROR_PAUSE = (0.5, 30.0)
 """Seconds of back-off, first and longest, after an unexpected error of the executor itself."""

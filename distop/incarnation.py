@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from distop import __version__
 from distop.context import Context
 from distop.core import keys as K
+from distop.core.jobs import Claim
 from distop.core.keys import Keys
-from distop.core.model import Claim, Node
+from distop.core.model import Node
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections

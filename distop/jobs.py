@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.model import JobState, Outcome
+from distop.core.jobs import JobState, Outcome
 from distop.errors import InvalidArgument, SessionLost
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.context import Context
-    from distop.core.model import Claim
+    from distop.core.jobs import Claim
     from distop.openop import Held, OpenOperation
 
 QUICK_FAILURES = 20

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from distop.core import decide
 from distop.core.codec import loads
 from distop.core.digest import plan_digest
+from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
-from distop.core.model import Claim, OperationRef, Spec
+from distop.core.model import OperationRef, Spec
 from distop.core.plan import Plan
 from distop.core.txn import Get
 from distop.core.view import Seen

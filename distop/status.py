@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
-from distop.core.model import Attempts, Cancel, Claim, Decision, History, JobState, Node, Phase, Spec, State
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get

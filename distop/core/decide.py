@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, from_rfc3339
-from distop.core.model import Cancel, Claim, Decision, State, failed_text
+from distop.core.jobs import Claim
+from distop.core.model import Cancel, Decision, State, failed_text
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
     if op.spec is not None and not op.spec.rules.completes:
         return Finish(decision, 0)
-    return Commit(t.decide(keys, op.ref, election, op.state_mod, decision))
+    return Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
 
 
 def gives_up(rules: Rules, attempts: int) -> bool:

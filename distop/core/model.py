@@ -24,7 +24,6 @@ CLUSTER_TABLE = "@cluster"
 WHOLE = "all"
 """The partition name of an operation with a single job for everything."""
 MAX_ARGUMENT_BYTES = 512 * 1024
-MAX_OUTCOME_BYTES = 64 * 1024
 
 
 class State(StrEnum):
@@ -53,13 +52,6 @@ class Phase(StrEnum):
     CANCELLING = "cancelling"
     COMPLETING = "completing"
     CLEANING = "cleaning"
-
-
-class JobState(StrEnum):
-    """The states of a job that ended (``<root>.<partition>.state``); until then the key is absent."""
-
-    SUCCESS = "success"
-    FAILED = "failed"
 
 
 _REF_SAFE = re.compile(r"[/%]")
@@ -171,101 +163,6 @@ class Spec:
             tuple(names) if names is not None else None,
             bool(data.get("one_at_a_time", False)),
             int(data.get("v", SCHEMA_VERSION)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
-    incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
-    """
-
-    executor: str
-    incarnation: str
-    attempt: int
-    failures: int
-    retry_at: str = ""
-    error: str = ""
-    """The last unexpected error, for people; bounded by :data:`MAX_ERROR_TEXT`."""
-
-    @property
-    def waiting(self) -> bool:
-        """Nobody runs the job; it may be claimed when due."""
-        return not self.incarnation
-
-    def encode(self) -> bytes:
-        data: dict[str, Any] = {"v": SCHEMA_VERSION, "executor": self.executor}
-        if self.incarnation:
-            data["incarnation"] = self.incarnation
-        data["attempt"] = self.attempt
-        data["failures"] = self.failures
-        if self.retry_at:
-            data["retry_at"] = self.retry_at
-        if self.error:
-            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
-        return dumps(data)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Claim:
-        data = loads(value)
-        return cls(
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            int(data.get("failures", 0)),
-            data.get("retry_at", ""),
-            data.get("error", ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """``<root>.<partition>.outcome``: how a job ended."""
-
-    name: str
-    executor: str
-    incarnation: str
-    attempt: int
-    started: str
-    finished: str
-    result: Any = None
-    error: str = ""
-
-    def encode(self) -> bytes:
-        """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
-        data: dict[str, Any] = {
-            "v": SCHEMA_VERSION,
-            "name": self.name,
-            "executor": self.executor,
-            "incarnation": self.incarnation,
-            "attempt": self.attempt,
-            "started": self.started,
-            "finished": self.finished,
-        }
-        if self.result is not None:
-            data["result"] = self.result
-        if self.error:
-            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
-        value = dumps(data)
-        if len(value) > MAX_OUTCOME_BYTES:
-            raise InvalidArgument(
-                f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "
-                "put large results into a file and return its path"
-            )
-        return value
-
-    @classmethod
-    def decode(cls, value: bytes) -> Outcome:
-        data = loads(value)
-        return cls(
-            data.get("name", ""),
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            data.get("started", ""),
-            data.get("finished", ""),
-            data.get("result"),
-            data.get("error", ""),
         )
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
-from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, Node, OperationRef, Phase, Spec, State
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.errors import InvalidArgument

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobContext, Progress, load
 from distop.core.codec import dumps
-from distop.core.model import MAX_OUTCOME_BYTES
+from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
 from distop.worker import protocol, shared
 from distop.worker.spark import SparkHolder

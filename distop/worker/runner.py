@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
-from distop.core.model import MAX_OUTCOME_BYTES, TableRecord
+from distop.core.jobs import MAX_OUTCOME_BYTES
+from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared

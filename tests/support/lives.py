@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import states
-from distop.core.model import JobState
+from distop.core.jobs import JobState
 from distop.core.states import Event, JobStage, Stage
 
 if TYPE_CHECKING:

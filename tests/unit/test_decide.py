@@ -11,7 +11,8 @@ from distop.core import decide as d
 from distop.core.codec import rfc3339
 from distop.core.decide import block_size, claim_for, claimable, next_step, rendezvous
 from distop.core.declaration import Retry, Rules
-from distop.core.model import Cancel, Claim, Decision, JobState, OperationRef, State
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Cancel, Decision, OperationRef, State
 from distop.core.states import Stage
 from distop.core.view import Seen
 from tests.support.world import World

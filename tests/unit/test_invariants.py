@@ -10,7 +10,8 @@ import pytest
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.invariants import check
-from distop.core.model import Attempts, Cancel, Claim, Decision, History, JobState, OperationRef, Outcome, Spec, State
+from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned

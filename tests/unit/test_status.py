@@ -9,7 +9,8 @@ import pytest
 
 from distop.core.codec import rfc3339
 from distop.core.declaration import Rules
-from distop.core.model import Attempts, Cancel, Claim, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.jobs import Claim
+from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.status import Snapshot, judge
 

@@ -13,7 +13,7 @@ from distop.core import claiming, states
 from distop.core import transitions as t
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
-from distop.core.model import Claim, JobState
+from distop.core.jobs import Claim, JobState
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
