@@ -156,6 +156,12 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def rerun(self, **options: Any) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; see
+        :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
+        """
+        return Operation(self._loop, self._loop.run(self._inner.rerun(**options)))
+
 
 async def _next(stream: Any) -> OperationStatus | None:
     found: OperationStatus | None = await anext(stream, None)
@@ -219,6 +225,10 @@ class Client:
             )
         )
         return Operation(self._loop, inner)
+
+    def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+        """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
+        return self.operation(ref).rerun(**options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
 from distop.status import judge, live_nodes, take
-from distop.submit import WRITE_LIMIT, request, submit, text
+from distop.submit import WRITE_LIMIT, request, submit, text, whoami
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -34,14 +32,6 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 _PAGE = 50
 """History records in one read."""
-
-
-def _submitter() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 class Client:
@@ -119,10 +109,14 @@ class Client:
             request_id,
             failure_policy,
             retry_attempts,
-            submitter if submitter is not None else _submitter(),
+            submitter if submitter is not None else whoami(),
         )
         ref = await submit(self._etcd, self._keys, wanted)
         return Operation(self._etcd, self._keys, ref)
+
+    async def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+        """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
+        return await self.operation(ref).rerun(**options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""

@@ -19,6 +19,7 @@ from distop.core.model import Decision, History, State
 from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
+from distop.keeping import kept_with
 from distop.submit import request, submit
 from distop.worker.model import WorkerError
 
@@ -195,12 +196,14 @@ class Ending:
             request_id=op.spec.request_id,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
+            rerun_of=op.spec.rerun_of,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+        kept = await kept_with(self._ctx, op, history)
         seen = run_ops if run_ops is not None else await self._ctx.client.get(keys.run_ops(ref.table))
         while True:
             counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
@@ -215,6 +218,7 @@ class Ending:
                     seen.mod_revision if seen is not None else 0,
                     history,
                     op.spec.one_at_a_time,
+                    kept,
                 )
             )
             if result.succeeded:

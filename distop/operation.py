@@ -12,10 +12,11 @@ from distop.core.codec import shorten
 from distop.core.keys import Keys
 from distop.core.model import Cancel, Decision, History, OperationRef, State
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, NotAllowed, NotFound, WaitTimeout
+from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
+from distop.rerun import rerun
 from distop.results import OperationResult, OperationStatus
 from distop.status import JobStates, status
-from distop.submit import WRITE_LIMIT, seconds
+from distop.submit import WRITE_LIMIT, seconds, whoami
 from distop.submit import text as check_text
 
 if TYPE_CHECKING:
@@ -212,6 +213,36 @@ class Operation:
             return t.resume(self._keys, self._ref, mod, planned)
 
         await self._command("resumed", step)
+
+    async def rerun(
+        self,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
+        ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
+        that files are read as they are by now. The other parameters are those of a start; policy and attempts stay
+        as they were, unless given.
+
+        Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
+        """
+        if unfinished is not None and not isinstance(unfinished, bool):
+            raise InvalidArgument(f"unfinished is True, False or None, not {unfinished!r}")
+        ref = await rerun(
+            self._etcd,
+            self._keys,
+            self._ref,
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            submitter=submitter if submitter is not None else whoami(),
+        )
+        return Operation(self._etcd, self._keys, ref)
 
     async def _command(self, done: str, step: Callable[[State, int, bool], Txn | None]) -> None:
         keys, ref = self._keys, self._ref

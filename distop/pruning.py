@@ -46,7 +46,7 @@ class HistoryPruner:
         records: list[tuple[int, OperationRef]] = []
         for kv in listing.kvs:
             key = ctx.keys.parse(kv.key)
-            if key.ref is not None and key.chunk < 0:
+            if key.ref is not None and not key.name:
                 records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
         oldest = time.time() - KEPT_AT_LEAST

@@ -48,6 +48,8 @@ def show_result(result: OperationResult) -> None:
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
             "failed jobs": result.record.get("failed"),
+            "without an end": _without_end(result),
+            "runs again": result.record.get("rerun_of"),
             "cancelled": _reason(result.record.get("cancel")),
         }
     )
@@ -56,6 +58,11 @@ def show_result(result: OperationResult) -> None:
         show_report(result.report)
     checks = _checks(result.report)
     show_errors([error for error in result.errors if not _told(error, checks)])
+
+
+def _without_end(result: OperationResult) -> str | None:
+    left = result.jobs.get("total", 0) - result.jobs.get("success", 0) - result.jobs.get("failed", 0)
+    return f"{left} jobs" if left else None
 
 
 def _reason(cancel: Mapping[str, str] | None) -> str | None:

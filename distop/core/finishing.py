@@ -59,8 +59,9 @@ def finish(
     run_ops_mod: int,
     history: History,
     one_at_a_time: bool,
+    kept: Sequence[Put] = (),
 ) -> Txn:
-    """The terminal state and the history record, in one transaction (C30).
+    """The terminal state and the history record, in one transaction (C30); with ``kept``, which a rerun needs.
 
     ``decision_mod`` 0: there is no decision, because the behavior has no completion code; deciding and finishing are
     then one step, under the guards of both (a join of two adjacent transactions, so no new interleaving).
@@ -86,6 +87,7 @@ def finish(
         (
             Put(keys.of(ref, "state"), word(history.state)),
             Put(keys.history(ref), history.encode()),
+            *kept,
             Put(keys.run_ops(ref.table), dumps(counts)),
             *(() if decision_mod else (Delete(keys.gate(ref)),)),
             *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one_at_a_time else ()),
@@ -144,13 +146,15 @@ def _job_page(keys: Keys, ref: OperationRef, first: int) -> Delete:
 
 
 def forget(keys: Keys, old: Sequence[tuple[OperationRef, int]]) -> Txn:
-    """Delete old history records, each as it was read: (operation, its record's mod revision). Each alone."""
+    """Delete old history records, each as it was read: (operation, its record's mod revision). Each alone, with what
+    stands beside it.
+    """
     return Txn(
         (),
         tuple(
             Txn(
                 (unchanged(keys.history(ref), mod),),
-                (Delete(keys.history(ref)), Delete(*_chunks_of_history(keys, ref))),
+                (Delete(keys.history(ref)), Delete(*_beside_history(keys, ref))),
             )
             for ref, mod in old
         ),
@@ -159,6 +163,6 @@ def forget(keys: Keys, old: Sequence[tuple[OperationRef, int]]) -> Txn:
     )
 
 
-def _chunks_of_history(keys: Keys, ref: OperationRef) -> tuple[str, str]:
+def _beside_history(keys: Keys, ref: OperationRef) -> tuple[str, str]:
     key = keys.history(ref)
     return f"{key}.", f"{key}/"

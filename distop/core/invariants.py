@@ -184,7 +184,7 @@ class Checker:
         for key, change in writes:
             op.log.append((self.revision, change))
             if key.family == K.HISTORY:
-                if key.chunk < 0 and not change.deleted:
+                if not key.name and not change.deleted:
                     history = change
                 continue
             existed = self._exist(op, change)

@@ -255,6 +255,10 @@ class Keys:
     def history_chunk(self, ref: OperationRef, number: int) -> str:
         return f"{self._op(ref, HISTORY)}.plan.{number:06d}"
 
+    def beside_history(self, ref: OperationRef, name: str) -> str:
+        """``arg`` and ``spec`` of an operation that may be rerun, beside its history record."""
+        return f"{self._op(ref, HISTORY)}.{name}"
+
     def history_range(self, table: str) -> tuple[str, str]:
         return prefix_range(f"{self._prefix}{HISTORY}.{encode(table)}.")
 
@@ -302,7 +306,7 @@ class Keys:
             parsed = ParsedKey(family, ref.table, ref.type, ref)
         elif family in (OP, HISTORY) and len(rest) == 2 and rest[0] == "plan":
             parsed = ParsedKey(family, ref.table, ref.type, ref, "plan", chunk=parse_ordinal(rest[1]))
-        elif family == OP and len(rest) == 1 and rest[0] in OPERATION_NAMES:
+        elif len(rest) == 1 and rest[0] in {OP: OPERATION_NAMES, HISTORY: HISTORY_NAMES}.get(family, ()):
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[0])
         elif family == OP and len(rest) == 2 and rest[1] in JOB_NAMES:
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[1], partition=parse_ordinal(rest[0]))
@@ -313,6 +317,8 @@ class Keys:
 
 OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
+HISTORY_NAMES = frozenset({"arg", "spec"})
+"""What may stand beside a history record, besides a chunk of names; the record's own key has no name."""
 
 
 def _between(root: str, first: int, after: int) -> tuple[str, str]:

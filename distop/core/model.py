@@ -135,20 +135,23 @@ class Spec:
     one_at_a_time: bool = False
     """The operation holds ``.current`` of its type or object."""
     version: int = SCHEMA_VERSION
+    rerun_of: str = ""
+    """The operation of whose partitions this one runs some again."""
 
     def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": self.version,
-                "request_id": self.request_id,
-                "time": self.time,
-                "submitter": self.submitter,
-                "table": self.table.to_json() if self.table else None,
-                "partitions": list(self.partitions) if self.partitions is not None else None,
-                "one_at_a_time": self.one_at_a_time,
-                "options": self.rules.to_json(),
-            }
-        )
+        data: dict[str, Any] = {
+            "v": self.version,
+            "request_id": self.request_id,
+            "time": self.time,
+            "submitter": self.submitter,
+            "table": self.table.to_json() if self.table else None,
+            "partitions": list(self.partitions) if self.partitions is not None else None,
+            "one_at_a_time": self.one_at_a_time,
+            "options": self.rules.to_json(),
+        }
+        if self.rerun_of:
+            data["rerun_of"] = self.rerun_of
+        return dumps(data)
 
     @classmethod
     def decode(cls, value: bytes) -> Spec:
@@ -163,6 +166,7 @@ class Spec:
             tuple(names) if names is not None else None,
             bool(data.get("one_at_a_time", False)),
             int(data.get("v", SCHEMA_VERSION)),
+            data.get("rerun_of", ""),
         )
 
 
@@ -336,6 +340,7 @@ class History:
     cancel: Cancel | None = None
     failed_truncated: bool = False
     """``failed_ranges`` names only the first of the failed jobs."""
+    rerun_of: str = ""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -354,6 +359,8 @@ class History:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
         if self.failed_truncated:
             data["failed_truncated"] = True
+        if self.rerun_of:
+            data["rerun_of"] = self.rerun_of
         return data
 
     def encode(self) -> bytes:
@@ -378,4 +385,5 @@ class History:
             data.get("request_id", ""),
             Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
             bool(data.get("failed_truncated", False)),
+            data.get("rerun_of", ""),
         )

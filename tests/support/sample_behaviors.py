@@ -131,6 +131,13 @@ class Batches(Sample):
 
 def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     """What a job can do to its surroundings."""
+    if action.endswith("-once"):
+        # The first time anywhere: the diary's folder outlives the operation.
+        done = Path(ctx.table.location if ctx.table is not None else ctx.work_dir, f"{action}-{partition.name}")
+        if done.exists():
+            return
+        done.touch()
+        action = action.removesuffix("-once")
     if action == "fail":
         raise JobFailed("the answer is no", {"why": "told to"})
     if action == "fail-unclean":

@@ -39,6 +39,8 @@ class World:
     rules: Rules = field(default_factory=lambda: Rules(retry=Retry(attempts=3)))
     one_at_a_time: bool = False
     leases: dict[str, int] = field(default_factory=dict)
+    kept: tuple[Put, ...] = ()
+    """What the next finish writes beside the history record."""
 
     # ------------------------------------------------------------- executors
 
@@ -203,6 +205,7 @@ class World:
             seen.run_ops_mod,
             self.history(ref),
             self.one_at_a_time,
+            self.kept,
         )
 
     def finish(self, ref: OperationRef) -> Txn:
