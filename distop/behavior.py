@@ -191,7 +191,11 @@ class Behavior(ABC):
         """
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36)."""
+        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36).
+
+        Called after JobFailed, before a job that was tried before starts over, and when one is stopped. Not called for
+        a resumable job that has a checkpoint and will go on from it.
+        """
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Run once all jobs ended; may run again after a crash, so it must be idempotent (I37). Returns the

@@ -148,9 +148,11 @@ class Operation:
         """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
         self._loop.run(self._inner.cancel(text))
 
-    def pause(self) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
-        self._loop.run(self._inner.pause())
+    def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
+        checkpoints. Raises as :meth:`cancel` does.
+        """
+        self._loop.run(self._inner.pause(now=now))
 
     def resume(self) -> None:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""

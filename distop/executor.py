@@ -90,11 +90,14 @@ class Executor:
                 where = {"operation": str(op.ref)}
                 self._ctx.log.info("the operation is %s: stopping its jobs", phase or "gone", extra=where)
             op.told_to_stop = True
-            self._ctx.worker.cancel(str(op.ref))
+            if phase is Phase.HALTED:
+                self._ctx.worker.release(str(op.ref))
+            else:
+                self._ctx.worker.cancel(str(op.ref))
         if not op.held and op.ref not in self._serving:
             self._operations.pop(op.ref, None)
             self._trouble.pop(op.ref, None)
-            if phase is not Phase.PAUSED:
+            if phase not in (Phase.PAUSED, Phase.HALTED):
                 self._track(asyncio.ensure_future(self._ctx.worker.forget(str(op.ref))))
 
     def _settled(self, op: OpenOperation) -> None:
@@ -274,7 +277,7 @@ class Executor:
             await asyncio.wait(set(self._serving.values()))
         for op in list(self._operations.values()):
             if op.held:
-                self._ctx.worker.cancel(str(op.ref))
+                self._ctx.worker.release(str(op.ref))
         if self._runs:
             await asyncio.wait(set(self._runs), timeout=grace)
         if self._runs:

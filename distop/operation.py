@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys
-from distop.core.model import Cancel, Decision, History, OperationRef, State
+from distop.core.model import Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
 from distop.rerun import rerun
@@ -20,7 +20,7 @@ from distop.submit import WRITE_LIMIT, seconds, whoami
 from distop.submit import text as check_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
@@ -150,7 +150,7 @@ class Operation:
             )
         return None
 
-    async def watch(self, interval: float = 0.5) -> AsyncIterator[OperationStatus]:
+    async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
         """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``.
 
         Raises NotFound, InvalidArgument (``interval`` is no number).
@@ -185,27 +185,32 @@ class Operation:
         """
         why = Cancel("user", shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
         await self._command("cancelled", step)
 
-    async def pause(self) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
+    async def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that
+        can go on from a checkpoint later save it, the others start over. Its status has the stage ``pausing`` as long
+        as jobs run, then ``paused``. Raises as :meth:`cancel` does.
+        """
+        if not isinstance(now, bool):
+            raise InvalidArgument(f"now is True or False, not {now!r}")
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
-            if state is State.PAUSED:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
                 return None
-            if state is not State.RUNNING:
+            if state not in (State.RUNNING, State.PAUSED):
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be paused")
-            return t.pause(self._keys, self._ref, mod)
+            return t.pause(self._keys, self._ref, mod, now=now, seen=state)
 
         await self._command("paused", step)
 
     async def resume(self) -> None:
         """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.RUNNING:
                 return None
             if state is not State.PAUSED:
@@ -244,14 +249,17 @@ class Operation:
         )
         return Operation(self._etcd, self._keys, ref)
 
-    async def _command(self, done: str, step: Callable[[State, int, bool], Txn | None]) -> None:
+    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Txn | None]) -> None:
         keys, ref = self._keys, self._ref
         while True:
-            state, decision, plan, history = await self._etcd.read(
-                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")), Get(keys.history(ref))
+            state, decision, plan, history, pending = await self._etcd.read(
+                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
+                Get(keys.history(ref)),
+                Get(keys.pending(ref)),
             )
             word = self._going_on(done, state, decision, history)
-            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None)
+            phase = pending.kv.value if pending.kv is not None else b""
+            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None, phase)
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

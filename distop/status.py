@@ -187,7 +187,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> Operatio
     return OperationStatus(
         str(ref),
         str(snapshot.state),
-        str(stage),
+        "pausing" if stage is Stage.PAUSED and running else str(stage),
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         started,
         progress,
@@ -236,8 +236,9 @@ def waiting_for(
 ) -> str | None:
     """What the operation waits for, as words that fit after "waits for"; None while jobs run."""
     type_name = snapshot.ref.type
-    if stage is Stage.PAUSED and running == 0:
-        return "resume"
+    if stage is Stage.PAUSED:
+        jobs = f"{running} job{'s' if running != 1 else ''} to {'stop' if snapshot.phase is Phase.HALTED else 'finish'}"
+        return jobs if running else "resume"
     if stage is Stage.CLEANING:
         return None
     if not any(type_name in node.behaviors for node in nodes.values()):

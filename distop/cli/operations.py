@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distop.client import Client
     from distop.core.model import OperationRef
     from distop.operation import Operation
-    from distop.results import OperationResult
+    from distop.results import OperationResult, OperationStatus
 
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 
@@ -320,9 +320,49 @@ def cancel(op: OP, text: Annotated[str, typer.Option("--text", help="Why, for th
     _command(op, "cancel", "cancelling", text)
 
 
-def pause(op: OP) -> None:
-    """Pause an operation: running jobs finish, no more start."""
-    _command(op, "pause", "paused")
+def pause(
+    op: OP,
+    now: Annotated[bool, typer.Option("--now", help="Stop running jobs, too; they keep their checkpoints.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs any more.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+) -> None:
+    """Pause an operation: no more jobs start; running ones finish, or are stopped."""
+    _check_waiting(wait, timeout)
+    ref = _parse(op)
+
+    async def work(client: Client) -> OperationStatus:
+        paused = client.operation(ref)
+        await paused.pause(now=now)
+        return await _settled(paused, timeout) if wait else await paused.status()
+
+    seen = current.with_client(work)
+    if current.json:
+        output.write_json(
+            {"op": op, "state": seen.state, "stage": seen.stage, "running": seen.jobs.get("running") or 0}
+        )
+        return
+    from distop.cli.report import state_of
+
+    output.say(f"{op} is {state_of(seen)}")
+
+
+async def _settled(op: Operation, timeout: float | None) -> OperationStatus:
+    """Its status once it is no longer pausing. Raises WaitTimeout."""
+    import asyncio
+
+    from distop.errors import WaitTimeout
+
+    watching = op.watch(0.1)
+    try:
+        async with asyncio.timeout(timeout):
+            async for seen in watching:
+                if seen.stage != "pausing":
+                    return seen
+    except TimeoutError:
+        raise WaitTimeout(f"jobs of {op.ref} still run after {timeout:g} s; it is paused when they end") from None
+    finally:
+        await watching.aclose()
+    return await op.status()
 
 
 def resume(op: OP) -> None:

@@ -25,7 +25,7 @@ def show_status(status: OperationStatus) -> None:
     fields(
         {
             "operation": status.op,
-            "state": status.state if status.stage in (status.state, "open") else f"{status.state} ({status.stage})",
+            "state": state_of(status),
             "started": status.started,
             "jobs": f"{jobs(counts)} ended, {counts.get('running')} running, {counts.get('waiting')} to retry",
             "progress": f"{status.progress:.0%}",
@@ -35,6 +35,14 @@ def show_status(status: OperationStatus) -> None:
         }
     )
     show_errors(status.errors)
+
+
+def state_of(status: OperationStatus) -> str:
+    """The state in words, with what it has not come to yet."""
+    if status.stage == "pausing":
+        running = status.jobs.get("running") or 0
+        return f"pausing: {running} job{'s' if running != 1 else ''} still run{'s' if running == 1 else ''}"
+    return status.state if status.stage in (status.state, "open") else f"{status.state} ({status.stage})"
 
 
 def show_result(result: OperationResult) -> None:

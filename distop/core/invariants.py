@@ -324,7 +324,7 @@ class Checker:
             self._found(12, where, f"both the gate and pending ({phase}) exist", op)
         elif not op.gate and phase is None:
             self._found(12, where, "neither the gate nor pending exists", op)
-        elif (stage is Stage.OPEN) is not op.gate or (phase is not None and phase.value != stage.value):
+        elif (stage is Stage.OPEN) is not op.gate or (phase is not None and not phase.of(stage)):
             told = "the gate exists" if op.gate else f"pending is {phase}"
             self._found(12, where, f"the operation is {stage}, but {told}", op)
 

@@ -49,9 +49,15 @@ class Phase(StrEnum):
     WAITING = "waiting"
     PLANNING = "planning"
     PAUSED = "paused"
+    HALTED = "halted"
+    """Paused, and what runs is told to stop."""
     CANCELLING = "cancelling"
     COMPLETING = "completing"
     CLEANING = "cleaning"
+
+    def of(self, stage: str) -> bool:
+        """The phase is one of this stage."""
+        return stage == ("paused" if self is Phase.HALTED else self.value)
 
 
 _REF_SAFE = re.compile(r"[/%]")

@@ -205,21 +205,25 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
     )
 
 
-def pause(keys: Keys, ref: OperationRef, state_mod: int) -> Txn:
-    """No more claims until it is resumed; running jobs finish."""
+def pause(keys: Keys, ref: OperationRef, state_mod: int, *, now: bool = False, seen: State = State.RUNNING) -> Txn:
+    """No more claims until it is resumed. Running jobs finish; with ``now`` they are told to stop, also those of an
+    operation that is paused already (``seen``), whose state is written again so that no copy of this applies later.
+    """
+    if seen is not State.RUNNING and not (now and seen is State.PAUSED):
+        raise ValueError(f"{ref} cannot be paused while it is {seen}")
     return Txn(
         (
             unchanged(keys.of(ref, "state"), state_mod),
-            value_is(keys.of(ref, "state"), word(State.RUNNING)),
+            value_is(keys.of(ref, "state"), word(seen)),
             absent(keys.of(ref, "decision")),
         ),
         (
             Put(keys.of(ref, "state"), word(State.PAUSED)),
             Delete(keys.gate(ref)),
-            Put(keys.pending(ref), word(Phase.PAUSED)),
+            Put(keys.pending(ref), word(Phase.HALTED if now else Phase.PAUSED)),
         ),
         _who_won(keys, ref),
-        "pause",
+        "pause_now" if now else "pause",
     )
 
 

@@ -52,6 +52,8 @@ class Run:
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
+        self._keep = False
+        """What was cancelled is only released."""
         self._lock = threading.Lock()
         self._current: tuple[int, ...] = ()
         self._since = time.monotonic()
@@ -67,13 +69,14 @@ class Run:
             partition = PartitionPlan.from_json(data)
             self._items[partition.partition] = (partition, attempt, fence, progress)
         self._open.update(self._items)
-        self.cancel(message["cancelled"])
+        self.cancel(message["cancelled"], keep=message.get("keep", False))
 
     # ------------------------------------------------------------------ called by the reader
 
-    def cancel(self, partitions: Sequence[int] | None) -> None:
+    def cancel(self, partitions: Sequence[int] | None, *, keep: bool = False) -> None:
         now = time.monotonic()
         with self._lock:
+            self._keep = keep
             for ordinal in self._items if partitions is None else partitions:
                 self._cancelled.setdefault(ordinal, now)
         self.interrupt()
@@ -157,7 +160,7 @@ class Run:
             if self._late():
                 self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
-            if self._cleanup_first and cleans:
+            if self._cleanup_first and cleans and not (behavior.resumable and progress is not None):
                 behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
             result = behavior.start_or_resume_job(self._arg, partition, ctx)
         except BaseException as error:
@@ -311,6 +314,8 @@ class Run:
     ) -> None:
         with self._lock:
             self._since = time.monotonic()
+        if self._keep and behavior.resumable and not self._batch and ctx.progress.settle():
+            cleans = False
         problem = self._cleanup(behavior, ctx, partition) if cleans else ""
         self._end(partition.partition, "cancelled", None, f"the cleanup failed: {problem}" if problem else "", started)
 

@@ -150,6 +150,11 @@ class World:
     def pause(self, ref: OperationRef) -> Txn:
         return t.pause(self.keys, ref, self.mod(ref, "state"))
 
+    def pause_now(self, ref: OperationRef) -> Txn:
+        paused = self.op(ref).state is State.PAUSED
+        seen = State.PAUSED if paused else State.RUNNING
+        return t.pause(self.keys, ref, self.mod(ref, "state"), now=True, seen=seen)
+
     def resume(self, ref: OperationRef) -> Txn:
         return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0)
 
