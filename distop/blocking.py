@@ -248,6 +248,14 @@ class Client:
         """The live executors, by incarnation."""
         return self._loop.run(self._inner.nodes())
 
+    def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
+        """Empty an executor; see :meth:`distop.aio.Client.drain`."""
+        return self._loop.run(self._inner.drain(executor, wait=wait, timeout=timeout))
+
+    def undrain(self, executor: str) -> None:
+        """Let an executor work again. Raises NotFound, NotAllowed."""
+        self._loop.run(self._inner.undrain(executor))
+
     def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published."""
         return self._loop.run(self._inner.behaviors())

@@ -11,9 +11,11 @@ from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
+from distop.core.draining import NodeState
 from distop.core.keys import Keys
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
 from distop.core.txn import Get
+from distop.draining import drain, state_of, undo, wait_drained
 from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
@@ -164,6 +166,24 @@ class Client:
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
         return await live_nodes(self._etcd, self._keys)
+
+    async def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
+        """Empty an executor: it stops and releases what it runs (nothing is blamed, checkpoints are kept), gives up
+        what it coordinates, and claims nothing more, also after a restart, until :meth:`undrain`. Operations that
+        nobody else can run wait. ``wait``: until it is empty, at most ``timeout`` seconds. Returns what the executor
+        says of itself: ``draining`` or ``drained``.
+
+        Raises NotFound (no such executor), InvalidArgument, WaitTimeout, OutcomeUnknown.
+        """
+        await drain(self._etcd, self._keys, executor)
+        if wait:
+            await wait_drained(self._etcd, self._keys, executor, timeout)
+        drained = await state_of(self._etcd, self._keys, executor) in (NodeState.DRAINED, None)
+        return str(NodeState.DRAINED if drained else NodeState.DRAINING)
+
+    async def undrain(self, executor: str) -> None:
+        """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""
+        await undo(self._etcd, self._keys, executor)
 
     async def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published, by name."""

@@ -63,6 +63,14 @@ class Context:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
 
+    @property
+    def draining(self) -> bool:
+        """This executor shall run nothing."""
+        return self.executor_id in self.cluster.drains
+
+    def activity_changed(self) -> None:
+        """A role took up or let go of something: tell what this node says of itself, where that changes."""
+
     async def prune_history(self, table: str) -> None:
         """Bound a table's history."""
         raise NotImplementedError

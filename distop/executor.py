@@ -56,7 +56,7 @@ class Executor:
         self._free_slots = ctx.config.slots
         self._wake = asyncio.Event()
         self._trouble: dict[OperationRef, _Trouble] = {}
-        self._draining = False
+        self._leaving = False
         self._hint: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ wake
@@ -72,15 +72,25 @@ class Executor:
                 self._closed(op)
             elif gate_mod != op.gate_mod:
                 op.reopened(gate_mod)
+        if self._ctx.draining:
+            for op in self._operations.values():
+                if op.held:
+                    self._ctx.worker.release(str(op.ref))
         if hint:
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()
 
+    @property
+    def busy(self) -> bool:
+        """It holds a claim, or may be about to."""
+        return bool(self._serving or self._runs) or any(op.held for op in self._operations.values())
+
     def _stopping(self, op: OpenOperation) -> bool:
         """No job of it may start any more. Of one that is only paused, what is claimed already still runs."""
         cluster = self._ctx.cluster
-        return self._draining or (op.ref not in cluster.gates and cluster.pending.get(op.ref) is not Phase.PAUSED)
+        halted = self._leaving or self._ctx.draining
+        return halted or (op.ref not in cluster.gates and cluster.pending.get(op.ref) is not Phase.PAUSED)
 
     def _closed(self, op: OpenOperation) -> None:
         """The gate is gone: no more claims. What runs is stopped, unless the operation is only paused."""
@@ -118,6 +128,7 @@ class Executor:
         while True:
             self._wake.clear()
             pause = self._assign()
+            self._ctx.activity_changed()
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -128,7 +139,7 @@ class Executor:
         """Give free slots to operations with work, fewest held jobs first; seconds until something is due."""
         ctx = self._ctx
         clock, now = time.monotonic(), time.time()
-        if self._draining:
+        if self._leaving or ctx.draining:
             return None
         if clock < self._jobs.suspended_until:
             return self._jobs.suspended_until - clock
@@ -272,7 +283,7 @@ class Executor:
         """Claim nothing more, stop what runs, and release it. Returns when nothing of it runs: what did not stop
         within ``grace`` seconds was killed with its child.
         """
-        self._draining = True
+        self._leaving = True
         if self._serving:
             await asyncio.wait(set(self._serving.values()))
         for op in list(self._operations.values()):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
+from distop.core.draining import NodeState
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
@@ -241,8 +242,13 @@ def waiting_for(
         return jobs if running else "resume"
     if stage is Stage.CLEANING:
         return None
-    if not any(type_name in node.behaviors for node in nodes.values()):
+    capable = [node for node in nodes.values() if type_name in node.behaviors]
+    if not capable:
         return f"an executor that offers `{type_name}`"
+    ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
+    if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
+        drained = sorted({node.executor for node in capable})
+        return f"an executor that offers `{type_name}` and is not drained (`distop drain {drained[0]} --undo`)"
     if stage is Stage.WAITING:
         return "its due time, or the operations before it"
     if stage is Stage.PLANNING:

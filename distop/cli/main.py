@@ -78,6 +78,7 @@ app.command()(operations.pause)
 app.command()(operations.resume)
 app.command()(operations.history)
 app.command()(catalog.nodes)
+app.command()(catalog.drain)
 app.command()(catalog.behaviors)
 app.command()(doctor.doctor)
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import current, parse_argument
-from distop.errors import UsageError
+from distop.cli.context import check_waiting, current, parse_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,7 +69,7 @@ def start(
     retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
 ) -> None:
     """Start an operation."""
-    _check_waiting(wait, timeout)
+    check_waiting(wait, timeout)
     argument = parse_argument(arg)
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
 
@@ -86,14 +85,6 @@ def start(
         )
 
     _start(work, wait, timeout)
-
-
-def _check_waiting(wait: bool, timeout: float | None) -> None:
-    """Raises UsageError."""
-    if timeout is not None and not wait:
-        raise UsageError("--timeout is for --wait: give both, or none")
-    if timeout is not None and not timeout >= 0:
-        raise UsageError(f"--timeout must be a number of seconds, not {timeout}")
 
 
 def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout: float | None, **told: Any) -> None:
@@ -138,7 +129,7 @@ def rerun(
     retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
 ) -> None:
     """Start an ended operation anew, over its failed partitions alone."""
-    _check_waiting(wait, timeout)
+    check_waiting(wait, timeout)
     ref = _parse(op)
     _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
 
@@ -327,7 +318,7 @@ def pause(
     timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
 ) -> None:
     """Pause an operation: no more jobs start; running ones finish, or are stopped."""
-    _check_waiting(wait, timeout)
+    check_waiting(wait, timeout)
     ref = _parse(op)
 
     async def work(client: Client) -> OperationStatus:

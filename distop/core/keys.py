@@ -17,8 +17,9 @@ from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"
-NODE, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
     "distOpNode",
+    "distOpNodeDrain",
     "distOpCoordinator",
     "distOpBehavior",
     "distOpTable",
@@ -240,6 +241,10 @@ class Keys:
     def node(self, incarnation: str) -> str:
         return f"{self._prefix}{NODE}.{encode(incarnation)}"
 
+    def drain(self, executor: str) -> str:
+        """Whether an executor shall run nothing. In key order between the nodes and the gates: one watch shows all."""
+        return f"{self._prefix}{NODE_DRAIN}.{encode(executor)}"
+
     def coordinator(self, table: str, type_name: str) -> str:
         return f"{self._prefix}{COORDINATOR}.{encode(table)}.{check_type_name(type_name)}"
 
@@ -269,8 +274,8 @@ class Keys:
         if not key.startswith(self._prefix):
             raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
         family, *parts = key[len(self._prefix) :].split(".")
-        if family in (NODE, BEHAVIOR, TABLE) and len(parts) == 1:
-            if family == NODE:
+        if family in (NODE, NODE_DRAIN, BEHAVIOR, TABLE) and len(parts) == 1:
+            if family in (NODE, NODE_DRAIN):
                 return ParsedKey(family, id=decode(parts[0]))
             if family == BEHAVIOR:
                 return ParsedKey(family, type=check_type_name(parts[0]))

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten, to_ranges
 from distop.core.declaration import Rules
+from distop.core.draining import NodeState
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class Node:
     released: int = 0
     """Grows each time this daemon set claims to waiting: others then look for work that their watches, which
     see no claims, would miss until the next poll."""
+    state: NodeState = NodeState.ACTIVE
 
     def encode(self) -> bytes:
         return dumps(
@@ -201,6 +203,7 @@ class Node:
                 "labels": dict(self.labels),
                 "version": self.version,
                 "released": self.released,
+                "state": str(self.state),
             }
         )
 
@@ -215,6 +218,7 @@ class Node:
             data.get("labels") or {},
             data.get("version", ""),
             int(data.get("released", 0)),
+            NodeState(data.get("state", "active")),
         )
 
 
