@@ -46,13 +46,13 @@ class Claimer:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
 
-    async def claim(self, op: OpenOperation, slots: int) -> Won:
-        """Claim a block of an operation for this many free slots."""
+    async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
+        """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
         ctx, rules = self._ctx, op.spec.rules
         executors = len(ctx.cluster.capable(op.ref.type))
         mine = op.mine + len(op.again) if op.mine else 0
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
-        free, again = op.take(size)
+        free, again = ([], op.take_suspect()) if alone else op.take(size)
         first, _, _ = decide.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
         wants = [claiming.Want(p, first) for p in self._within_bytes(op, free)]
         dead: dict[int, str] = {}
@@ -145,7 +145,7 @@ class Claimer:
             if old.error:
                 text += f"; the error before: {old.error}"
             name = str(op.partition(p).get("name", p))
-            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text)
+            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         for holder, lost in by_dead.items():
             for n in range(0, len(lost), claiming.REPORTS_PER_TXN):

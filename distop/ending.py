@@ -241,7 +241,10 @@ class Ending:
             outcome = Outcome.decode(answer.kv.value) if answer.kv is not None else None
             text = outcome.error if outcome is not None else ""
             name = outcome.name if outcome is not None else str(p)
-            errors.append({"partition": name, "text": shorten(text or "failed", ERROR_TEXT)})
+            told: dict[str, Any] = {"partition": name, "text": shorten(text or "failed", ERROR_TEXT)}
+            if outcome is not None and outcome.tried:
+                told["attempts"] = [one.to_json() for one in outcome.tried]
+            errors.append(told)
         return errors
 
     async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:

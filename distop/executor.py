@@ -58,6 +58,8 @@ class Executor:
         self._trouble: dict[OperationRef, _Trouble] = {}
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
+        self._quiet: OperationRef | None = None
+        """An operation of which only suspects are left: nothing is claimed until nothing runs, then one of them."""
 
     # ------------------------------------------------------------------ wake
 
@@ -145,6 +147,15 @@ class Executor:
             return self._jobs.suspended_until - clock
         pause: float | None = None
         known = self._operations
+        if self._quiet is not None and self._quiet in ctx.cluster.gates:
+            trouble = self._trouble.get(self._quiet)
+            if trouble is not None and trouble.until > clock:
+                return trouble.until - clock
+            if self._alone() and self._quiet not in self._serving:
+                self._free_slots -= 1
+                self._serving[self._quiet] = asyncio.ensure_future(self._serve(self._quiet, 1))
+            return None
+        self._quiet = None
         open_here = [ref for ref in ctx.cluster.gates if ref.type in ctx.types and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)
@@ -165,6 +176,22 @@ class Executor:
             self._serving[ref] = asyncio.ensure_future(self._serve(ref, slots))
         return pause
 
+    def _alone(self, mine: int = 0) -> bool:
+        """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
+        held = any(op.held for op in self._operations.values())
+        return not held and self._free_slots + mine == self._ctx.config.slots
+
+    def _only_suspects(self, op: OpenOperation) -> bool:
+        """Only jobs that are to run alone are left of it: it is then the one for which this executor falls quiet,
+        unless it does so for another already.
+        """
+        only = bool(op.suspects) and not op.open_jobs
+        if only and self._quiet is None:
+            self._quiet = op.ref
+        elif not only and self._quiet == op.ref:
+            self._quiet = None
+        return only
+
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
@@ -173,11 +200,15 @@ class Executor:
                 return
             if not op.open_jobs:
                 await self._look(op)
+            alone = self._only_suspects(op)
+            if alone and (self._quiet != ref or not self._alone(slots)):
+                op.forget_candidates()  # they may be taken by the time that nothing runs here
+                return
             if not op.spec.rules.batch:
                 more = max(0, min(op.open_jobs - slots, self._free_slots))
                 self._free_slots -= more
                 slots += more
-            won = await self._claimer.claim(op, slots)
+            won = await self._claimer.claim(op, slots, alone=alone)
             if self._stopping(op):
                 self._jobs.release(op, won.partitions)
             elif won.partitions:

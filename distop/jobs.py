@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.jobs import JobState, Outcome
+from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, SessionLost
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
@@ -28,6 +28,13 @@ a while: one broken node must not use up the attempts of everybody's jobs (F38).
 SELF_SUSPICION = 30.0
 CHECKPOINTS_AT_ONCE = 32
 """Checkpoints in one read: up to 64 KiB each (T2)."""
+
+
+def _story(claim: Claim, event: JobEnded, executor: str) -> tuple[Tried, ...]:
+    """What went wrong in each attempt of a job that ends as failed; nothing where the first one gave the answer."""
+    if event.kind == "success" or not claim.tried:
+        return ()
+    return told(claim.tried, Tried(claim.attempt, executor, event.error))
 
 
 class Jobs:
@@ -180,6 +187,7 @@ class Jobs:
             rfc3339(event.finished),
             event.result,
             event.error,
+            _story(held.claim, event, self._ctx.executor_id),
         )
 
     def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:

@@ -175,6 +175,8 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
     for error in errors:
         where = f"partition {error['partition']}: " if error.get("partition") is not None else ""
         say(f"error: {where}{_line(error.get('text'))}")
+        for tried in error.get("attempts") or ():
+            say(f"       attempt {tried.get('attempt')} on {tried.get('executor')}: {_line(tried.get('text'))}")
 
 
 def _line(text: Any) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_OUTCOME_BYTES = 64 * 1024
 
@@ -17,6 +20,34 @@ class JobState(StrEnum):
 
     SUCCESS = "success"
     FAILED = "failed"
+
+
+ERRORS_TOLD = 5
+"""Attempts whose errors a claim tells of: the first, and the last ones."""
+ERROR_TOLD = 500
+"""Characters of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What went wrong in one attempt of a job."""
+
+    attempt: int
+    executor: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"attempt": self.attempt, "executor": self.executor, "text": shorten(self.text, ERROR_TOLD)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tried:
+        return cls(int(data.get("attempt", 0)), data.get("executor", ""), data.get("text", ""))
+
+
+def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
+    """A job's story with one more attempt, bounded: of many attempts the first and the last ones are told."""
+    story = (*before, last)
+    return story if len(story) <= ERRORS_TOLD else (story[0], *story[len(story) - ERRORS_TOLD + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +63,10 @@ class Claim:
     retry_at: str = ""
     error: str = ""
     """The last unexpected error, for people; bounded by :data:`MAX_ERROR_TEXT`."""
+    losses: int = 0
+    """How many of the failures were lost executors."""
+    tried: tuple[Tried, ...] = ()
+    """What went wrong in the attempts before, as :func:`told` bounds it."""
 
     @property
     def waiting(self) -> bool:
@@ -48,6 +83,10 @@ class Claim:
             data["retry_at"] = self.retry_at
         if self.error:
             data["error"] = shorten(self.error, MAX_ERROR_TEXT)
+        if self.losses:
+            data["losses"] = self.losses
+        if self.tried:
+            data["errors"] = [one.to_json() for one in self.tried]
         return dumps(data)
 
     @classmethod
@@ -60,6 +99,8 @@ class Claim:
             int(data.get("failures", 0)),
             data.get("retry_at", ""),
             data.get("error", ""),
+            int(data.get("losses", 0)),
+            tuple(map(Tried.from_json, data.get("errors") or ())),
         )
 
 
@@ -75,6 +116,8 @@ class Outcome:
     finished: str
     result: Any = None
     error: str = ""
+    tried: tuple[Tried, ...] = ()
+    """Of a job that failed after several attempts: what went wrong in each."""
 
     def encode(self) -> bytes:
         """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
@@ -91,7 +134,9 @@ class Outcome:
             data["result"] = self.result
         if self.error:
             data["error"] = shorten(self.error, MAX_ERROR_TEXT)
-        value = dumps(data)
+        value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
+        if len(value) > MAX_OUTCOME_BYTES and self.tried:
+            value = dumps(data)  # the result is worth more
         if len(value) > MAX_OUTCOME_BYTES:
             raise InvalidArgument(
                 f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "
@@ -111,4 +156,5 @@ class Outcome:
             data.get("finished", ""),
             data.get("result"),
             data.get("error", ""),
+            tuple(map(Tried.from_json, data.get("errors") or ())),
         )

@@ -14,7 +14,7 @@ from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
-from distop.errors import InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
+from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import Context, Environment
 from distop.worker.explain import explain, explain_argument, headline
@@ -22,6 +22,7 @@ from distop.worker.guardian import boottime
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OUTCOME_MARGIN = 1024
@@ -182,7 +183,8 @@ class Run:
             if error is None or not left:
                 continue
             if len(left) == 1 and len(group) == 1:
-                self._end(left[0], "error", None, explain(error), started)
+                fatal = is_fatal(behavior, error, self._env.log)
+                self._end(left[0], "fatal" if fatal else "error", None, explain(error), started)
                 continue
             self._env.log.warning(
                 "a batch of %d of %s broke with %d left, which are run again in halves: %s",
@@ -303,8 +305,9 @@ class Run:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
-        elif isinstance(error, UsageError):
-            self._end(ordinal, "fatal", None, str(error) or headline(error), started)
+        elif is_fatal(behavior, error, self._env.log):
+            text = str(error) if isinstance(error, DistopError) else explain(error)
+            self._end(ordinal, "fatal", None, text or headline(error), started)
         else:
             self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
             self._end(ordinal, "error", None, explain(error), started)
@@ -361,6 +364,17 @@ def dump(value: Any) -> bytes:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def is_fatal(behavior: Behavior, error: BaseException, log: logging.Logger) -> bool:
+    """What the behavior says of an error; where that breaks too, the error is one that is tried again."""
+    if isinstance(error, UsageError):
+        return True
+    try:
+        return bool(behavior.is_fatal(error))
+    except Exception:
+        log.exception("is_fatal of %s broke", behavior.type_name)
+        return False
 
 
 def validate(behavior: Behavior, arg: Any) -> Any:
