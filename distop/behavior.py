@@ -16,7 +16,15 @@ from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
-from distop.errors import InvalidArgument, JobCancelled, JobFailed, OperationFailed, UnknownBehavior
+from distop.errors import (
+    FatalError,
+    InvalidArgument,
+    JobCancelled,
+    JobFailed,
+    OperationFailed,
+    UnknownBehavior,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import logging
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Behavior",
+    "FatalError",
     "JobCancelled",
     "JobContext",
     "JobFailed",
@@ -192,7 +201,17 @@ class Behavior(ABC):
         """
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36)."""
+        """Remove what a job that will not be published left behind. Must be idempotent (I16, I29, I36).
+
+        Called after JobFailed, before a job that was tried before starts over, and when one is stopped. Not called for
+        a resumable job that has a checkpoint and will go on from it.
+        """
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """No retry mends this error of the behavior's own code (any but JobFailed). Override it to tell the errors of
+        what is used here apart; ``super().is_fatal(error)`` knows those that say so themselves.
+        """
+        return isinstance(error, FatalError | UsageError)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Run once all jobs ended; may run again after a crash, so it must be idempotent (I37). Returns the

@@ -148,13 +148,21 @@ class Operation:
         """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
         self._loop.run(self._inner.cancel(text))
 
-    def pause(self) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
-        self._loop.run(self._inner.pause())
+    def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
+        checkpoints. Raises as :meth:`cancel` does.
+        """
+        self._loop.run(self._inner.pause(now=now))
 
     def resume(self) -> None:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
+
+    def rerun(self, **options: Any) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; see
+        :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
+        """
+        return Operation(self._loop, self._loop.run(self._inner.rerun(**options)))
 
 
 async def _next(stream: Any) -> OperationStatus | None:
@@ -220,6 +228,10 @@ class Client:
         )
         return Operation(self._loop, inner)
 
+    def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+        """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
+        return self.operation(ref).rerun(**options)
+
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""
         return Operation(self._loop, self._inner.operation(ref))
@@ -235,6 +247,14 @@ class Client:
     def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
         return self._loop.run(self._inner.nodes())
+
+    def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
+        """Empty an executor; see :meth:`distop.aio.Client.drain`."""
+        return self._loop.run(self._inner.drain(executor, wait=wait, timeout=timeout))
+
+    def undrain(self, executor: str) -> None:
+        """Let an executor work again. Raises NotFound, NotAllowed."""
+        self._loop.run(self._inner.undrain(executor))
 
     def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.model import Outcome
+from distop.core.jobs import Outcome
 from distop.core.txn import GetResult, TxnResult
 from distop.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from distop.context import Context
-    from distop.core.model import Claim
+    from distop.core.jobs import Claim
     from distop.core.view import Seen
 
 BLOCK_LIMIT = 20_000
@@ -46,13 +46,13 @@ class Claimer:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
 
-    async def claim(self, op: OpenOperation, slots: int) -> Won:
-        """Claim a block of an operation for this many free slots."""
+    async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
+        """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
         ctx, rules = self._ctx, op.spec.rules
         executors = len(ctx.cluster.capable(op.ref.type))
         mine = op.mine + len(op.again) if op.mine else 0
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
-        free, again = op.take(size)
+        free, again = ([], op.take_suspect()) if alone else op.take(size)
         first, _, _ = decide.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
         wants = [claiming.Want(p, first) for p in self._within_bytes(op, free)]
         dead: dict[int, str] = {}
@@ -145,7 +145,7 @@ class Claimer:
             if old.error:
                 text += f"; the error before: {old.error}"
             name = str(op.partition(p).get("name", p))
-            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text)
+            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         for holder, lost in by_dead.items():
             for n in range(0, len(lost), claiming.REPORTS_PER_TXN):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
@@ -13,15 +11,17 @@ from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
+from distop.core.draining import NodeState
 from distop.core.keys import Keys
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
 from distop.core.txn import Get
+from distop.draining import drain, state_of, undo, wait_drained
 from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
 from distop.status import judge, live_nodes, take
-from distop.submit import WRITE_LIMIT, request, submit, text
+from distop.submit import WRITE_LIMIT, request, submit, text, whoami
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 _PAGE = 50
 """History records in one read."""
-
-
-def _submitter() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 class Client:
@@ -119,10 +111,14 @@ class Client:
             request_id,
             failure_policy,
             retry_attempts,
-            submitter if submitter is not None else _submitter(),
+            submitter if submitter is not None else whoami(),
         )
         ref = await submit(self._etcd, self._keys, wanted)
         return Operation(self._etcd, self._keys, ref)
+
+    async def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+        """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
+        return await self.operation(ref).rerun(**options)
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
@@ -170,6 +166,24 @@ class Client:
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
         return await live_nodes(self._etcd, self._keys)
+
+    async def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
+        """Empty an executor: it stops and releases what it runs (nothing is blamed, checkpoints are kept), gives up
+        what it coordinates, and claims nothing more, also after a restart, until :meth:`undrain`. Operations that
+        nobody else can run wait. ``wait``: until it is empty, at most ``timeout`` seconds. Returns what the executor
+        says of itself: ``draining`` or ``drained``.
+
+        Raises NotFound (no such executor), InvalidArgument, WaitTimeout, OutcomeUnknown.
+        """
+        await drain(self._etcd, self._keys, executor)
+        if wait:
+            await wait_drained(self._etcd, self._keys, executor, timeout)
+        drained = await state_of(self._etcd, self._keys, executor) in (NodeState.DRAINED, None)
+        return str(NodeState.DRAINED if drained else NodeState.DRAINING)
+
+    async def undrain(self, executor: str) -> None:
+        """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""
+        await undo(self._etcd, self._keys, executor)
 
     async def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published, by name."""

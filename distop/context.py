@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
-from distop.core.model import MAX_OUTCOME_BYTES
+from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -77,6 +77,14 @@ class Context:
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
+
+    @property
+    def draining(self) -> bool:
+        """This executor shall run nothing."""
+        return self.executor_id in self.cluster.drains
+
+    def activity_changed(self) -> None:
+        """A role took up or let go of something: tell what this node says of itself, where that changes."""
 
     async def prune_history(self, table: str) -> None:
         """Bound a table's history."""

@@ -63,6 +63,11 @@ class Elections:
             else:
                 role.cluster_changed()
         wanted = self._wanted()
+        if self._ctx.draining:
+            for subject in sorted(self._roles.keys() - wanted):
+                if subject not in self._work:
+                    self._ctx.log.info("drains: gives up coordinating %s on %s", subject[1], subject[0])
+                    self._give_up(subject, self._roles[subject].fence)
         for subject in sorted(wanted):
             self._idle_since.pop(subject, None)
             held = self._held(subject)
@@ -72,9 +77,21 @@ class Elections:
                 self._work[subject] = asyncio.ensure_future(self._seek(subject))
         for subject in sorted(self._roles.keys() - wanted):
             self._idle_since.setdefault(subject, time.monotonic())
+        self._ctx.activity_changed()
+
+    @property
+    def busy(self) -> bool:
+        """It coordinates something, or is about to."""
+        return bool(self._roles or self._work)
 
     def _wanted(self) -> set[Subject]:
-        return {subject for subject in self._ctx.cluster.wanted_types() if subject[1] in self._ctx.types}
+        """What this node should coordinate if nobody else does. While it drains: only what has to be brought to its end
+        and nobody else can, so that a cancel ends also when the last capable executor is drained.
+        """
+        cluster = self._ctx.cluster
+        if self._ctx.draining:
+            return {s for s in cluster.ending_types() if s[1] in self._ctx.types and not cluster.capable(s[1])}
+        return {subject for subject in cluster.wanted_types() if subject[1] in self._ctx.types}
 
     def poll(self) -> None:
         """The regular look: take up elections that name me, resign from idle ones."""

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
-from distop.core import transitions as t
+from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time
-from distop.core.model import Decision, History, JobState, Outcome, State
+from distop.core.jobs import JobState, Outcome
+from distop.core.model import Decision, History, State
 from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
+from distop.keeping import kept_with
 from distop.submit import request, submit
 from distop.worker.model import WorkerError
 
@@ -113,7 +115,7 @@ class Ending:
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
-            if not await self._commit(t.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
+            if not await self._commit(f.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
                 return False
         return await self.finish(op, decision, op.decision.mod, done.report, done.failure)
 
@@ -130,7 +132,7 @@ class Ending:
         if gives_up(op.spec.rules, attempts):
             # The limit is reached: this decision is final, and the next step finishes without completion code.
             after = replace(after, verdict=State.FAILED, retry_at="")
-        return await self._commit(t.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+        return await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[str], int | None]:
         """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
@@ -185,17 +187,19 @@ class Ending:
             request_id=op.spec.request_id,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
+            rerun_of=op.spec.rerun_of,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+        kept = await kept_with(self._ctx, op, history)
         seen = await self._run_ops(ref)
         while True:
             counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
             result = await self._ctx.commit(
-                t.finish(
+                f.finish(
                     keys,
                     ref,
                     self._guard,
@@ -205,6 +209,7 @@ class Ending:
                     seen.mod_revision if seen is not None else 0,
                     history,
                     op.spec.one_at_a_time,
+                    kept,
                 )
             )
             if result.succeeded:
@@ -244,7 +249,10 @@ class Ending:
             outcome = Outcome.decode(answer.kv.value) if answer.kv is not None else None
             text = outcome.error if outcome is not None else ""
             name = outcome.name if outcome is not None else str(p)
-            errors.append({"partition": name, "text": shorten(text or "failed", ERROR_TEXT)})
+            told: dict[str, Any] = {"partition": name, "text": shorten(text or "failed", ERROR_TEXT)}
+            if outcome is not None and outcome.tried:
+                told["attempts"] = [one.to_json() for one in outcome.tried]
+            errors.append(told)
         return errors
 
     async def clean(self, op: OperationView, count: int, follow_ups: Sequence[Mapping[str, Any]]) -> bool:
@@ -254,12 +262,12 @@ class Ending:
         ref = op.ref
         if follow_ups:
             await self._follow_all(ref, follow_ups)
-        last = max(0, (count - 1) // t.ORDINALS_PER_CLEAN * t.ORDINALS_PER_CLEAN)
-        for first in range(0, last, t.ORDINALS_PER_CLEAN):
-            result = await self._ctx.commit(t.clean(self._keys, ref, self._guard, op.state_mod, first))
+        last = max(0, (count - 1) // f.ORDINALS_PER_CLEAN * f.ORDINALS_PER_CLEAN)
+        for first in range(0, last, f.ORDINALS_PER_CLEAN):
+            result = await self._ctx.commit(f.clean(self._keys, ref, self._guard, op.state_mod, first))
             if not result.succeeded:
                 return False
-        if not await self._commit(t.end(self._keys, ref, self._guard, op.state_mod, last)):
+        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last)):
             return False
         await self._ctx.prune_history(ref.table)
         return True

@@ -103,6 +103,12 @@ class JobFailed(DistopError):
         self.result = result
 
 
+class FatalError(DistopError):
+    """Raised by code of a behavior for an error that no retry mends: a job then fails at once (with ``can_fail``), as
+    planning or completion does. Other unexpected errors are tried again.
+    """
+
+
 class JobCancelled(DistopError):
     """Raised inside a job by ``ctx.check_cancelled()`` once the job has to stop."""
 

@@ -21,7 +21,8 @@ from distop.openop import OpenOperation
 
 if TYPE_CHECKING:
     from distop.context import Context
-    from distop.core.model import Claim, OperationRef
+    from distop.core.jobs import Claim
+    from distop.core.model import OperationRef
 
 ERROR_PAUSE = (0.5, 30.0)
 """Seconds of back-off, first and longest, after an unexpected error of the executor itself."""
@@ -54,8 +55,10 @@ class Executor:
         self._free_slots = ctx.config.slots
         self._wake = asyncio.Event()
         self._trouble: dict[OperationRef, _Trouble] = {}
-        self._draining = False
+        self._leaving = False
         self._hint: asyncio.Task[None] | None = None
+        self._quiet: OperationRef | None = None
+        """An operation of which only suspects are left: nothing is claimed until nothing runs, then one of them."""
 
     # ------------------------------------------------------------------ wake
 
@@ -70,15 +73,25 @@ class Executor:
                 self._closed(op)
             elif gate_mod != op.gate_mod:
                 op.reopened(gate_mod)
+        if self._ctx.draining:
+            for op in self._operations.values():
+                if op.held:
+                    self._ctx.worker.release(str(op.ref))
         if hint:
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()
 
+    @property
+    def busy(self) -> bool:
+        """It holds a claim, or may be about to."""
+        return bool(self._serving or self._runs) or any(op.held for op in self._operations.values())
+
     def _stopping(self, op: OpenOperation) -> bool:
         """No job of it may start any more. Of one that is only paused, what is claimed already still runs."""
         cluster = self._ctx.cluster
-        return self._draining or (op.ref not in cluster.gates and cluster.pending.get(op.ref) is not Phase.PAUSED)
+        halted = self._leaving or self._ctx.draining
+        return halted or (op.ref not in cluster.gates and cluster.pending.get(op.ref) is not Phase.PAUSED)
 
     def _closed(self, op: OpenOperation) -> None:
         """The gate is gone: no more claims. What runs is stopped, unless the operation is only paused."""
@@ -88,11 +101,14 @@ class Executor:
                 where = {"operation": str(op.ref)}
                 self._ctx.log.info("the operation is %s: stopping its jobs", phase or "gone", extra=where)
             op.told_to_stop = True
-            self._ctx.worker.cancel(str(op.ref))
+            if phase is Phase.HALTED:
+                self._ctx.worker.release(str(op.ref))
+            else:
+                self._ctx.worker.cancel(str(op.ref))
         if not op.held and op.ref not in self._serving:
             self._operations.pop(op.ref, None)
             self._trouble.pop(op.ref, None)
-            if phase is not Phase.PAUSED:
+            if phase not in (Phase.PAUSED, Phase.HALTED):
                 self._track(asyncio.ensure_future(self._ctx.worker.forget(str(op.ref))))
 
     def _settled(self, op: OpenOperation) -> None:
@@ -113,6 +129,7 @@ class Executor:
         while True:
             self._wake.clear()
             pause = self._assign()
+            self._ctx.activity_changed()
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -123,12 +140,21 @@ class Executor:
         """Give free slots to operations with work, fewest held jobs first; seconds until something is due."""
         ctx = self._ctx
         clock, now = time.monotonic(), time.time()
-        if self._draining:
+        if self._leaving or ctx.draining:
             return None
         if clock < self._jobs.suspended_until:
             return self._jobs.suspended_until - clock
         pause: float | None = None
         known = self._operations
+        if self._quiet is not None and self._quiet in ctx.cluster.gates:
+            trouble = self._trouble.get(self._quiet)
+            if trouble is not None and trouble.until > clock:
+                return trouble.until - clock
+            if self._alone() and self._quiet not in self._serving:
+                self._free_slots -= 1
+                self._serving[self._quiet] = asyncio.ensure_future(self._serve(self._quiet, 1))
+            return None
+        self._quiet = None
         open_here = [ref for ref in ctx.cluster.gates if ref.type in ctx.types and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)
@@ -149,6 +175,22 @@ class Executor:
             self._serving[ref] = asyncio.ensure_future(self._serve(ref, slots))
         return pause
 
+    def _alone(self, mine: int = 0) -> bool:
+        """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
+        held = any(op.held for op in self._operations.values())
+        return not held and self._free_slots + mine == self._ctx.config.slots
+
+    def _only_suspects(self, op: OpenOperation) -> bool:
+        """Only jobs that are to run alone are left of it: it is then the one for which this executor falls quiet,
+        unless it does so for another already.
+        """
+        only = bool(op.suspects) and not op.open_jobs
+        if only and self._quiet is None:
+            self._quiet = op.ref
+        elif not only and self._quiet == op.ref:
+            self._quiet = None
+        return only
+
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
@@ -157,11 +199,15 @@ class Executor:
                 return
             if not op.open_jobs:
                 await self._look(op)
+            alone = self._only_suspects(op)
+            if alone and (self._quiet != ref or not self._alone(slots)):
+                op.forget_candidates()  # they may be taken by the time that nothing runs here
+                return
             if not op.spec.rules.batch:
                 more = max(0, min(op.open_jobs - slots, self._free_slots))
                 self._free_slots -= more
                 slots += more
-            won = await self._claimer.claim(op, slots)
+            won = await self._claimer.claim(op, slots, alone=alone)
             if self._stopping(op):
                 self._jobs.release(op, won.partitions)
             elif won.partitions:
@@ -267,12 +313,12 @@ class Executor:
         """Claim nothing more, stop what runs, and release it. Returns when nothing of it runs: what did not stop
         within ``grace`` seconds was killed with its child.
         """
-        self._draining = True
+        self._leaving = True
         if self._serving:
             await asyncio.wait(set(self._serving.values()))
         for op in list(self._operations.values()):
             if op.held:
-                self._ctx.worker.cancel(str(op.ref))
+                self._ctx.worker.release(str(op.ref))
         if self._runs:
             await asyncio.wait(set(self._runs), timeout=grace)
         if self._runs:

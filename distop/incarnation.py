@@ -16,12 +16,14 @@ from distop import __version__
 from distop.clock import time, uuid
 from distop.context import Context
 from distop.core import keys as K
+from distop.core.draining import NodeState, node_state
+from distop.core.jobs import Claim
 from distop.core.keys import Keys
-from distop.core.model import Claim, Node
+from distop.core.model import Node
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
-from distop.errors import SessionLost
+from distop.errors import DistopError, SessionLost, describe
 from distop.executor import Executor
 from distop.pruning import HistoryPruner
 from distop.reporter import Reporter
@@ -70,6 +72,7 @@ class Incarnation(Context):
         self._make_worker = make_worker
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
         self._announcing = asyncio.Lock()
+        self._saying: asyncio.Task[None] | None = None
         self._pruner = HistoryPruner(self)
         self._feeds: list[Feed] = []
         self._caught_up = False
@@ -145,10 +148,13 @@ class Incarnation(Context):
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Node, Open and Pending are neighbours in the key order: one stream shows them as one."""
+        """Node, NodeDrain, Open and Pending are neighbours in the key order: one stream shows them as one."""
         node, _ = self.keys.family(K.NODE)
         _, after = self.keys.family(K.PENDING)
-        return [(node, after, (K.NODE, K.OPEN, K.PENDING)), (*self.keys.family(K.COORDINATOR), (K.COORDINATOR,))]
+        return [
+            (node, after, (K.NODE, K.NODE_DRAIN, K.OPEN, K.PENDING)),
+            (*self.keys.family(K.COORDINATOR), (K.COORDINATOR,)),
+        ]
 
     def _folder(self, families: Sequence[str]) -> Any:
         def fold(batch: Batch) -> None:
@@ -174,7 +180,8 @@ class Incarnation(Context):
             and nodes[key.id].released != before[key.id].released
             for key in changed
         )
-        self.executor.cluster_changed(hint=gone or released or listing)
+        drains = any(key.family == K.NODE_DRAIN for key in changed)
+        self.executor.cluster_changed(hint=gone or released or listing or drains)
         self.elections.cluster_changed()
 
     def _session_lost(self, reason: asyncio.Future[str]) -> None:
@@ -195,6 +202,26 @@ class Incarnation(Context):
             self._node = replace(self._node, released=self._node.released + 1)
             await self.session.update(self._node.encode())
 
+    def activity_changed(self) -> None:
+        if self._caught_up and self._said_now() is not self._node.state and self._saying is None:
+            self._saying = asyncio.ensure_future(self._say())
+
+    def _said_now(self) -> NodeState:
+        return node_state(self.draining, self.executor.busy or self.elections.busy)
+
+    async def _say(self) -> None:
+        """Have the node record tell whether this node drains, and whether it is empty."""
+        try:
+            while (state := self._said_now()) is not self._node.state:
+                async with self._announcing:
+                    self._node = replace(self._node, state=state)
+                    await self.session.update(self._node.encode())
+                self.log.info("this node is %s", state)
+        except DistopError as error:
+            self.log.debug("could not tell that this node is %s: %s", self._said_now(), describe(error))
+        finally:
+            self._saying = None
+
     async def prune_history(self, table: str) -> None:
         await self._pruner.prune(table)
 
@@ -203,6 +230,7 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
+            self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending:
                 continue
             listing = await self.client.list(*self.keys.family(K.CLAIM))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.model import JobState, Outcome
+from distop.core.jobs import JobState, Outcome, Tried, told
+from distop.core.txn import Get
 from distop.errors import InvalidArgument, SessionLost
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.context import Context
-    from distop.core.model import Claim
+    from distop.core.jobs import Claim
     from distop.openop import Held, OpenOperation
 
 QUICK_FAILURES = 20
 """Unexpected errors in a row, without any job that ended, after which a node suspects itself and stops claiming for
 a while: one broken node must not use up the attempts of everybody's jobs (F38)."""
 SELF_SUSPICION = 30.0
+CHECKPOINTS_AT_ONCE = 32
+"""Checkpoints in one read: up to 64 KiB each (T2)."""
+
+
+def _story(claim: Claim, event: JobEnded, executor: str) -> tuple[Tried, ...]:
+    """What went wrong in each attempt of a job that ends as failed; nothing where the first one gave the answer."""
+    if event.kind == "success" or not claim.tried:
+        return ()
+    return told(claim.tried, Tried(claim.attempt, executor, event.error))
 
 
 class Jobs:
@@ -66,6 +76,7 @@ class Jobs:
                 items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
                 batch=op.spec.rules.batch,
                 cleanup_first=any(h.claim.attempt > 1 for _, h in held),
+                resumable=op.spec.rules.resumable,
                 deadline=ctx.session.deadline,
             )
             await ctx.worker.run(
@@ -114,12 +125,14 @@ class Jobs:
     async def _checkpoints(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
         if not op.spec.rules.resumable:
             return {}
+        again = [p for p in block if op.held[p].claim.attempt > 1]
         found: dict[int, Any] = {}
-        for p in block:
-            if op.held[p].claim.attempt > 1:
-                kv = await self._ctx.client.get(self._ctx.keys.job(op.ref, p, "progress"))
-                if kv is not None:
-                    found[p] = self._ctx.decode(kv.value)
+        for n in range(0, len(again), CHECKPOINTS_AT_ONCE):
+            page = again[n : n + CHECKPOINTS_AT_ONCE]
+            answers = await self._ctx.client.read(*(Get(self._ctx.keys.job(op.ref, p, "progress")) for p in page))
+            for p, answer in zip(page, answers, strict=True):
+                if answer.kv is not None:
+                    found[p] = self._ctx.decode(answer.kv.value)
         return found
 
     async def _checkpoint(self, op: OpenOperation, partition: int, value: Any) -> bool:
@@ -173,6 +186,7 @@ class Jobs:
             rfc3339(event.finished),
             event.result,
             event.error,
+            _story(held.claim, event, self._ctx.executor_id),
         )
 
     def _again(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded:

@@ -16,8 +16,9 @@ from distop.clock import time
 from distop.core import decide
 from distop.core.codec import loads
 from distop.core.digest import plan_digest
+from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
-from distop.core.model import Claim, OperationRef, Spec
+from distop.core.model import OperationRef, Spec
 from distop.core.plan import Plan
 from distop.core.txn import Get
 from distop.core.view import Seen
@@ -68,6 +69,8 @@ class OpenOperation:
         """Jobs of it that ended here."""
         self.again: dict[int, tuple[Seen[Claim], bool]] = {}
         """Waiting and lost jobs to claim: the claim as seen, and whether its executor is gone."""
+        self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
+        """Those of them that are to run alone in an executor."""
         self._chunks = list(chunks)
         self._starts: list[int] = []
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
@@ -136,6 +139,7 @@ class OpenOperation:
         """What was known of free jobs is too old: list before the next claim."""
         self.free.clear()
         self.again.clear()
+        self.suspects.clear()
         self.mine = 0
 
     def reopened(self, gate_mod: int) -> None:
@@ -179,12 +183,21 @@ class OpenOperation:
         self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting}
         self.again |= {p: (claims[p], True) for p in found.lost}
+        rules = self.spec.rules
+        self.suspects = {p: old for p, old in self.again.items() if decide.suspect(old[0].value, old[1], rules)}
+        for p in self.suspects:
+            del self.again[p]
         self.next_due = found.next_due
-        self.exhausted = not self.open_jobs
+        self.exhausted = not self.open_jobs and not self.suspects
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
         listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
         return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
+
+    def take_suspect(self) -> list[tuple[int, Seen[Claim], bool]]:
+        """One that is to run alone."""
+        p = next(iter(self.suspects))
+        return [(p, *self.suspects.pop(p))]
 
     def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
         """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""

@@ -10,16 +10,17 @@ from distop.clock import random
 from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys
-from distop.core.model import Cancel, Decision, History, OperationRef, State
+from distop.core.model import Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, NotAllowed, NotFound, WaitTimeout
+from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
+from distop.rerun import rerun
 from distop.results import OperationResult, OperationStatus
 from distop.status import JobStates, status
-from distop.submit import WRITE_LIMIT, seconds
+from distop.submit import WRITE_LIMIT, seconds, whoami
 from distop.submit import text as check_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
@@ -149,7 +150,7 @@ class Operation:
             )
         return None
 
-    async def watch(self, interval: float = 0.5) -> AsyncIterator[OperationStatus]:
+    async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
         """Its status, again each ``interval`` seconds while it changes; the last one has ``ended``.
 
         Raises NotFound, InvalidArgument (``interval`` is no number).
@@ -184,27 +185,32 @@ class Operation:
         """
         why = Cancel("user", shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
         await self._command("cancelled", step)
 
-    async def pause(self) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish. Raises as :meth:`cancel` does."""
+    async def pause(self, *, now: bool = False) -> None:
+        """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that
+        can go on from a checkpoint later save it, the others start over. Its status has the stage ``pausing`` as long
+        as jobs run, then ``paused``. Raises as :meth:`cancel` does.
+        """
+        if not isinstance(now, bool):
+            raise InvalidArgument(f"now is True or False, not {now!r}")
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
-            if state is State.PAUSED:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
                 return None
-            if state is not State.RUNNING:
+            if state not in (State.RUNNING, State.PAUSED):
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be paused")
-            return t.pause(self._keys, self._ref, mod)
+            return t.pause(self._keys, self._ref, mod, now=now, seen=state)
 
         await self._command("paused", step)
 
     async def resume(self) -> None:
         """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
 
-        def step(state: State, mod: int, planned: bool) -> Txn | None:
+        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.RUNNING:
                 return None
             if state is not State.PAUSED:
@@ -213,14 +219,47 @@ class Operation:
 
         await self._command("resumed", step)
 
-    async def _command(self, done: str, step: Callable[[State, int, bool], Txn | None]) -> None:
+    async def rerun(
+        self,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
+        """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
+        ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
+        that files are read as they are by now. The other parameters are those of a start; policy and attempts stay
+        as they were, unless given.
+
+        Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
+        """
+        if unfinished is not None and not isinstance(unfinished, bool):
+            raise InvalidArgument(f"unfinished is True, False or None, not {unfinished!r}")
+        ref = await rerun(
+            self._etcd,
+            self._keys,
+            self._ref,
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            submitter=submitter if submitter is not None else whoami(),
+        )
+        return Operation(self._etcd, self._keys, ref)
+
+    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Txn | None]) -> None:
         keys, ref = self._keys, self._ref
         while True:
-            state, decision, plan, history = await self._etcd.read(
-                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")), Get(keys.history(ref))
+            state, decision, plan, history, pending = await self._etcd.read(
+                *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
+                Get(keys.history(ref)),
+                Get(keys.pending(ref)),
             )
             word = self._going_on(done, state, decision, history)
-            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None)
+            phase = pending.kv.value if pending.kv is not None else b""
+            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None, phase)
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

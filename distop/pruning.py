@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core import transitions as t
+from distop.core import finishing as f
 from distop.core.decide import parse_time
 from distop.core.model import History
 from distop.core.txn import Get
@@ -46,7 +46,7 @@ class HistoryPruner:
         records: list[tuple[int, OperationRef]] = []
         for kv in listing.kvs:
             key = ctx.keys.parse(kv.key)
-            if key.ref is not None and key.chunk < 0:
+            if key.ref is not None and not key.name:
                 records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
         oldest = time.time() - KEPT_AT_LEAST
@@ -56,7 +56,7 @@ class HistoryPruner:
             finished = [_finished(answer.kv.value) if answer.kv is not None else None for answer in found]
             old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]
             if old:
-                await ctx.commit(t.forget(ctx.keys, old))
+                await ctx.commit(f.forget(ctx.keys, old))
             if any(at is not None and at >= oldest for at in finished):
                 return  # what follows is younger still
 

@@ -94,7 +94,8 @@ class OperationResult:
 class OperationStatus:
     """How an operation is doing.
 
-    ``state`` as in its key; ``stage`` is finer: planning, open, paused, cancelling, completing, cleaning, or ``ended``.
+    ``state`` as in its key; ``stage`` is finer: planning, open, pausing (jobs still run), paused, cancelling,
+    completing, cleaning, or ``ended``.
     ``jobs``: ``total`` (None before the plan), ``success``, ``failed``, ``running``, ``waiting`` (to be tried again).
     ``exact`` False: there are too many jobs to tell failed ones from successful ones, and ``success`` counts both.
     ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: None while nothing can be said.

@@ -10,7 +10,9 @@ from distop.clock import time
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
-from distop.core.model import Attempts, Cancel, Claim, Decision, History, JobState, Node, Phase, Spec, State
+from distop.core.draining import NodeState
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
@@ -186,7 +188,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> Operatio
     return OperationStatus(
         str(ref),
         str(snapshot.state),
-        str(stage),
+        "pausing" if stage is Stage.PAUSED and running else str(stage),
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         started,
         progress,
@@ -235,12 +237,18 @@ def waiting_for(
 ) -> str | None:
     """What the operation waits for, as words that fit after "waits for"; None while jobs run."""
     type_name = snapshot.ref.type
-    if stage is Stage.PAUSED and running == 0:
-        return "resume"
+    if stage is Stage.PAUSED:
+        jobs = f"{running} job{'s' if running != 1 else ''} to {'stop' if snapshot.phase is Phase.HALTED else 'finish'}"
+        return jobs if running else "resume"
     if stage is Stage.CLEANING:
         return None
-    if not any(type_name in node.behaviors for node in nodes.values()):
+    capable = [node for node in nodes.values() if type_name in node.behaviors]
+    if not capable:
         return f"an executor that offers `{type_name}`"
+    ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
+    if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
+        drained = sorted({node.executor for node in capable})
+        return f"an executor that offers `{type_name}` and is not drained (`distop drain {drained[0]} --undo`)"
     if stage is Stage.WAITING:
         return "its due time, or the operations before it"
     if stage is Stage.PLANNING:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import math
+import os
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,6 +65,17 @@ class Request:
     failure_policy: str | None
     retry_attempts: int | None
     submitter: str
+    rerun_of: str = ""
+    """The operation of whose partitions these are some."""
+
+
+def whoami() -> str:
+    """Who submits, where the caller does not say: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def text(value: Any, what: str) -> str:
@@ -244,6 +258,7 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         record,
         wanted.partitions,
         declaration.instances == "one",
+        rerun_of=wanted.rerun_of,
     )
 
 
@@ -331,7 +346,7 @@ async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> Operati
     for kv in (await etcd.list(*catalog.type_family(keys, K.HISTORY, wanted.table, wanted.type), page=100)).kvs:
         try:
             parsed = keys.parse(kv.key)
-            if parsed.ref is not None and parsed.chunk < 0 and History.decode(kv.value).request_id == wanted.request_id:
+            if parsed.ref is not None and not parsed.name and History.decode(kv.value).request_id == wanted.request_id:
                 return parsed.ref
         except (DistopError, ValueError, KeyError):
             continue

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import current, parse_options
+from distop.cli.context import check_waiting, current, parse_options
+from distop.errors import UsageError
 
 if TYPE_CHECKING:
     from distop.client import Client
@@ -90,10 +91,11 @@ def nodes() -> None:
         output.write_json([{**json.loads(node.encode()), "incarnation": i} for i, node in sorted(found.items())])
         return
     output.table(
-        ("executor", "host", "slots", "behaviors", "labels", "version", "incarnation"),
+        ("executor", "state", "host", "slots", "behaviors", "labels", "version", "incarnation"),
         [
             (
                 node.executor,
+                node.state,
                 node.host,
                 node.slots,
                 ", ".join(node.behaviors),
@@ -106,6 +108,35 @@ def nodes() -> None:
         "no executor is alive: start one with `distop executor`",
         ("slots",),
     )
+
+
+def drain(
+    executor: Annotated[str, typer.Argument(metavar="EXECUTOR", help="Its id; see `distop nodes`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is empty.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+) -> None:
+    """Empty an executor: its jobs go on elsewhere, and it takes no new ones until --undo."""
+    from distop.core.keys import encode
+
+    check_waiting(wait, timeout)
+    if undo and wait:
+        raise UsageError("--wait is for draining: leave it out with --undo")
+    encode(executor)
+
+    async def work(client: Client) -> str:
+        if undo:
+            await client.undrain(executor)
+            return "active"
+        return await client.drain(executor, wait=wait, timeout=timeout)
+
+    state = current.with_client(work)
+    if current.json:
+        output.write_json({"executor": executor, "state": state})
+    elif undo:
+        output.say(f"{executor} works again")
+    else:
+        output.say(f"{executor} is {state}")
 
 
 def behaviors() -> None:

@@ -1,4 +1,4 @@
-"""Commands on operations: start, ls, show, watch, cancel, pause, resume, history."""
+"""Commands on operations: start, rerun, ls, show, watch, cancel, pause, resume, history."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import current, parse_argument
-from distop.errors import UsageError
+from distop.cli.context import check_waiting, current, parse_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from distop.client import Client
     from distop.core.model import OperationRef
     from distop.operation import Operation
-    from distop.results import OperationResult
+    from distop.results import OperationResult, OperationStatus
 
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 
@@ -68,16 +69,12 @@ def start(
     retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
 ) -> None:
     """Start an operation."""
-    if timeout is not None and not wait:
-        raise UsageError("--timeout is for --wait: give both, or none")
-    if timeout is not None and not timeout >= 0:
-        raise UsageError(f"--timeout must be a number of seconds, not {timeout}")
+    check_waiting(wait, timeout)
     argument = parse_argument(arg)
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
-    started: list[Operation] = []
 
-    async def work(client: Client) -> OperationResult | None:
-        op = await client.start_operation(
+    async def work(client: Client) -> Operation:
+        return await client.start_operation(
             type_name,
             table,
             argument,
@@ -86,6 +83,16 @@ def start(
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
         )
+
+    _start(work, wait, timeout)
+
+
+def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout: float | None, **told: Any) -> None:
+    """Start an operation, and with ``wait`` see it to its end. ``told``: further fields of the JSON."""
+    started: list[Operation] = []
+
+    async def work(client: Client) -> OperationResult | None:
+        op = await begin(client)
         started.append(op)
         if not wait:
             return None
@@ -104,9 +111,43 @@ def start(
         return
     op = started[0]
     if current.json:
-        output.write_json({"op": op.ref, "instance": op.instance_id, "state": "running"})
+        output.write_json({"op": op.ref, "instance": op.instance_id, "state": "running", **told})
     else:
         output.say(f"started {op.ref}")
+
+
+def rerun(
+    op: OP,
+    unfinished: Annotated[
+        bool | None,
+        typer.Option("--unfinished/--failed", help="Also partitions that had no end (default: if it was cancelled)."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Repeating a rerun with the same id starts it once.")] = None,
+    failure_policy: Annotated[str | None, typer.Option(help="fail_fast or collect_all, instead of the former.")] = None,
+    retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
+) -> None:
+    """Start an ended operation anew, over its failed partitions alone."""
+    check_waiting(wait, timeout)
+    ref = _parse(op)
+    _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
+
+    async def work(client: Client) -> Operation:
+        again = await client.rerun(
+            ref,
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+        )
+        ended = (await client.operation(ref).status()).result
+        left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0
+        if left and not unfinished and ended is not None and (unfinished is False or ended.state == "failed"):
+            output.note(f"{left} partitions of {ref} that had no end are left out: --unfinished takes them as well")
+        return again
+
+    _start(work, wait, timeout, rerun_of=op)
 
 
 async def follow(op: Operation, timeout: float | None = None) -> OperationResult:
@@ -270,9 +311,49 @@ def cancel(op: OP, text: Annotated[str, typer.Option("--text", help="Why, for th
     _command(op, "cancel", "cancelling", text)
 
 
-def pause(op: OP) -> None:
-    """Pause an operation: running jobs finish, no more start."""
-    _command(op, "pause", "paused")
+def pause(
+    op: OP,
+    now: Annotated[bool, typer.Option("--now", help="Stop running jobs, too; they keep their checkpoints.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs any more.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+) -> None:
+    """Pause an operation: no more jobs start; running ones finish, or are stopped."""
+    check_waiting(wait, timeout)
+    ref = _parse(op)
+
+    async def work(client: Client) -> OperationStatus:
+        paused = client.operation(ref)
+        await paused.pause(now=now)
+        return await _settled(paused, timeout) if wait else await paused.status()
+
+    seen = current.with_client(work)
+    if current.json:
+        output.write_json(
+            {"op": op, "state": seen.state, "stage": seen.stage, "running": seen.jobs.get("running") or 0}
+        )
+        return
+    from distop.cli.report import state_of
+
+    output.say(f"{op} is {state_of(seen)}")
+
+
+async def _settled(op: Operation, timeout: float | None) -> OperationStatus:
+    """Its status once it is no longer pausing. Raises WaitTimeout."""
+    import asyncio
+
+    from distop.errors import WaitTimeout
+
+    watching = op.watch(0.1)
+    try:
+        async with asyncio.timeout(timeout):
+            async for seen in watching:
+                if seen.stage != "pausing":
+                    return seen
+    except TimeoutError:
+        raise WaitTimeout(f"jobs of {op.ref} still run after {timeout:g} s; it is paused when they end") from None
+    finally:
+        await watching.aclose()
+    return await op.status()
 
 
 def resume(op: OP) -> None:

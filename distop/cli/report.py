@@ -25,7 +25,7 @@ def show_status(status: OperationStatus) -> None:
     fields(
         {
             "operation": status.op,
-            "state": status.state if status.stage in (status.state, "open") else f"{status.state} ({status.stage})",
+            "state": state_of(status),
             "started": status.started,
             "jobs": f"{jobs(counts)} ended, {counts.get('running')} running, {counts.get('waiting')} to retry",
             "progress": f"{status.progress:.0%}",
@@ -35,6 +35,14 @@ def show_status(status: OperationStatus) -> None:
         }
     )
     show_errors(status.errors)
+
+
+def state_of(status: OperationStatus) -> str:
+    """The state in words, with what it has not come to yet."""
+    if status.stage == "pausing":
+        running = status.jobs.get("running") or 0
+        return f"pausing: {running} job{'s' if running != 1 else ''} still run{'s' if running == 1 else ''}"
+    return status.state if status.stage in (status.state, "open") else f"{status.state} ({status.stage})"
 
 
 def show_result(result: OperationResult) -> None:
@@ -48,6 +56,8 @@ def show_result(result: OperationResult) -> None:
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
             "failed jobs": result.record.get("failed"),
+            "without an end": _without_end(result),
+            "runs again": result.record.get("rerun_of"),
             "cancelled": _reason(result.record.get("cancel")),
         }
     )
@@ -56,6 +66,11 @@ def show_result(result: OperationResult) -> None:
         show_report(result.report)
     checks = _checks(result.report)
     show_errors([error for error in result.errors if not _told(error, checks)])
+
+
+def _without_end(result: OperationResult) -> str | None:
+    left = result.jobs.get("total", 0) - result.jobs.get("success", 0) - result.jobs.get("failed", 0)
+    return f"{left} jobs" if left else None
 
 
 def _reason(cancel: Mapping[str, str] | None) -> str | None:
@@ -160,6 +175,8 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
     for error in errors:
         where = f"partition {error['partition']}: " if error.get("partition") is not None else ""
         say(f"error: {where}{_line(error.get('text'))}")
+        for tried in error.get("attempts") or ():
+            say(f"       attempt {tried.get('attempt')} on {tried.get('executor')}: {_line(tried.get('text'))}")
 
 
 def _line(text: Any) -> str:

@@ -82,7 +82,7 @@ def refs(keys: Keys, found: Iterable[KeyValue]) -> list[OperationRef]:
             parsed = keys.parse(kv.key)
         except (InvalidArgument, ValueError):
             continue
-        if parsed.ref is not None and parsed.chunk < 0:
+        if parsed.ref is not None and not parsed.name:
             named.add(parsed.ref)
     return sorted(named)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core.codec import word
-from distop.core.model import Claim, JobState, OperationRef, Outcome, State
+from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.model import OperationRef, State
 from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, none_within, unchanged, value_is
 
 if TYPE_CHECKING:

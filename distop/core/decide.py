@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, from_rfc3339
-from distop.core.model import Cancel, Claim, Decision, State, failed_text
+from distop.core.jobs import Claim, Tried, told
+from distop.core.model import Cancel, Decision, State, failed_text
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
     if op.spec is not None and not op.spec.rules.completes:
         return Finish(decision, 0)
-    return Commit(t.decide(keys, op.ref, election, op.state_mod, decision))
+    return Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
 
 
 def gives_up(rules: Rules, attempts: int) -> bool:
@@ -287,14 +289,33 @@ def claim_for(
     old = seen.value
     failures = old.failures + (1 if lost else 0)
     over = lost and rules.can_fail and (rules.at_limit(failures) or rules.lost == "fail")
-    return Claim(executor, incarnation, old.attempt + 1, failures, error=old.error), seen.mod, over
+    losses, tried = old.losses, old.tried
+    if lost:
+        losses += 1
+        tried = told(tried, Tried(old.attempt, old.executor, LOST))
+    claim = Claim(executor, incarnation, old.attempt + 1, failures, error=old.error, losses=losses, tried=tried)
+    return claim, seen.mod, over
+
+
+LOST = "the executor was lost while it ran the job"
+
+
+def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
+    """Executors were lost while they ran this job, and the next loss is one too many: it runs alone in its executor, so
+    that no neighbour of a job that kills executors fails for it (F38). ``lost``: its holder is gone.
+    """
+    failures = claim.failures + lost
+    if rules.at_limit(failures) or (lost and rules.lost == "fail"):
+        return False  # it is over
+    return rules.at_limit(failures + 1) and claim.losses + lost > 0
 
 
 def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
     """The waiting claim after an unexpected error: counted, due later, with the error for people."""
-    return Claim(executor, "", claim.attempt, claim.failures + 1, retry_at, error)
+    tried = told(claim.tried, Tried(claim.attempt, executor, error))
+    return Claim(executor, "", claim.attempt, claim.failures + 1, retry_at, error, claim.losses, tried)
 
 
 def released(claim: Claim, executor: str) -> Claim:
     """The waiting claim after a release: not held against the job, and due at once."""
-    return Claim(executor, "", claim.attempt, claim.failures, "", claim.error)
+    return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, claim.tried)

@@ -199,7 +199,7 @@ class Checker:
         for key, change in writes:
             op.log.append((self.revision, brief(change)))
             if key.family == K.HISTORY:
-                if key.chunk < 0 and not change.deleted:
+                if not key.name and not change.deleted:
                     history = change
                 continue
             existed = self._exist(op, change)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.core.model import Claim, JobState, Outcome, State
+from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -17,8 +17,9 @@ from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"
-NODE, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
     "distOpNode",
+    "distOpNodeDrain",
     "distOpCoordinator",
     "distOpBehavior",
     "distOpTable",
@@ -244,6 +245,10 @@ class Keys:
     def node(self, incarnation: str) -> str:
         return f"{self._prefix}{NODE}.{encode(incarnation)}"
 
+    def drain(self, executor: str) -> str:
+        """Whether an executor shall run nothing. In key order between the nodes and the gates: one watch shows all."""
+        return f"{self._prefix}{NODE_DRAIN}.{encode(executor)}"
+
     def coordinator(self, table: str, type_name: str) -> str:
         return f"{self._prefix}{COORDINATOR}.{encode(table)}.{check_type_name(type_name)}"
 
@@ -259,6 +264,10 @@ class Keys:
     def history_chunk(self, ref: OperationRef, number: int) -> str:
         return f"{self._op(ref, HISTORY)}.plan.{number:06d}"
 
+    def beside_history(self, ref: OperationRef, name: str) -> str:
+        """``arg`` and ``spec`` of an operation that may be rerun, beside its history record."""
+        return f"{self._op(ref, HISTORY)}.{name}"
+
     def history_range(self, table: str) -> tuple[str, str]:
         return prefix_range(f"{self._prefix}{HISTORY}.{encode(table)}.")
 
@@ -269,8 +278,8 @@ class Keys:
         if not key.startswith(self._prefix):
             raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
         family, *parts = key[len(self._prefix) :].split(".")
-        if family in (NODE, BEHAVIOR, TABLE) and len(parts) == 1:
-            if family == NODE:
+        if family in (NODE, NODE_DRAIN, BEHAVIOR, TABLE) and len(parts) == 1:
+            if family in (NODE, NODE_DRAIN):
                 return ParsedKey(family, id=decode(parts[0]))
             if family == BEHAVIOR:
                 return ParsedKey(family, type=check_type_name(parts[0]))
@@ -306,7 +315,7 @@ class Keys:
             parsed = ParsedKey(family, ref.table, ref.type, ref)
         elif family in (OP, HISTORY) and len(rest) == 2 and rest[0] == "plan":
             parsed = ParsedKey(family, ref.table, ref.type, ref, "plan", chunk=parse_ordinal(rest[1]))
-        elif family == OP and len(rest) == 1 and rest[0] in OPERATION_NAMES:
+        elif len(rest) == 1 and rest[0] in {OP: OPERATION_NAMES, HISTORY: HISTORY_NAMES}.get(family, ()):
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[0])
         elif family == OP and len(rest) == 2 and rest[1] in JOB_NAMES:
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[1], partition=parse_ordinal(rest[0]))
@@ -317,6 +326,8 @@ class Keys:
 
 OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
+HISTORY_NAMES = frozenset({"arg", "spec"})
+"""What may stand beside a history record, besides a chunk of names; the record's own key has no name."""
 
 
 def _between(root: str, first: int, after: int) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten, to_ranges
 from distop.core.declaration import Rules
+from distop.core.draining import NodeState
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ CLUSTER_TABLE = "@cluster"
 WHOLE = "all"
 """The partition name of an operation with a single job for everything."""
 MAX_ARGUMENT_BYTES = 512 * 1024
-MAX_OUTCOME_BYTES = 64 * 1024
 
 
 class State(StrEnum):
@@ -50,16 +50,15 @@ class Phase(StrEnum):
     WAITING = "waiting"
     PLANNING = "planning"
     PAUSED = "paused"
+    HALTED = "halted"
+    """Paused, and what runs is told to stop."""
     CANCELLING = "cancelling"
     COMPLETING = "completing"
     CLEANING = "cleaning"
 
-
-class JobState(StrEnum):
-    """The states of a job that ended (``<root>.<partition>.state``); until then the key is absent."""
-
-    SUCCESS = "success"
-    FAILED = "failed"
+    def of(self, stage: str) -> bool:
+        """The phase is one of this stage."""
+        return stage == ("paused" if self is Phase.HALTED else self.value)
 
 
 _REF_SAFE = re.compile(r"[/%]")
@@ -143,20 +142,23 @@ class Spec:
     one_at_a_time: bool = False
     """The operation holds ``.current`` of its type or object."""
     version: int = SCHEMA_VERSION
+    rerun_of: str = ""
+    """The operation of whose partitions this one runs some again."""
 
     def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": self.version,
-                "request_id": self.request_id,
-                "time": self.time,
-                "submitter": self.submitter,
-                "table": self.table.to_json() if self.table else None,
-                "partitions": list(self.partitions) if self.partitions is not None else None,
-                "one_at_a_time": self.one_at_a_time,
-                "options": self.rules.to_json(),
-            }
-        )
+        data: dict[str, Any] = {
+            "v": self.version,
+            "request_id": self.request_id,
+            "time": self.time,
+            "submitter": self.submitter,
+            "table": self.table.to_json() if self.table else None,
+            "partitions": list(self.partitions) if self.partitions is not None else None,
+            "one_at_a_time": self.one_at_a_time,
+            "options": self.rules.to_json(),
+        }
+        if self.rerun_of:
+            data["rerun_of"] = self.rerun_of
+        return dumps(data)
 
     @classmethod
     def decode(cls, value: bytes) -> Spec:
@@ -171,101 +173,7 @@ class Spec:
             tuple(names) if names is not None else None,
             bool(data.get("one_at_a_time", False)),
             int(data.get("v", SCHEMA_VERSION)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
-    incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
-    """
-
-    executor: str
-    incarnation: str
-    attempt: int
-    failures: int
-    retry_at: str = ""
-    error: str = ""
-    """The last unexpected error, for people; bounded by :data:`MAX_ERROR_TEXT`."""
-
-    @property
-    def waiting(self) -> bool:
-        """Nobody runs the job; it may be claimed when due."""
-        return not self.incarnation
-
-    def encode(self) -> bytes:
-        data: dict[str, Any] = {"v": SCHEMA_VERSION, "executor": self.executor}
-        if self.incarnation:
-            data["incarnation"] = self.incarnation
-        data["attempt"] = self.attempt
-        data["failures"] = self.failures
-        if self.retry_at:
-            data["retry_at"] = self.retry_at
-        if self.error:
-            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
-        return dumps(data)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Claim:
-        data = loads(value)
-        return cls(
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            int(data.get("failures", 0)),
-            data.get("retry_at", ""),
-            data.get("error", ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """``<root>.<partition>.outcome``: how a job ended."""
-
-    name: str
-    executor: str
-    incarnation: str
-    attempt: int
-    started: str
-    finished: str
-    result: Any = None
-    error: str = ""
-
-    def encode(self) -> bytes:
-        """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
-        data: dict[str, Any] = {
-            "v": SCHEMA_VERSION,
-            "name": self.name,
-            "executor": self.executor,
-            "incarnation": self.incarnation,
-            "attempt": self.attempt,
-            "started": self.started,
-            "finished": self.finished,
-        }
-        if self.result is not None:
-            data["result"] = self.result
-        if self.error:
-            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
-        value = dumps(data)
-        if len(value) > MAX_OUTCOME_BYTES:
-            raise InvalidArgument(
-                f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "
-                "put large results into a file and return its path"
-            )
-        return value
-
-    @classmethod
-    def decode(cls, value: bytes) -> Outcome:
-        data = loads(value)
-        return cls(
-            data.get("name", ""),
-            data.get("executor", ""),
-            data.get("incarnation", ""),
-            int(data.get("attempt", 1)),
-            data.get("started", ""),
-            data.get("finished", ""),
-            data.get("result"),
-            data.get("error", ""),
+            data.get("rerun_of", ""),
         )
 
 
@@ -282,6 +190,7 @@ class Node:
     released: int = 0
     """Grows each time this daemon set claims to waiting: others then look for work that their watches, which
     see no claims, would miss until the next poll."""
+    state: NodeState = NodeState.ACTIVE
 
     def encode(self) -> bytes:
         return dumps(
@@ -294,6 +203,7 @@ class Node:
                 "labels": dict(self.labels),
                 "version": self.version,
                 "released": self.released,
+                "state": str(self.state),
             }
         )
 
@@ -308,6 +218,7 @@ class Node:
             data.get("labels") or {},
             data.get("version", ""),
             int(data.get("released", 0)),
+            NodeState(data.get("state", "active")),
         )
 
 
@@ -439,6 +350,7 @@ class History:
     cancel: Cancel | None = None
     failed_truncated: bool = False
     """``failed_ranges`` names only the first of the failed jobs."""
+    rerun_of: str = ""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -457,6 +369,8 @@ class History:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
         if self.failed_truncated:
             data["failed_truncated"] = True
+        if self.rerun_of:
+            data["rerun_of"] = self.rerun_of
         return data
 
     def encode(self) -> bytes:
@@ -481,4 +395,5 @@ class History:
             data.get("request_id", ""),
             Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
             bool(data.get("failed_truncated", False)),
+            data.get("rerun_of", ""),
         )

@@ -64,6 +64,6 @@ def unfit_gate(op: OperationTrace) -> str:
         return f"both the gate and pending ({phase}) exist"
     if not op.gate and phase is None:
         return "neither the gate nor pending exists"
-    if (stage is Stage.OPEN) is not op.gate or (phase is not None and phase.value != stage.value):
+    if (stage is Stage.OPEN) is not op.gate or (phase is not None and not phase.of(stage)):
         return f"the operation is {stage}, but {'the gate exists' if op.gate else f'pending is {phase}'}"
     return ""

@@ -35,6 +35,7 @@ class Event(StrEnum):
     PLAN_ATTEMPT = "plan_attempt"
     GIVE_UP = "give_up"
     PAUSE = "pause"
+    PAUSE_NOW = "pause_now"
     RESUME = "resume"
     CANCEL = "cancel"
     FAIL_FAST = "fail_fast"
@@ -55,16 +56,19 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.PLAN_ATTEMPT: frozenset({Stage.PLANNING}),
         Event.GIVE_UP: frozenset({Stage.COMPLETING}),
         Event.PAUSE: frozenset({Stage.PAUSED}),
+        Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
     },
     Stage.OPEN: {
         Event.PAUSE: frozenset({Stage.PAUSED}),
+        Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
         Event.FAIL_FAST: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
     },
     Stage.PAUSED: {
+        Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.RESUME: frozenset({Stage.OPEN, Stage.PLANNING}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),

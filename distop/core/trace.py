@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
-from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, OperationRef, Phase, Spec, State
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
 

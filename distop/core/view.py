@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
-from distop.core.model import Attempts, Cancel, Claim, Decision, JobState, Node, OperationRef, Phase, Spec, State
+from distop.core.draining import Drain
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.errors import InvalidArgument
@@ -48,6 +50,8 @@ class ClusterView:
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.nodes: dict[str, Node] = {}
+        self.drains: set[str] = set()
+        """Executors that shall run nothing, alive or not."""
         self.gates: dict[OperationRef, int] = {}
         """Open operations, with the gate's mod revision."""
         self.pending: dict[OperationRef, Phase] = {}
@@ -61,6 +65,8 @@ class ClusterView:
         families = frozenset(family_keys)
         if K.NODE in families:
             self.nodes.clear()
+        if K.NODE_DRAIN in families:
+            self.drains.clear()
         if K.OPEN in families:
             self.gates.clear()
         if K.PENDING in families:
@@ -89,6 +95,11 @@ class ClusterView:
                 self.nodes.pop(key.id, None)
             else:
                 self.nodes[key.id] = Node.decode(kv.value)
+        elif key.family == K.NODE_DRAIN:
+            if not deleted and Drain.decode(kv.value).drain:
+                self.drains.add(key.id)
+            else:
+                self.drains.discard(key.id)
         elif key.family == K.COORDINATOR:
             if deleted:
                 self.elections.pop((key.table, key.type), None)
@@ -110,8 +121,15 @@ class ClusterView:
         return incarnation in self.nodes
 
     def capable(self, type_name: str) -> list[str]:
-        """The live incarnations that offer a type, sorted."""
-        return sorted(inc for inc, node in self.nodes.items() if type_name in node.behaviors)
+        """The live incarnations that offer a type and are not to be drained, sorted."""
+        return sorted(
+            inc for inc, node in self.nodes.items() if type_name in node.behaviors and node.executor not in self.drains
+        )
+
+    def ending_types(self) -> set[tuple[str, str]]:
+        """(table, type) of what only has to be brought to its end, for which no job runs any more."""
+        ending = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
+        return {(ref.table, ref.type) for ref, phase in self.pending.items() if phase in ending}
 
     def wanted_types(self) -> set[tuple[str, str]]:
         """(table, type) of everything that is open or pending: those need a coordinator."""

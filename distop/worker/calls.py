@@ -11,11 +11,11 @@ from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
-from distop.errors import InvalidArgument, JobCancelled, OperationFailed, UsageError
+from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
 from distop.worker.explain import explain
-from distop.worker.runner import dump, validate
+from distop.worker.runner import dump, is_fatal, validate
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Call:
             "complete": self._complete,
             "cleanup": self._cleanup,
         }
+        behavior: Behavior | None = None
         try:
             behavior = self._env.behavior(self._message["type"])
             value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
@@ -70,10 +71,11 @@ class Call:
         except BaseException as error:
             if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
                 self._on_spark_died(str(error))
-            fatal = isinstance(error, UsageError)
+            told = isinstance(error, DistopError)
+            fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
             if not fatal and not self._stop.is_set():
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
-            text = str(error) if fatal and str(error) else explain(error)
+            text = str(error) if fatal and told and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
             kind = "fatal" if fatal else "transient"
             self._env.outbox.send(

@@ -94,7 +94,7 @@ class Child:
         elif kind == "cancel":
             if "run" in message:
                 if (run := self._runs.get(message["run"])) is not None:
-                    run.cancel(message.get("partitions"))
+                    run.cancel(message.get("partitions"), keep=message.get("keep", False))
             elif (call := self._calls.get(message["call"])) is not None:
                 call.cancel()
         elif kind == "probe":

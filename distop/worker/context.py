@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobContext, Progress, load
 from distop.core.codec import dumps
-from distop.core.model import MAX_OUTCOME_BYTES
+from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
 from distop.worker import protocol, shared
 from distop.worker.spark import SparkHolder
@@ -63,6 +64,8 @@ class JobProgress(Progress):
         self._partition = partition
         self._value = value
         self._last = float("-inf")
+        self._skipped: Any = None
+        """The last one that the rate limit held back."""
 
     def load(self) -> Any:
         return self._value
@@ -71,6 +74,7 @@ class JobProgress(Progress):
         """See Progress.save; also False where the daemon could not save it (the claim is gone, or etcd is). Raises
         InvalidArgument for what is not JSON or over 64 KiB."""
         if not force and time.monotonic() - self._last < PROGRESS_SECONDS:
+            self._skipped = value
             return False
         try:
             size = len(dumps(value))
@@ -85,8 +89,16 @@ class JobProgress(Progress):
         except (TimeoutError, RuntimeError):
             return False
         if saved:
-            self._value = value
+            self._value, self._skipped = value, None
         return saved
+
+    def settle(self) -> bool:
+        """The job stops and will go on, perhaps elsewhere: save what the rate limit held back. Whether there is a
+        checkpoint to go on from."""
+        if self._skipped is not None:
+            with contextlib.suppress(InvalidArgument):
+                self.save(self._skipped, force=True)
+        return self._value is not None
 
 
 class NoProgress(Progress):
@@ -96,6 +108,10 @@ class NoProgress(Progress):
         return None
 
     def save(self, value: Any, *, force: bool = False) -> bool:
+        return False
+
+    def settle(self) -> bool:
+        """There is none to go on from."""
         return False
 
 
@@ -172,7 +188,7 @@ class Context(JobContext):
         return path
 
     @cached_property
-    def progress(self) -> Progress:  # type: ignore[override]
+    def progress(self) -> JobProgress | NoProgress:  # type: ignore[override]
         if self.partition is None or not self._number:
             return NoProgress()
         return JobProgress(self._env.outbox, self._number, self.partition.partition, self._loaded)

@@ -222,6 +222,9 @@ class Worker:
 
     async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:
         """Clean up after cancelled jobs whose child had to be killed; what went wrong, or ""."""
+        gone = [p for p in gone if not (run.keep and run.goes_on(p))]
+        if not gone:
+            return ""
         try:
             await self._cleanup(run.request, [run.pending[p] for p in gone], run.incarnation)
         except WorkerError as error:
@@ -253,6 +256,7 @@ class Worker:
             cleanup=cleanup,
             careful=careful,
             cancelled=sorted(run.cancelled),
+            keep=run.keep,
             # A run that is sent again works under the session as it is now.
             deadline=max(request.deadline, self._keeper.deadline) if request.deadline else 0.0,
             incarnation=run.incarnation,
@@ -282,6 +286,12 @@ class Worker:
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
+    def release(self, op: str) -> None:
+        """Stop all jobs of an operation as :meth:`cancel_runs` does, but not for good: a job that can go on from its
+        checkpoint is not cleaned up after. Jobs that were cancelled stay so."""
+        for run in [r for r in self._runs if r.request.op == op]:
+            self._cancel(run, list(run.pending), keep=True)
+
     def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
         """The same as :meth:`cancel_runs`."""
         self.cancel_runs(op, partitions)
@@ -292,10 +302,11 @@ class Worker:
         in which everything else is run again."""
         self._caller.cancel(op)
 
-    def _cancel(self, run: RunSink, partitions: list[int]) -> None:
+    def _cancel(self, run: RunSink, partitions: list[int], *, keep: bool = False) -> None:
+        run.keep = keep and (run.keep or not run.cancelled)
         run.cancelled.update(partitions)
         if partitions and run.child is not None:
-            run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=partitions))
+            run.child.send(protocol.CancelMessage(t="cancel", run=run.number, partitions=partitions, keep=run.keep))
         self._enforce(run)
 
     def _enforce(self, run: RunSink) -> None:

@@ -70,7 +70,10 @@ class RunRequest:
     items: tuple[JobItem, ...]
     batch: bool
     cleanup_first: bool = False
-    """Somebody was here before (taken over, or an attempt that ended badly): cancel_job_and_cleanup, then start."""
+    """Somebody was here before (taken over, or an attempt that ended badly): cancel_job_and_cleanup, then start; not
+    where the job goes on from a checkpoint."""
+    resumable: bool = False
+    """Its jobs go on from their checkpoints: what those speak of is cleaned up only when the job is given up."""
     deadline: float = 0.0
     """Seconds of CLOCK_BOOTTIME after which the child refuses to start a job, unless the deadline was renewed after
     the request arrived there (Worker.set_deadline); 0: none."""
@@ -82,8 +85,8 @@ class JobEnded:
 
     ``success`` and ``verdict`` (JobFailed) are answers; ``error`` is an unexpected error; ``fatal`` one that no
     retry mends; ``crash``: the job killed its child, alone in it; ``cancelled``: told to stop, and cleaned up (or
-    stopped with its whole session); ``refused``: not started, and not the job's fault. The last two are released,
-    not blamed.
+    stopped with its whole session; one that was only released keeps what its checkpoint speaks of); ``refused``: not
+    started, and not the job's fault. The last two are released, not blamed.
     """
 
     partition: int

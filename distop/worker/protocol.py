@@ -69,6 +69,8 @@ class RunMessage(TypedDict):
     """Call cancel_job_and_cleanup before each start: somebody was here before."""
     cancelled: list[int]
     """Ordinals that were cancelled before the start: clean up, do not start."""
+    keep: NotRequired[bool]
+    """They are only released: what a checkpoint speaks of stays."""
     careful: bool
     """Tell each end at once: the first that is missing when the child dies is the one that ran."""
     deadline: float
@@ -91,6 +93,8 @@ class CancelMessage(TypedDict):
     run: NotRequired[int]
     call: NotRequired[int]
     partitions: NotRequired[list[int] | None]
+    keep: NotRequired[bool]
+    """They are only released: what a checkpoint speaks of stays."""
 
 
 class ProbeMessage(TypedDict):

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
-from distop.core.model import MAX_OUTCOME_BYTES, TableRecord
+from distop.core.jobs import MAX_OUTCOME_BYTES
+from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
-from distop.errors import InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
+from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
 from distop.worker.context import Context, Environment
 from distop.worker.explain import explain, explain_argument, headline
@@ -21,6 +22,7 @@ from distop.worker.guardian import boottime
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OUTCOME_MARGIN = 1024
@@ -51,6 +53,8 @@ class Run:
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
+        self._keep = False
+        """What was cancelled is only released."""
         self._lock = threading.Lock()
         self._current: tuple[int, ...] = ()
         self._since = time.monotonic()
@@ -66,13 +70,14 @@ class Run:
             partition = PartitionPlan.from_json(data)
             self._items[partition.partition] = (partition, attempt, fence, progress)
         self._open.update(self._items)
-        self.cancel(message["cancelled"])
+        self.cancel(message["cancelled"], keep=message.get("keep", False))
 
     # ------------------------------------------------------------------ called by the reader
 
-    def cancel(self, partitions: Sequence[int] | None) -> None:
+    def cancel(self, partitions: Sequence[int] | None, *, keep: bool = False) -> None:
         now = time.monotonic()
         with self._lock:
+            self._keep = keep
             for ordinal in self._items if partitions is None else partitions:
                 self._cancelled.setdefault(ordinal, now)
         self.interrupt()
@@ -156,7 +161,7 @@ class Run:
             if self._late():
                 self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
-            if self._cleanup_first and cleans:
+            if self._cleanup_first and cleans and not (behavior.resumable and progress is not None):
                 behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
             result = behavior.start_or_resume_job(self._arg, partition, ctx)
         except BaseException as error:
@@ -178,7 +183,8 @@ class Run:
             if error is None or not left:
                 continue
             if len(left) == 1 and len(group) == 1:
-                self._end(left[0], "error", None, explain(error), started)
+                fatal = is_fatal(behavior, error, self._env.log)
+                self._end(left[0], "fatal" if fatal else "error", None, explain(error), started)
                 continue
             self._env.log.warning(
                 "a batch of %d of %s broke with %d left, which are run again in halves: %s",
@@ -299,8 +305,9 @@ class Run:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
-        elif isinstance(error, UsageError):
-            self._end(ordinal, "fatal", None, str(error) or headline(error), started)
+        elif is_fatal(behavior, error, self._env.log):
+            text = str(error) if isinstance(error, DistopError) else explain(error)
+            self._end(ordinal, "fatal", None, text or headline(error), started)
         else:
             self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
             self._end(ordinal, "error", None, explain(error), started)
@@ -310,6 +317,8 @@ class Run:
     ) -> None:
         with self._lock:
             self._since = time.monotonic()
+        if self._keep and behavior.resumable and not self._batch and ctx.progress.settle():
+            cleans = False
         problem = self._cleanup(behavior, ctx, partition) if cleans else ""
         self._end(partition.partition, "cancelled", None, f"the cleanup failed: {problem}" if problem else "", started)
 
@@ -355,6 +364,17 @@ def dump(value: Any) -> bytes:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def is_fatal(behavior: Behavior, error: BaseException, log: logging.Logger) -> bool:
+    """What the behavior says of an error; where that breaks too, the error is one that is tried again."""
+    if isinstance(error, UsageError):
+        return True
+    try:
+        return bool(behavior.is_fatal(error))
+    except Exception:
+        log.exception("is_fatal of %s broke", behavior.type_name)
+        return False
 
 
 def validate(behavior: Behavior, arg: Any) -> Any:

@@ -37,6 +37,8 @@ class RunSink:
         self.incarnation = incarnation
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
+        self.keep = False
+        """What was cancelled is only released: to go on from its checkpoints, here or elsewhere."""
         self.progress: dict[int, Any] = {}
         """Checkpoints saved since the request: a job that is run again goes on from them."""
         self.child: Child | None = None
@@ -67,6 +69,10 @@ class RunSink:
             task = asyncio.ensure_future(self._save(self.child, message))
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
+
+    def goes_on(self, ordinal: int) -> bool:
+        """The job is one that can go on from a checkpoint, and has one."""
+        return self.request.resumable and self.item(ordinal).progress is not None
 
     def item(self, ordinal: int) -> JobItem:
         """A job to be sent, with its last checkpoint."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.model import JobState
+from distop.core.jobs import JobState
 from tests.conformance.test_access import admin
 from tests.support.certificates import make_certificates
 from tests.support.command import distop_command

@@ -80,7 +80,7 @@ async def life(etcd: EmbeddedEtcd, tmp_path: Path) -> AsyncIterator[Life]:
         ctx = Context()
         ctx.config = ExecutorConfig(EtcdConfig((etcd.endpoint,)), tmp_path, history_limit=2)
         ctx.client, ctx.keys, ctx.log = client, Keys(), logs.get()
-        ctx.incarnation, ctx.types = "inc-1", frozenset({"noop"})
+        ctx.incarnation, ctx.executor_id, ctx.types = "inc-1", "ex", frozenset({"noop"})
         ctx.cluster = ClusterView(ctx.keys)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
         ctx.lost = asyncio.get_running_loop().create_future()

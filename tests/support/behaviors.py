@@ -13,6 +13,8 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
+restarting = tests.support.step_behavior:Restarting
+steps = tests.support.step_behavior:Steps
 absent = tests.support.no_such_module:Absent
 """
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core import claiming
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import loads
 from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest
+from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
-from distop.core.model import Claim, Decision, History, JobState, Node, OperationRef, Outcome, Spec, State, TableRecord
+from distop.core.model import Decision, History, Node, OperationRef, Spec, State, TableRecord
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 
@@ -91,7 +93,7 @@ class Hand:
         state = await self.etcd.get(self.keys.of(ref, "state"))
         assert state is not None
         decision = Decision(verdict, total, total - failed, failed)
-        await self._commit(t.decide(self.keys, ref, guard, state.mod_revision, decision))
+        await self._commit(f.decide(self.keys, ref, guard, state.mod_revision, decision))
 
     async def finish(
         self, ref: OperationRef, incarnation: str, verdict: State, report: Any = None, errors: Sequence[Any] = ()
@@ -126,7 +128,7 @@ class Hand:
             about.request_id,
         )
         await self._commit(
-            t.finish(
+            f.finish(
                 self.keys,
                 ref,
                 guard,
@@ -143,4 +145,4 @@ class Hand:
         guard = await self.elect(ref, incarnation)
         state = await self.etcd.get(self.keys.of(ref, "state"))
         assert state is not None
-        await self._commit(t.end(self.keys, ref, guard, state.mod_revision, 0))
+        await self._commit(f.end(self.keys, ref, guard, state.mod_revision, 0))

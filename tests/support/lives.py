@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import states
-from distop.core.model import JobState
+from distop.core.jobs import JobState
 from distop.core.states import Event, JobStage, Stage
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
         Event.PLAN_ATTEMPT: world.plan_attempt,
         Event.GIVE_UP: world.give_up,
         Event.PAUSE: world.pause,
+        Event.PAUSE_NOW: world.pause_now,
         Event.RESUME: world.resume,
         Event.CANCEL: world.cancel,
         Event.FAIL_FAST: world.fail_fast,
@@ -43,9 +44,9 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
-    "decide decide complete_attempt finish finish finish_at_once clean end resign"
+    "pause_now decide decide complete_attempt finish finish finish_at_once clean end resign"
 ).split()
-_RARE = frozenset({"cancel", "pause", "resign", "die", "plan_attempt", "fail_fast"})
+_RARE = frozenset({"cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"})
 
 
 def random_event(world: World, rng: random.Random) -> Txn | None:
@@ -77,7 +78,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     stage = op.stage
     if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
-    if elected is None and name not in ("pause", "resume", "cancel"):
+    if elected is None and name not in ("pause", "pause_now", "resume", "cancel"):
         return None
     if name == "chunk":
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None

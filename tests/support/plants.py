@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
-from distop.core.model import Attempts, Claim, Decision, History, JobState, OperationRef, Outcome, Spec, State
+from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.model import Attempts, Decision, History, OperationRef, Spec, State
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned

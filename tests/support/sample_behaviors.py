@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned
-from distop.errors import InvalidArgument
+from distop.errors import FatalError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,6 +84,9 @@ class Sample(Behavior):
             return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx)}
         return SampleResult(partition=partition.name, attempt=ctx.attempt)
 
+    def is_fatal(self, error: BaseException) -> bool:
+        return isinstance(error, ZeroDivisionError) or super().is_fatal(error)
+
     def cancel_job_and_cleanup(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> None:
         write(arg, f"clean {partition.name}")
         action = arg.does.get(partition.name, "")
@@ -131,12 +134,23 @@ class Batches(Sample):
 
 def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     """What a job can do to its surroundings."""
+    if action.endswith("-once"):
+        # The first time anywhere: the diary's folder outlives the operation.
+        done = Path(ctx.table.location if ctx.table is not None else ctx.work_dir, f"{action}-{partition.name}")
+        if done.exists():
+            return
+        done.touch()
+        action = action.removesuffix("-once")
     if action == "fail":
         raise JobFailed("the answer is no", {"why": "told to"})
     if action == "fail-unclean":
         raise JobFailed("the answer is no")
     if action == "error":
         raise RuntimeError("something went wrong")
+    if action == "hopeless":
+        raise FatalError("no retry mends this")
+    if action == "known":
+        raise ZeroDivisionError("nor this")
     if action == "wrong":
         raise InvalidArgument("this cannot work")
     if action == "exit":

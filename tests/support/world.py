@@ -8,24 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distop.core import claiming, states
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import loads, to_ranges
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
+from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
-from distop.core.model import (
-    Attempts,
-    Cancel,
-    Claim,
-    Decision,
-    History,
-    JobState,
-    Node,
-    OperationRef,
-    Outcome,
-    Spec,
-    State,
-)
+from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
 from distop.core.view import Change, ClusterView, OperationView, TypeView
@@ -49,6 +39,8 @@ class World:
     rules: Rules = field(default_factory=lambda: Rules(retry=Retry(attempts=3)))
     one_at_a_time: bool = False
     leases: dict[str, int] = field(default_factory=dict)
+    kept: tuple[Put, ...] = ()
+    """What the next finish writes beside the history record."""
 
     # ------------------------------------------------------------- executors
 
@@ -158,6 +150,11 @@ class World:
     def pause(self, ref: OperationRef) -> Txn:
         return t.pause(self.keys, ref, self.mod(ref, "state"))
 
+    def pause_now(self, ref: OperationRef) -> Txn:
+        paused = self.op(ref).state is State.PAUSED
+        seen = State.PAUSED if paused else State.RUNNING
+        return t.pause(self.keys, ref, self.mod(ref, "state"), now=True, seen=seen)
+
     def resume(self, ref: OperationRef) -> Txn:
         return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0)
 
@@ -186,13 +183,13 @@ class World:
         return Decision(verdict, count, op.success, len(op.failed), to_ranges(op.failed))
 
     def decide(self, ref: OperationRef) -> Txn:
-        return t.decide(self.keys, ref, self.election, self.mod(ref, "state"), self.verdict(ref))
+        return f.decide(self.keys, ref, self.election, self.mod(ref, "state"), self.verdict(ref))
 
     def complete_attempt(self, ref: OperationRef) -> Txn:
         op = self.op(ref)
         old = op.decision.value if op.decision else self.verdict(ref)
         new = Decision(old.verdict, old.total, old.success, old.failed, old.failed_ranges, old.attempts + 1, "no")
-        return t.complete_attempt(self.keys, ref, self.election, self.mod(ref, "decision") or 1, new)
+        return f.complete_attempt(self.keys, ref, self.election, self.mod(ref, "decision") or 1, new)
 
     def history(self, ref: OperationRef) -> History:
         op = self.op(ref)
@@ -203,7 +200,7 @@ class World:
 
     def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
         seen = self.counters()
-        return t.finish(
+        return f.finish(
             self.keys,
             ref,
             self.election,
@@ -213,6 +210,7 @@ class World:
             seen.run_ops_mod,
             self.history(ref),
             self.one_at_a_time,
+            self.kept,
         )
 
     def finish(self, ref: OperationRef) -> Txn:
@@ -222,10 +220,10 @@ class World:
         return self._finish(ref, 0)
 
     def clean(self, ref: OperationRef, first: int = 0) -> Txn:
-        return t.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)
+        return f.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)
 
     def end(self, ref: OperationRef, first: int = 0) -> Txn:
-        return t.end(self.keys, ref, self.election, self.mod(ref, "state"), first)
+        return f.end(self.keys, ref, self.election, self.mod(ref, "state"), first)
 
     # ------------------------------------------------------------------ jobs
 

@@ -13,7 +13,7 @@ import typer
 from distop.audit import Audit
 from distop.cli import audit as command
 from distop.cli.context import Context, use
-from distop.core.model import JobState
+from distop.core.jobs import JobState
 from distop.core.txn import Delete, Put
 from distop.errors import NotFound
 from distop.store.history import Beginning, CaughtUp, Revision

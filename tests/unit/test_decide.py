@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,8 @@ from distop.core import decide as d
 from distop.core.codec import rfc3339
 from distop.core.decide import block_size, claim_for, claimable, next_step, rendezvous
 from distop.core.declaration import Retry, Rules
-from distop.core.model import Cancel, Claim, Decision, JobState, OperationRef, State
+from distop.core.jobs import MAX_OUTCOME_BYTES, Claim, JobState, Outcome, Tried, told
+from distop.core.model import Cancel, Decision, OperationRef, State
 from distop.core.states import Stage
 from distop.core.view import Seen
 from tests.support.world import World
@@ -314,7 +316,8 @@ def test_claim_for() -> None:
     waiting = Seen(Claim("ex-b", "", 3, 1, "", "why"), 9)
     assert claim_for(waiting, "ex", "i", False, rules) == (Claim("ex", "i", 4, 1, error="why"), 9, False)
     held = Seen(Claim("ex-b", "b", 1, 0), 9)
-    assert claim_for(held, "ex", "i", True, rules) == (Claim("ex", "i", 2, 1), 9, False)
+    story = (Tried(1, "ex-b", d.LOST),)
+    assert claim_for(held, "ex", "i", True, rules) == (Claim("ex", "i", 2, 1, losses=1, tried=story), 9, False)
     assert claim_for(Seen(Claim("ex-b", "b", 2, 1), 9), "ex", "i", True, rules)[2]
     assert claim_for(held, "ex", "i", True, replace(rules, lost="fail"))[2]
     assert not claim_for(held, "ex", "i", True, replace(rules, lost="fail", can_fail=False))[2]
@@ -322,5 +325,30 @@ def test_claim_for() -> None:
 
 def test_retried_and_released() -> None:
     claim = Claim("ex", "i", 2, 1, error="before")
-    assert d.retried(claim, "ex", "now", "later") == Claim("ex", "", 2, 2, "later", "now")
+    broken = d.retried(claim, "ex", "now", "later")
+    assert broken == Claim("ex", "", 2, 2, "later", "now", tried=(Tried(2, "ex", "now"),))
     assert d.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")
+
+
+def test_a_story_is_bounded_in_count_and_in_bytes() -> None:
+    story: tuple[Tried, ...] = ()
+    for attempt in range(1, 40):
+        story = told(story, Tried(attempt, "ex", "é" * 10_000))
+    assert [one.attempt for one in story] == [1, 36, 37, 38, 39]
+    value = Claim("ex", "i", 40, 39, error="é" * 10_000, tried=story).encode()
+    assert len(value) < 16_000
+    assert [one.attempt for one in Claim.decode(value).tried] == [1, 36, 37, 38, 39]
+    outcome = Outcome("p", "ex", "i", 40, "", "", "x" * (MAX_OUTCOME_BYTES - 300), "", story)
+    assert Outcome.decode(outcome.encode()).tried == (), "the result is worth more"
+
+
+@pytest.mark.parametrize(
+    ("failures", "losses", "lost", "alone"),
+    [(0, 0, True, False), (1, 1, True, True), (2, 1, False, True), (2, 0, False, False), (2, 2, True, False)],
+)
+def test_who_runs_alone(failures: int, losses: int, lost: bool, alone: bool) -> None:
+    """With three attempts: once the next loss would be one too many, and only after a loss."""
+    claim = Claim("ex", "", 3, failures, losses=losses)
+    assert d.suspect(claim, lost, Rules(retry=Retry(attempts=3))) is alone
+    assert not d.suspect(claim, lost, Rules(can_fail=False))
+    assert not d.suspect(claim, True, Rules(lost="fail"))

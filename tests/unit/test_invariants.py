@@ -9,7 +9,8 @@ import pytest
 
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
-from distop.core.model import Cancel, JobState, OperationRef
+from distop.core.jobs import JobState
+from distop.core.model import Cancel, OperationRef
 from distop.core.txn import Delete, Put
 from tests.support.plants import PLANTS, begin, opened
 from tests.support.world import TABLE, World

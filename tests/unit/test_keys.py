@@ -103,6 +103,8 @@ def test_every_key_parses_back(keys: Keys, ref: OperationRef, p: int, incarnatio
     check(keys.pending(ref), K.PENDING, **whole)
     check(keys.claim(ref, p), K.CLAIM, **whole, partition=p)
     check(keys.history(ref), K.HISTORY, **whole)
+    for name in K.HISTORY_NAMES:
+        check(keys.beside_history(ref, name), K.HISTORY, **whole, name=name)
     check(keys.history_chunk(ref, p), K.HISTORY, **whole, name="plan", chunk=p)
     check(keys.run_ops(ref.table), K.OP, table=ref.table, name="runOps")
     check(keys.next_instance(ref.table, ref.type), K.OP, table=ref.table, type=ref.type, name="nextInstanceId")

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distop.core import codec, declaration
+from distop.core import jobs as j
 from distop.core import model as m
 from distop.core import plan as pl
 from distop.core.digest import plan_digest
@@ -58,8 +59,8 @@ records = st.one_of(
         st.booleans(), st.integers(1, 9),
     ),
     st.builds(pl.Plan, numbers, words, words, numbers),
-    st.builds(m.Claim, words, words, numbers, numbers, words, words),
-    st.builds(m.Outcome, words, words, words, numbers, words, words, json_values, words),
+    st.builds(j.Claim, words, words, numbers, numbers, words, words),
+    st.builds(j.Outcome, words, words, words, numbers, words, words, json_values, words),
     st.builds(
         m.Node, words, words, numbers, st.lists(names, max_size=3).map(tuple),
         st.dictionaries(words, words, max_size=2),
@@ -143,24 +144,24 @@ def test_what_is_no_ref_is_refused(text: str) -> None:
 
 
 def test_an_outcome_has_a_limit() -> None:
-    def outcome(size: int) -> m.Outcome:
-        return m.Outcome("p", "e", "i", 1, "", "", "x" * size)
+    def outcome(size: int) -> j.Outcome:
+        return j.Outcome("p", "e", "i", 1, "", "", "x" * size)
 
     overhead = len(outcome(1).encode()) - 1
-    assert len(outcome(m.MAX_OUTCOME_BYTES - overhead).encode()) == m.MAX_OUTCOME_BYTES
+    assert len(outcome(j.MAX_OUTCOME_BYTES - overhead).encode()) == j.MAX_OUTCOME_BYTES
     with pytest.raises(InvalidArgument, match="put large results into a file"):
-        outcome(m.MAX_OUTCOME_BYTES - overhead + 1).encode()
+        outcome(j.MAX_OUTCOME_BYTES - overhead + 1).encode()
 
 
 def test_errors_are_shortened_and_never_stop_a_report() -> None:
-    value = m.Outcome("p", "e", "i", 1, "", "", None, "begin" + "x" * 10**6 + "end").encode()
-    error = m.Outcome.decode(value).error
+    value = j.Outcome("p", "e", "i", 1, "", "", None, "begin" + "x" * 10**6 + "end").encode()
+    error = j.Outcome.decode(value).error
     assert len(error) == codec.MAX_ERROR_TEXT
     assert error.startswith("begin")
     assert error.endswith("end")
     # A path that is no UTF-8 comes to Python as lone surrogates; the report must get through all the same.
-    odd = m.Outcome("p", "e", "i", 1, "", "", None, "no such file: \udcff")
-    assert m.Outcome.decode(odd.encode()) == odd
+    odd = j.Outcome("p", "e", "i", 1, "", "", None, "no such file: \udcff")
+    assert j.Outcome.decode(odd.encode()) == odd
 
 
 @given(st.floats(0, 4e9))
@@ -187,8 +188,8 @@ def test_retry() -> None:
 
 def test_states() -> None:
     assert {s for s in m.State if s.terminal} == {m.State.SUCCESS, m.State.FAILED, m.State.CANCELLED}
-    assert m.Claim("e", "", 1, 0).waiting
-    assert not m.Claim("e", "i", 1, 0).waiting
+    assert j.Claim("e", "", 1, 0).waiting
+    assert not j.Claim("e", "i", 1, 0).waiting
 
 
 def test_the_text_of_failed_jobs_is_bounded() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from distop.core.codec import rfc3339
 from distop.core.declaration import Rules
-from distop.core.model import Attempts, Cancel, Claim, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.jobs import Claim
+from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.status import Snapshot, judge
 
@@ -37,7 +38,8 @@ OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
         (replace(OPEN, success=9, claims={9: WAITS}), "open", f"retry of 1 job, the next at {rfc3339(STARTED + 50)}"),
         (replace(OPEN, success=8, failed=2), "open", "completion"),
         (replace(OPEN, state=State.PAUSED), "paused", "resume"),
-        (replace(OPEN, state=State.PAUSED, claims={0: HELD}), "paused", None),
+        (replace(OPEN, state=State.PAUSED, claims={0: HELD}), "pausing", "1 job to finish"),
+        (replace(OPEN, state=State.PAUSED, phase=Phase.HALTED, claims={0: HELD}), "pausing", "1 job to stop"),
         (replace(OPEN, state=State.CANCELLING, claims={0: HELD}), "cancelling", "its holders to stop"),
         (replace(OPEN, state=State.CANCELLING), "cancelling", "completion"),
         (replace(OPEN, decision=DECIDED), "completing", "completion"),

@@ -13,7 +13,7 @@ from distop.core import claiming, states
 from distop.core import transitions as t
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
-from distop.core.model import Claim, JobState
+from distop.core.jobs import Claim, JobState
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
@@ -97,6 +97,13 @@ def paused_claimed() -> tuple[World, OperationRef]:
     return world, ref
 
 
+def paused_now() -> tuple[World, OperationRef]:
+    world, ref = open_claimed()
+    world.do(world.pause_now(ref))
+    world.do(world.wait_again(ref, 0, failed=False))
+    return world, ref
+
+
 def paused_unplanned() -> tuple[World, OperationRef]:
     world, ref = planning()
     world.do(world.pause(ref))
@@ -157,7 +164,7 @@ PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
     Stage.WAITING: (),
     Stage.PLANNING: (planning,),
     Stage.OPEN: (open_, open_done, open_claimed),
-    Stage.PAUSED: (paused, paused_done, paused_claimed, paused_unplanned),
+    Stage.PAUSED: (paused, paused_done, paused_claimed, paused_now, paused_unplanned),
     Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_claimed),
     Stage.COMPLETING: (completing, given_up),
     Stage.CLEANING: (cleaning, cleaning_at_once, cleaning_cancelled),
@@ -226,7 +233,8 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
 def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = after()
     coordinator_events = [e for e in Event if e not in (Event.START, Event.START_PLANNED)]
-    txns = [build(world, e, ref) for e in coordinator_events if e not in (Event.PAUSE, Event.RESUME, Event.CANCEL)]
+    commands = (Event.PAUSE, Event.PAUSE_NOW, Event.RESUME, Event.CANCEL)
+    txns = [build(world, e, ref) for e in coordinator_events if e not in commands]
     world.die("a")
     world.do(world.elect("b"))
     before = world.store.listing()

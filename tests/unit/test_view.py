@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
-from distop.core.model import JobState, Phase, State
+from distop.core.jobs import JobState
+from distop.core.model import Phase, State
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
 from distop.core.view import Change, ClusterView, TypeView

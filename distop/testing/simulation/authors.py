@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.model import Cancel, Claim, Outcome, State
+from distop.core.jobs import Claim, Outcome
+from distop.core.model import Cancel, State
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:

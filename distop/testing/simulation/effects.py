@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distop.core.jobs import Claim
     from distop.core.keys import Keys
-    from distop.core.model import Claim, OperationRef
+    from distop.core.model import OperationRef
     from distop.testing.model_store import ModelStore
 
 

@@ -127,7 +127,7 @@ class Simulation:
         from distop.core.model import History
 
         parsed = self.keys.parse(key)
-        if parsed.chunk < 0:
+        if not parsed.name:
             self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
 
     def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:

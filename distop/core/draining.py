@@ -1,0 +1,56 @@
+"""Draining an executor: the request that it shall run nothing, which outlives its restarts.
+
+The record stays when a drain is undone, and is then changed: so its mod revision is the whole guard, and a copy of an
+earlier request that comes late is refused (T9). An absent key could come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from distop.core.codec import SCHEMA_VERSION, dumps, loads
+from distop.core.txn import Get, Put, Txn, unchanged
+
+if TYPE_CHECKING:
+    from distop.core.keys import Keys
+
+
+class NodeState(StrEnum):
+    """What a live executor says of itself."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    """Asked to drain, and empty: it holds no claim and coordinates nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """``distOpNodeDrain.<executor>``. ``drain`` False: it was undone."""
+
+    drain: bool
+    time: str = ""
+    by: str = ""
+
+    def encode(self) -> bytes:
+        return dumps({"v": SCHEMA_VERSION, "drain": self.drain, "time": self.time, "by": self.by})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Drain:
+        data = loads(value)
+        return cls(bool(data["drain"]), data.get("time", ""), data.get("by", ""))
+
+
+def put_drain(keys: Keys, executor: str, seen_mod: int, wanted: Drain) -> Txn:
+    """Ask an executor to drain, or undo that. ``seen_mod``: the record's mod revision as read (0: absent)."""
+    key = keys.drain(executor)
+    return Txn((unchanged(key, seen_mod),), (Put(key, wanted.encode()),), (Get(key),), "drain")
+
+
+def node_state(asked: bool, busy: bool) -> NodeState:
+    """What an executor says of itself."""
+    if not asked:
+        return NodeState.ACTIVE
+    return NodeState.DRAINING if busy else NodeState.DRAINED

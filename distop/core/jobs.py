@@ -1,0 +1,160 @@
+"""The records of jobs: who runs one (claim) and how it ended (outcome), as frozen values with their JSON forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_OUTCOME_BYTES = 64 * 1024
+
+
+class JobState(StrEnum):
+    """The states of a job that ended (``<root>.<partition>.state``); until then the key is absent."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+ERRORS_TOLD = 5
+"""Attempts whose errors a claim tells of: the first, and the last ones."""
+ERROR_TOLD = 500
+"""Characters of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What went wrong in one attempt of a job."""
+
+    attempt: int
+    executor: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"attempt": self.attempt, "executor": self.executor, "text": shorten(self.text, ERROR_TOLD)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tried:
+        return cls(int(data.get("attempt", 0)), data.get("executor", ""), data.get("text", ""))
+
+
+def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
+    """A job's story with one more attempt, bounded: of many attempts the first and the last ones are told."""
+    story = (*before, last)
+    return story if len(story) <= ERRORS_TOLD else (story[0], *story[len(story) - ERRORS_TOLD + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
+    incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
+    """
+
+    executor: str
+    incarnation: str
+    attempt: int
+    failures: int
+    retry_at: str = ""
+    error: str = ""
+    """The last unexpected error, for people; bounded by :data:`MAX_ERROR_TEXT`."""
+    losses: int = 0
+    """How many of the failures were lost executors."""
+    tried: tuple[Tried, ...] = ()
+    """What went wrong in the attempts before, as :func:`told` bounds it."""
+
+    @property
+    def waiting(self) -> bool:
+        """Nobody runs the job; it may be claimed when due."""
+        return not self.incarnation
+
+    def encode(self) -> bytes:
+        data: dict[str, Any] = {"v": SCHEMA_VERSION, "executor": self.executor}
+        if self.incarnation:
+            data["incarnation"] = self.incarnation
+        data["attempt"] = self.attempt
+        data["failures"] = self.failures
+        if self.retry_at:
+            data["retry_at"] = self.retry_at
+        if self.error:
+            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
+        if self.losses:
+            data["losses"] = self.losses
+        if self.tried:
+            data["errors"] = [one.to_json() for one in self.tried]
+        return dumps(data)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Claim:
+        data = loads(value)
+        return cls(
+            data.get("executor", ""),
+            data.get("incarnation", ""),
+            int(data.get("attempt", 1)),
+            int(data.get("failures", 0)),
+            data.get("retry_at", ""),
+            data.get("error", ""),
+            int(data.get("losses", 0)),
+            tuple(map(Tried.from_json, data.get("errors") or ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``<root>.<partition>.outcome``: how a job ended."""
+
+    name: str
+    executor: str
+    incarnation: str
+    attempt: int
+    started: str
+    finished: str
+    result: Any = None
+    error: str = ""
+    tried: tuple[Tried, ...] = ()
+    """Of a job that failed after several attempts: what went wrong in each."""
+
+    def encode(self) -> bytes:
+        """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
+        data: dict[str, Any] = {
+            "v": SCHEMA_VERSION,
+            "name": self.name,
+            "executor": self.executor,
+            "incarnation": self.incarnation,
+            "attempt": self.attempt,
+            "started": self.started,
+            "finished": self.finished,
+        }
+        if self.result is not None:
+            data["result"] = self.result
+        if self.error:
+            data["error"] = shorten(self.error, MAX_ERROR_TEXT)
+        value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
+        if len(value) > MAX_OUTCOME_BYTES and self.tried:
+            value = dumps(data)  # the result is worth more
+        if len(value) > MAX_OUTCOME_BYTES:
+            raise InvalidArgument(
+                f"the outcome of partition {self.name} has {len(value)} bytes; at most {MAX_OUTCOME_BYTES} are kept: "
+                "put large results into a file and return its path"
+            )
+        return value
+
+    @classmethod
+    def decode(cls, value: bytes) -> Outcome:
+        data = loads(value)
+        return cls(
+            data.get("name", ""),
+            data.get("executor", ""),
+            data.get("incarnation", ""),
+            int(data.get("attempt", 1)),
+            data.get("started", ""),
+            data.get("finished", ""),
+            data.get("result"),
+            data.get("error", ""),
+            tuple(map(Tried.from_json, data.get("errors") or ())),
+        )

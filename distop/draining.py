@@ -1,0 +1,89 @@
+"""A client's side of draining executors: ask, undo, and wait until one is empty."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from distop.clock import time
+from distop.core.codec import rfc3339
+from distop.core.draining import Drain, NodeState, put_drain
+from distop.core.txn import Get
+from distop.errors import NotAllowed, NotFound, WaitTimeout
+from distop.status import live_nodes
+from distop.submit import WRITE_LIMIT, seconds, text, whoami
+
+if TYPE_CHECKING:
+    from distop.core.keys import Keys
+    from distop.store.client import EtcdClient
+
+_LOOK = 0.1
+"""Seconds between two looks at whether an executor is empty."""
+
+
+async def drain(etcd: EtcdClient, keys: Keys, executor: str) -> None:
+    """Have an executor release what it runs, and claim nothing until :func:`undo`. Again changes nothing.
+
+    Raises NotFound where no such executor is alive or drained, InvalidArgument, OutcomeUnknown.
+    """
+    key = keys.drain(text(executor, "the id of an executor"))
+    while True:
+        seen, known = (await etcd.read(Get(key)))[0].kv, await _known(etcd, keys)
+        if seen is not None and Drain.decode(seen.value).drain:
+            return
+        if executor not in known:
+            alive = f"alive: {', '.join(sorted(known))}" if known else "none is alive"
+            raise NotFound(f"there is no executor {executor!r} ({alive}); see `distop nodes`")
+        if await _put(etcd, keys, executor, seen.mod_revision if seen is not None else 0, True):
+            return
+
+
+async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> None:
+    """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""
+    key = keys.drain(text(executor, "the id of an executor"))
+    undone = False
+    while True:
+        seen = (await etcd.read(Get(key)))[0].kv
+        if seen is None or not Drain.decode(seen.value).drain:
+            if undone:
+                return
+            if seen is None and executor not in await _known(etcd, keys):
+                raise NotFound(f"there is no executor {executor!r}; see `distop nodes`")
+            raise NotAllowed(f"the executor {executor!r} is not drained")
+        if await _put(etcd, keys, executor, seen.mod_revision, False):
+            return
+        undone = True  # by us, if an earlier copy won; by another, with the same effect
+
+
+async def wait_drained(etcd: EtcdClient, keys: Keys, executor: str, timeout: float | None = None) -> None:
+    """Wait until the executor is empty, or not alive. Raises WaitTimeout, InvalidArgument."""
+    if timeout is not None:
+        seconds(timeout, "the timeout")
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                if await state_of(etcd, keys, executor) in (NodeState.DRAINED, None):
+                    return
+                await asyncio.sleep(_LOOK)
+    except TimeoutError:
+        raise WaitTimeout(f"{executor} is not empty within {timeout:g} s; it goes on draining") from None
+
+
+async def state_of(etcd: EtcdClient, keys: Keys, executor: str) -> NodeState | None:
+    """What the executor says of itself; None where it is not alive."""
+    return (await _known(etcd, keys)).get(executor)
+
+
+async def _known(etcd: EtcdClient, keys: Keys) -> dict[str, NodeState]:
+    """The live executors; one that lives twice is as busy as the busier of its lives."""
+    found: dict[str, NodeState] = {}
+    order = list(NodeState)
+    for node in (await live_nodes(etcd, keys)).values():
+        before = found.get(node.executor, node.state)
+        found[node.executor] = min(before, node.state, key=order.index)
+    return found
+
+
+async def _put(etcd: EtcdClient, keys: Keys, executor: str, seen_mod: int, wanted: bool) -> bool:
+    record = Drain(wanted, rfc3339(time.time()), whoami())
+    return (await etcd.commit(put_drain(keys, executor, seen_mod, record), deadline=WRITE_LIMIT)).succeeded

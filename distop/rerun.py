@@ -1,0 +1,87 @@
+"""Rerunning an operation: a new one over those of its partitions that are not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.core import kept
+from distop.core.model import CLUSTER_TABLE, History, State
+from distop.core.txn import Get
+from distop.errors import NotAllowed, NotFound
+from distop.submit import request, submit
+
+if TYPE_CHECKING:
+    from distop.core.kept import Kept
+    from distop.core.keys import Keys
+    from distop.core.model import OperationRef
+    from distop.store.client import EtcdClient
+
+
+async def rerun(
+    etcd: EtcdClient,
+    keys: Keys,
+    ref: OperationRef,
+    *,
+    unfinished: bool | None,
+    request_id: str | None,
+    failure_policy: str | None,
+    retry_attempts: int | None,
+    submitter: str,
+) -> OperationRef:
+    """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
+    no end; None: the latter where it was cancelled.
+
+    It is a start like any other, of the same argument, under the rules that the behavior publishes by now and the
+    policy and attempts that the former start asked for. The table is the one that is registered by now, planned anew.
+
+    Raises NotFound, NotAllowed (it has not ended, it succeeded, nothing is left to do, or what this takes was not
+    kept), and what a start raises.
+    """
+    history, state, *beside = await etcd.read(
+        Get(keys.history(ref)), Get(keys.of(ref, "state"), count_only=True), *kept.reads(keys, ref)
+    )
+    if history.kv is None:
+        if state.count:
+            raise NotAllowed(f"{ref} has not ended: wait for it, or cancel it first")
+        raise NotFound(
+            f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
+        )
+    found = kept.decode(beside)
+    record = History.decode(history.kv.value)
+    names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
+    assert found is not None
+    rules = found.spec.rules
+    wanted = request(
+        ref.type,
+        ref.table,
+        found.arg,
+        None if ref.table == CLUSTER_TABLE else names,
+        request_id,
+        failure_policy if failure_policy is not None else rules.failure_policy,
+        retry_attempts if retry_attempts is not None else rules.retry.attempts,
+        submitter,
+    )
+    return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
+
+
+def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:
+    """The partitions to run again. Raises NotAllowed where there are none, or their names were not kept."""
+    if record.state is State.SUCCESS:
+        raise NotAllowed(f"{ref} succeeded: there is nothing to run again")
+    left = record.total - record.success - record.failed
+    if not record.failed and not (unfinished and left):
+        if left:
+            raise NotAllowed(
+                f"{ref} has no failed partition, but {left} that had not ended: take those with --unfinished "
+                "(unfinished=True)"
+            )
+        planned = "all its jobs succeeded" if record.total else "it got no plan"
+        raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
+    names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
+    if found is None or (unfinished and left and not found.unfinished):
+        raise NotAllowed(
+            f"{ref} had too many partitions that are not done, or too long names, to be kept for a rerun: start it "
+            "anew, with --partition for some"
+        )
+    return names

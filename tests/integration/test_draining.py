@@ -1,0 +1,136 @@
+"""Draining an executor: it becomes empty, nothing fails, others go on at once, and it stays so until that is undone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import OperationRef
+from distop.errors import NotAllowed, NotFound
+from tests.support.behaviors import sample_env  # noqa: F401
+from tests.support.command import distop_command  # noqa: F401
+from tests.support.contract import dump
+from tests.support.replay import Written
+from tests.support.steps import ALL, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.command import Ran
+    from tests.support.daemons import Daemons
+
+TABLE = "t"
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Steps:
+    return Steps(tmp_path / "steps")
+
+
+def claims(group: Daemons) -> dict[str, int]:
+    """Executor → claims held now."""
+    held: dict[str, int] = {}
+    for value in dump(group.endpoint, "distOpClaim.").values():
+        claim = json.loads(value)
+        if "incarnation" in claim:
+            held[claim["executor"]] = held.get(claim["executor"], 0) + 1
+    return held
+
+
+def said(group: Daemons, executor: str) -> str:
+    """What an executor's node record says of it."""
+    nodes = [json.loads(value) for value in dump(group.endpoint, "distOpNode.").values()]
+    return next(node["state"] for node in nodes if node["executor"] == executor)
+
+
+def test_a_drained_executor_is_empty_and_others_go_on_from_its_checkpoints(
+    group: Daemons,
+    steps: Steps,
+    sample_env: dict[str, str],  # noqa: F811
+    distop_command: Callable[..., Ran],  # noqa: F811
+) -> None:
+    where = ("--etcd", group.endpoint)
+    group.start("ann", ttl=30, env=sample_env)
+    op = group.client.start_operation("steps", TABLE, steps.arg("a", "b", hold=[3]))
+    group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "ann holds both")
+    group.start("bob", ttl=30, env=sample_env)
+    ran = distop_command("drain", "ann", "--wait", "--timeout", "30", "--json", *where)
+    assert (ran.code, ran.json) == (0, {"executor": "ann", "state": "drained"})
+    assert said(group, "ann") == "drained"
+    nodes = distop_command("nodes", "--json", *where).json
+    assert {node["executor"]: node["state"] for node in nodes} == {"ann": "drained", "bob": "active"}
+    group.eventually(lambda: claims(group) == {"bob": 2}, "bob took over at once")
+    incarnation = dump(group.endpoint, f"distOpCoordinator.{TABLE}.steps").popitem()[1]
+    assert group.client.nodes()[incarnation].executor == "bob"
+    steps.go("a", 3)
+    steps.go("b", 3)
+    assert op.wait(60).state == "success"
+    assert (steps.starts("a"), steps.output("a"), steps.output("b")) == ([0, 2], ALL, ALL)
+    written = Written(group.endpoint, OperationRef.parse(op.ref))
+    assert not any(json.loads(claim)["failures"] for told in written.claims.values() for claim in told)
+
+
+def test_a_drain_survives_the_executor_and_ends_when_undone(
+    group: Daemons,
+    distop_command: Callable[..., Ran],  # noqa: F811
+) -> None:
+    where = ("--etcd", group.endpoint)
+    (ann,) = group.start("ann")
+    assert group.client.drain("ann", wait=True, timeout=30) == "drained"
+    assert ann.stop() == 0
+    ann.start()
+    group.await_ready("ann")
+    op = group.client.start_operation("noop", TABLE, {"jobs": 2})
+    group.eventually(lambda: said(group, "ann") == "drained", "it knows that it is drained")
+    waits = "an executor that offers `noop` and is not drained (`distop drain ann --undo`)"
+    assert op.status().waiting_for == waits
+    assert waits in distop_command("show", op.ref, *where).out
+    ran = distop_command("drain", "ann", "--undo", *where)
+    assert (ran.code, ran.out) == (0, "ann works again\n")
+    assert op.wait(60).state == "success"
+    group.eventually(lambda: said(group, "ann") == "active", "it says that it works")
+    ran = distop_command("drain", "ann", "--undo", *where)
+    assert (ran.code, ran.sentence) == (5, "the executor 'ann' is not drained")
+
+
+def test_a_cancel_ends_also_when_the_last_executor_is_drained(
+    group: Daemons,
+    steps: Steps,
+    sample_env: dict[str, str],  # noqa: F811
+) -> None:
+    group.start("ann", env=sample_env)
+    op = group.client.start_operation("steps", TABLE, steps.arg("a", "b", "c", hold=[2]))
+    group.eventually(lambda: steps.at("a", 1) and steps.at("b", 1), "two of three hold")
+    group.client.drain("ann", wait=True, timeout=30)
+    assert steps.output("a") == ["1"]
+    op.cancel()
+    assert op.wait(60).state == "cancelled"
+    assert steps.output("a") == [], "what a released job had left was cleaned up"
+    group.eventually(lambda: said(group, "ann") == "drained", "it is empty again")
+
+
+def test_a_drained_node_counts_for_nobodys_share(group: Daemons) -> None:
+    group.start("ann", "bob", "eve")
+    group.client.drain("eve", wait=True, timeout=30)
+    op = group.client.start_operation("noop", TABLE, {"jobs": 40, "sleep": 0.01})
+    assert op.wait(60).state == "success"
+    written = Written(group.endpoint, OperationRef.parse(op.ref))
+    by = [json.loads(told[0])["executor"] for told in written.claims.values()]
+    assert (by.count("ann"), by.count("bob"), by.count("eve")) == (20, 20, 0)
+
+
+def test_who_is_not_there_cannot_be_drained(
+    group: Daemons,
+    distop_command: Callable[..., Ran],  # noqa: F811
+) -> None:
+    group.start("ann")
+    ran = distop_command("drain", "eve", "--etcd", group.endpoint)
+    assert (ran.code, ran.sentence) == (4, "there is no executor 'eve' (alive: ann); see `distop nodes`")
+    with pytest.raises(NotFound):
+        group.client.undrain("eve")
+    with pytest.raises(NotAllowed):
+        group.client.undrain("ann")
+    assert distop_command("drain", "ann", "--undo", "--wait", "--etcd", group.endpoint).code == 2

@@ -1,0 +1,89 @@
+"""A resumable operation type for tests: each job goes through steps, and saves a checkpoint after each one's output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, TableRecord
+
+
+class StepsArg(BaseModel):
+    """``folder``: where outputs, the diary and the signs are. A job holds at each step of ``hold`` until the file
+    ``go-<name>-<step>`` is there, or it is told to stop.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    names: list[str]
+    folder: str
+    steps: int = 5
+    hold: list[int] = Field(default_factory=list)
+    forced: bool = True
+    """Each checkpoint is saved; else as the rate limit lets it."""
+    kills: dict[str, int] = Field(default_factory=dict)
+    """Partition → the step at which it kills the daemon that runs it."""
+
+
+class Steps(Behavior):
+    """Writes a line for each step."""
+
+    type_name = "steps"
+    Arg = StepsArg
+    resumable = True
+    failure_policy = "collect_all"
+
+    def partitions(self, table: TableRecord, arg: StepsArg, ctx: JobContext) -> Planned:
+        return Planned([PartitionPlan(n, name) for n, name in enumerate(arg.names)])
+
+    def start_or_resume_job(self, arg: StepsArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        done = ctx.progress.load() or 0
+        tell(arg, f"start {partition.name} at {done} attempt {ctx.attempt}")
+        (ctx.work_dir / f"local-{partition.name}").touch()
+        for step in range(done + 1, arg.steps + 1):
+            while step in arg.hold and not Path(arg.folder, f"go-{partition.name}-{step}").exists():
+                ctx.check_cancelled()
+                time.sleep(0.005)
+            if arg.kills.get(partition.name) == step:
+                os.kill(daemon_of_this_child(), signal.SIGKILL)
+                time.sleep(60)
+            with output(arg, partition).open("a") as file:
+                file.write(f"{step}\n")
+            ctx.progress.save(step, force=arg.forced)
+            tell(arg, f"step {partition.name} {step}")
+        return output(arg, partition).read_text().split()
+
+    def cancel_job_and_cleanup(self, arg: StepsArg, partition: PartitionPlan, ctx: JobContext) -> None:
+        tell(arg, f"clean {partition.name}")
+        output(arg, partition).unlink(missing_ok=True)
+        (ctx.work_dir / f"local-{partition.name}").unlink(missing_ok=True)
+
+
+class Restarting(Steps):
+    """The same, but its jobs start over."""
+
+    type_name = "restarting"
+    resumable = False
+
+
+def output(arg: StepsArg, partition: PartitionPlan) -> Path:
+    return Path(arg.folder, f"out-{partition.name}")
+
+
+def tell(arg: StepsArg, line: str) -> None:
+    with Path(arg.folder, "diary.txt").open("a") as file:
+        file.write(line + "\n")
+
+
+def daemon_of_this_child() -> int:
+    """The daemon's process: the parent of the guardian, which is the parent of this one."""
+    guardian = os.getppid()
+    return int(Path(f"/proc/{guardian}/stat").read_text().rpartition(")")[2].split()[1])
