@@ -333,7 +333,8 @@ class Coordinator:
         except WorkerError as error:
             return await self._plan_failed(ref, error)
         op = self._view.operations.get(ref, op)  # a listing makes new objects
-        plan = Plan(planned.count, planned.version, plan_digest(planned.chunks), len(planned.chunks))
+        digest = plan_digest(planned.chunks)
+        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
         small = sum(map(len, planned.chunks)) <= t.PLAN_BYTES_PER_TXN and len(planned.chunks) <= 100

@@ -267,10 +267,22 @@ class Ending:
             result = await self._ctx.commit(f.clean(self._keys, ref, self._guard, op.state_mod, first))
             if not result.succeeded:
                 return False
+        await self._sweep(op)
         if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last)):
             return False
         await self._ctx.prune_history(ref.table)
         return True
+
+    async def _sweep(self, op: OperationView) -> None:
+        """Remove what planning left in the shared directory, while there is somebody who knows of it."""
+        if op.spec is None or op.spec.table is None or not (op.plan is None or op.plan.spilled):
+            return
+        ref, table, worker = op.ref, op.spec.table.to_json(), self._ctx.worker
+        try:
+            await self._call(ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table))
+        except WorkerError as error:
+            # Left behind is garbage that nothing names; the operation must end all the same.
+            self._log.warning("its plan's files could not be removed: %s", error, extra={"operation": str(ref)})
 
     # ----------------------------------------------------------- what follows
 

@@ -57,22 +57,31 @@ class Plan:
     version: str
     digest: str
     chunks: int
+    spilled: int = 0
+    """Partitions whose file lists stand in the shared directory: what the cleanup has to remove there."""
 
     def encode(self) -> bytes:
-        return dumps(
-            {
-                "v": SCHEMA_VERSION,
-                "count": self.count,
-                "version": self.version,
-                "digest": self.digest,
-                "chunks": self.chunks,
-            }
-        )
+        data = {
+            "v": SCHEMA_VERSION,
+            "count": self.count,
+            "version": self.version,
+            "digest": self.digest,
+            "chunks": self.chunks,
+        }
+        if self.spilled:
+            data["spilled"] = self.spilled
+        return dumps(data)
 
     @classmethod
     def decode(cls, value: bytes) -> Plan:
         data = loads(value)
-        return cls(int(data["count"]), data.get("version", ""), data.get("digest", ""), int(data.get("chunks", 0)))
+        return cls(
+            int(data["count"]),
+            data.get("version", ""),
+            data.get("digest", ""),
+            int(data.get("chunks", 0)),
+            int(data.get("spilled", 0)),
+        )
 
 
 def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:

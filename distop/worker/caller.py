@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from distop.worker.model import JobItem
     from distop.worker.sinks import Fetch
 
-    CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage
+    CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
     Answer = tuple[Any, list[bytes]]
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
-WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup"}
+WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup", "sweep": "the sweep"}
 
 
 class _Asked:

@@ -58,15 +58,19 @@ class Call:
 
     def run(self) -> None:
         """Do it, and send its result or what went wrong."""
-        kinds: dict[str, Callable[[Behavior, Any], Any]] = {
-            "plan": self._plan,
-            "complete": self._complete,
-            "cleanup": self._cleanup,
-        }
         behavior: Behavior | None = None
         try:
-            behavior = self._env.behavior(self._message["type"])
-            value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
+            value: Any = None
+            if self._message["t"] == "sweep":
+                shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
+            else:
+                behavior = self._env.behavior(self._message["type"])
+                kinds: dict[str, Callable[[Behavior, Any], Any]] = {
+                    "plan": self._plan,
+                    "complete": self._complete,
+                    "cleanup": self._cleanup,
+                }
+                value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
             self._env.outbox.send(protocol.ResultMessage(t="result", call=self.number, value=value))
         except BaseException as error:
             if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
@@ -101,7 +105,8 @@ class Call:
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
-        return {"count": len(partitions), "version": planned.version}
+        spilled = sum(1 for partition in partitions if partition.files_at)
+        return {"count": len(partitions), "version": planned.version, "spilled": spilled}
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message

@@ -347,7 +347,7 @@ class Worker:
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
         value, chunks = await self._caller.call(message, gate=self._gate)
-        return PlanResult(chunks, value["count"], value["version"])
+        return PlanResult(chunks, value["count"], value["version"], value["spilled"])
 
     async def complete(
         self,
@@ -377,6 +377,11 @@ class Worker:
         )
         value, _ = await self._caller.call(message, fetch=fetch, gate=self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
+        """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
+        message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
+        await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
 
     async def cleanup(
         self,

@@ -99,11 +99,13 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version."""
+    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version; and how many of the
+    partitions left their file list in the shared directory."""
 
     chunks: list[bytes]
     count: int
     version: str
+    spilled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

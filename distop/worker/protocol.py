@@ -142,6 +142,15 @@ class CleanupMessage(TypedDict):
     more: bool
 
 
+class SweepMessage(TypedDict):
+    """Remove what planning left of an operation in the shared directory: it has ended."""
+
+    t: Literal["sweep"]
+    call: int
+    op: str
+    table: Mapping[str, Any] | None
+
+
 class ReplyMessage(TypedDict):
     """The answer to a ``progress`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go on from,
     and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
@@ -169,6 +178,7 @@ ToChild = (
     | PlanMessage
     | CompleteMessage
     | CleanupMessage
+    | SweepMessage
     | ReplyMessage
     | StopMessage
 )

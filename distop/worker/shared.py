@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -93,11 +95,31 @@ def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[Par
                     f"partition {partition.name} has {len(partition.files)} files, too many for etcd: "
                     "give the executors a --shared-dir"
                 )
-            path = f"plans/{operation_path(op)}/{partition.partition:06d}-{uuid.uuid4().hex}.json"
+            path = f"{_plans(op)}/{partition.partition:06d}-{uuid.uuid4().hex}.json"
             write(f"{shared}/{path}", dumps([list(f) for f in partition.files]))
             partition = replace(partition, files=(), files_at=path)
         kept.append(partition)
     return kept
+
+
+def _plans(op: str) -> str:
+    """Where the file lists of all plannings of an operation stand, below the shared directory."""
+    return f"plans/{operation_path(op)}"
+
+
+def remove_plans(shared: str, op: str) -> None:
+    """Remove the file lists of all plannings of an operation; none there is fine. Raises OSError."""
+    location = f"{shared}/{_plans(op)}"
+    path = local_path(location)
+    if path is not None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+        return
+    from pyarrow import fs
+
+    filesystem, inner = fs.FileSystem.from_uri(location)
+    if filesystem.get_file_info(inner).type == fs.FileType.Directory:
+        filesystem.delete_dir(inner)
 
 
 def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:

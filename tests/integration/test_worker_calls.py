@@ -63,7 +63,7 @@ async def test_an_empty_plan(worker: Worker) -> None:
     assert (planned.count, planned.chunks) == (0, [])
 
 
-async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(worker: Worker) -> None:
+async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(worker: Worker, tmp_path: Path) -> None:
     planned = await worker.plan(OP, "sample", {"names": ["a"], "files": 4_000}, TABLE, None)
     (plan,) = json.loads(planned.chunks[0])
     assert plan["files_at"].startswith("plans/t/sample/1/")
@@ -71,6 +71,11 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
     what = RunRequest(OP, "sample", {"does": {"a": "files"}}, TABLE, (JobItem(plan, 1, 1),), batch=False)
     await worker.run(what, ends.extend)
     assert ends[0].result == {"files": 4_000}
+    left = tmp_path / "shared" / plan["files_at"]
+    assert planned.spilled == 1
+    assert left.exists()
+    await worker.sweep(OP, TABLE)
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ def test_long_file_lists_are_spilled_and_read_back(tmp_path: Path) -> None:
     assert shared.with_files(spilled[1], str(tmp_path)).files == files
     with pytest.raises(InvalidArgument, match="--shared-dir"):
         shared.spill(plans, "", "t/sample/1")
+    other = shared.spill(plans, f"file://{tmp_path}", "t/sample/11")
+    for _ in range(2):
+        shared.remove_plans(str(tmp_path), "t/sample/1")
+        with pytest.raises(FileNotFoundError):
+            shared.with_files(spilled[1], str(tmp_path))
+    assert shared.with_files(other[1], str(tmp_path)).files == files, "of another operation"
 
 
 def plan(*names: str) -> list[PartitionPlan]:

@@ -316,6 +316,9 @@ class SimWorker:
         result: PlanResult = await self._call(op, work)
         return result
 
+    async def sweep(self, op: str, table: Any) -> None:
+        """Nothing is left anywhere but in memory."""
+
     async def complete(
         self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
         fetch: Any,
