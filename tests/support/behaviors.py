@@ -13,6 +13,8 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
+writing = tests.support.writing:Writing
+sparkwriting = tests.support.writing:SparkWriting
 absent = tests.support.no_such_module:Absent
 """
 

@@ -324,3 +324,12 @@ def test_retried_and_released() -> None:
     claim = Claim("ex", "i", 2, 1, error="before")
     assert d.retried(claim, "ex", "now", "later") == Claim("ex", "", 2, 2, "later", "now")
     assert d.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")
+
+
+def test_candidates_for_an_election_have_each_a_turn_of_their_own() -> None:
+    nodes = ["a", "b", "c", "d"]
+    for subject in ("t/noop", "u/noop", "t/validate"):
+        assert sorted(d.turn(nodes, name, subject) for name in nodes) == [0, 1, 2, 3]
+    first = {next(n for n in nodes if d.turn(nodes, n, f"t{i}/noop") == 0) for i in range(40)}
+    assert first == set(nodes), "nobody is the first for everything"
+    assert d.turn([], "a", "t/noop") == 0
