@@ -143,7 +143,9 @@ def test_all_of_a_child_is_dead_before_its_lease_can_end(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("end", [freeze, kill], ids=["frozen", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(freeze, id="frozen"), pytest.param(kill, id="killed", marks=pytest.mark.slow)]
+)
 def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     end: Callable[..., None],
     group: Daemons,
