@@ -20,7 +20,7 @@ from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
-from distop.status import judge, live_nodes, take
+from distop.status import alarms, judge, live_nodes, take
 from distop.submit import WRITE_LIMIT, request, submit, text, whoami
 
 if TYPE_CHECKING:
@@ -131,13 +131,13 @@ class Client:
         ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
         found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
         active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
-        live = await self.nodes() if active else {}
+        live, raised = await asyncio.gather(self.nodes(), alarms(self._etcd)) if active else ({}, ())
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(ref: OperationRef) -> OperationStatus | None:
             async with gate:
                 try:
-                    return judge(await take(self._etcd, self._keys, ref), live, time.time())
+                    return judge(await take(self._etcd, self._keys, ref), live, time.time(), raised)
                 except NotFound:
                     return None  # ended and cleaned up meanwhile
 

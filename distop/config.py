@@ -108,6 +108,12 @@ def _endpoints(value: Any) -> tuple[str, ...]:
     raise ValueError("one endpoint or a list of them")
 
 
+def _yes(value: Any) -> bool:
+    if str(value).lower() not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError("must be 1 or 0")
+    return str(value).lower() in ("1", "true", "yes")
+
+
 def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         text = str(value).lower()
@@ -171,6 +177,7 @@ SETTINGS: Mapping[str, Setting] = {
     "key": Setting(_text),
     "connect_timeout": Setting(_number, 10.0),
     "request_timeout": Setting(_number, 5.0),
+    "accept_etcd_defects": Setting(_yes, False),
     "log_level": Setting(_one_of(LOG_LEVELS), "info"),
     "log_format": Setting(_one_of(LOG_FORMATS), "text"),
     "id": Setting(_name),
@@ -303,6 +310,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
         key=settings.get("key"),
         connect_timeout=settings.get("connect_timeout"),
         request_timeout=settings.get("request_timeout"),
+        accept_defects=settings.get("accept_etcd_defects"),
         read_timeout=None if for_ever else settings.get("connect_timeout"),
     )
 

@@ -1,7 +1,8 @@
 """Elections of a daemon: one coordinator per table and type, while an operation of it is open or pending.
 
 An election holds as long as its incarnation's node key lives; its mod revision is the fence in every coordinator
-write. A short random delay keeps several candidates from racing for one key.
+write. Candidates try one after the other, in an order that all of them know, so that they do not race for one key and
+yet the first loses no time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import random, time
 from distop.coordinator import Coordinator
+from distop.core import decide
 from distop.core import transitions as t
 from distop.core.txn import GetResult
 from distop.errors import DistopError, SessionLost, describe
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from distop.core.view import Seen
 
 RACE_DELAY = 0.05
-"""Seconds over which candidates spread their attempts, for each other candidate."""
+"""Seconds between the attempts of two candidates: each has its turn, so that the first need not wait."""
 IDLE_BEFORE_RESIGNING = 300.0
 """Seconds without an operation after which an election is given up, so that idle tables cost no watch."""
 PAUSE_AFTER_FAILURE = (0.5, 2.0)
@@ -110,10 +112,10 @@ class Elections:
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
-        rivals = len(ctx.cluster.capable(type_name)) - 1
+        turn = decide.turn(ctx.cluster.capable(type_name), ctx.incarnation, f"{table}/{type_name}")
         try:
-            if rivals > 0:
-                await asyncio.sleep(random.uniform(0, min(rivals, 20) * RACE_DELAY))
+            if turn:
+                await asyncio.sleep(min(turn, 20) * RACE_DELAY)
             held = self._held(subject)
             if held is not None and held.value == ctx.incarnation:
                 fence = held.mod  # an election of mine that I knew nothing of: its answer was lost

@@ -16,11 +16,11 @@ from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, 
 from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
-from distop.errors import InvalidArgument, NotFound
+from distop.errors import EtcdRejected, InvalidArgument, NotFound
 from distop.results import OperationResult, OperationStatus, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
 _ERRORS = 5
+NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
 _READS_IN_FLIGHT = 4
 
 
@@ -152,15 +153,23 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
 
 async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
     """Read an operation and judge it. Raises NotFound."""
-    snapshot, nodes = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys))
-    return judge(snapshot, nodes, time.time())
+    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
+    return judge(snapshot, nodes, time.time(), raised)
+
+
+async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
+    """The alarms that etcd raises, as far as our user may ask."""
+    try:
+        return await etcd.alarms()
+    except EtcdRejected:
+        return ()
 
 
 # ------------------------------------------------------------------ judgement
 
 
-def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> OperationStatus:
-    """What a snapshot says, at the time ``now`` (seconds since the epoch). Pure."""
+def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = ()) -> OperationStatus:
+    """What a snapshot says, at the time ``now`` (seconds since the epoch), while etcd raises ``alarms``. Pure."""
     ref, history = snapshot.ref, snapshot.history
     if history is not None:
         result = OperationResult.of(history)
@@ -193,7 +202,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> Operatio
         started,
         progress,
         _eta(stage, parse_time(started), now, ended, total),
-        waiting_for(snapshot, stage, nodes, running, ended, total),
+        NO_SPACE if "NOSPACE" in alarms else waiting_for(snapshot, stage, nodes, running, ended, total),
         _cancel(snapshot.cancel),
         tuple(_errors(snapshot)),
         snapshot.exact,

@@ -319,3 +319,14 @@ def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
 def released(claim: Claim, executor: str) -> Claim:
     """The waiting claim after a release: not held against the job, and due at once."""
     return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, claim.tried)
+
+
+# ------------------------------------------------------------------ candidates
+
+
+def turn(candidates: Iterable[str], mine: str, subject: str) -> int:
+    """My place among the candidates for an election, from 0: another order for each subject, the same for everybody who
+    sees the same candidates.
+    """
+    own = (crc32(f"{subject}/{mine}".encode()), mine)
+    return sum((crc32(f"{subject}/{name}".encode()), name) < own for name in candidates if name != mine)

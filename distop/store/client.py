@@ -204,9 +204,29 @@ class EtcdClient:
         request = rpc.TxnRequest()
         for get in gets:
             fill_get(request.success.add().request_range, get)
-        response = await self._read(wire.TXN, request)
+        attempts = Attempts("read", self.config.read_timeout, harmless=True, gives_way=True)
+        try:
+            response = await self._repeater.send(wire.TXN, request, attempts)
+        except RequestFailed:
+            return await self._read_apart(request)
         results = tuple(decode_range(part.response_range) for part in response.responses)
         return response.header.revision, results
+
+    async def _read_apart(self, request: rpc.TxnRequest) -> tuple[int, tuple[GetResult, ...]]:
+        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.5.33 and
+        3.6) refuses transactions even where they only read.
+        """
+        while True:
+            revision, results = 0, []
+            try:
+                for part in request.success:
+                    part.request_range.revision = revision
+                    answer = await self._read(wire.RANGE, part.request_range)
+                    revision = revision or answer.header.revision
+                    results.append(decode_range(answer))
+                return revision, tuple(results)
+            except Compacted:
+                log.info("reads were compacted away between two of them, starting anew")
 
     async def list(
         self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
@@ -326,11 +346,12 @@ class EtcdClient:
         except PermissionDenied:
             members = self.transport.size
         verdict = versions.judge(version, members)
-        if verdict.refused:
+        if verdict.refused and not self.config.accept_defects:
             raise EtcdRejected(verdict.refused)
-        if verdict.warning and verdict.warning not in _warned:
-            _warned.add(verdict.warning)
-            log.warning("%s", verdict.warning)
+        warning = verdict.refused or verdict.warning
+        if warning and warning not in _warned:
+            _warned.add(warning)
+            log.warning("%s", warning)
 
     async def alarms(self) -> tuple[str, ...]:
         """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""

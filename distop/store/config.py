@@ -63,6 +63,7 @@ class EtcdConfig:
     of PEM files; any of them, or an ``https`` endpoint, means TLS. Times are seconds: ``connect_timeout`` bounds
     ``connect()``, ``request_timeout`` one attempt of a request, ``read_timeout`` the repetitions of a read
     (None: for ever, as daemons want it). ``namespace`` is only carried here: ``core.keys`` spells it into keys.
+    ``accept_defects``: work with a server that is refused for its defects, as tests of several members have to.
 
     Raises InvalidArgument where the fields do not fit together.
     """
@@ -77,6 +78,7 @@ class EtcdConfig:
     request_timeout: float = 5.0
     namespace: str = ""
     read_timeout: float | None = 10.0
+    accept_defects: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "endpoints", split_endpoints(self.endpoints))

@@ -26,18 +26,25 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between repetitions, doubled each time, with jitter."""
 
 _LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions: a passing trouble is not worth a line, a lasting one is worth some
+NO_SPACE = "database space exceeded"
+NO_SPACE_ADVICE = (
+    "etcd raises NOSPACE, its database is full and it takes no writes: compact and defragment it, then disarm the "
+    "alarm (`etcdctl alarm disarm`)"
+)
 _TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
 
 
 @dataclass(slots=True)
 class Attempts:
     """The repetitions of one request. ``deadline``: seconds in all, None for ever. ``harmless``: it changes nothing,
-    so no outcome of it can be unknown. ``unknown``: a copy was sent whose outcome is not known.
+    so no outcome of it can be unknown. ``gives_way``: a full database ends it at once. ``unknown``: a copy was sent
+    whose outcome is not known.
     """
 
     what: str
     deadline: float | None = None
     harmless: bool = False
+    gives_way: bool = False
     until: asyncio.Future[Any] | None = None
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
@@ -75,7 +82,7 @@ class Repeater:
         self._config = config
 
     async def send(self, method: Method[Request, Response], request: Request, attempts: Attempts) -> Response:
-        """Send the identical request until it is answered.
+        """Send the identical request until it is answered. Raises RequestFailed where it gives way to a full database.
 
         Raises what ``EtcdClient.commit`` documents.
         """
@@ -89,6 +96,8 @@ class Repeater:
             except EtcdRejected as error:  # the authentication was refused; the request itself was not sent
                 raise self._refused(attempts, error) from error
             attempts.last = failure
+            if attempts.gives_way and NO_SPACE in failure.detail:
+                raise RequestFailed(failure)
             if failure.fate is Fate.TOKEN:
                 attempts.tokens += 1
                 if attempts.tokens > _TOKEN_TRIES or not self._config.username:
@@ -110,17 +119,24 @@ class Repeater:
             pause = attempts.next_pause()
             if pause is None:
                 raise self._given_up(attempts)
-            log.log(
-                logging.WARNING if attempts.count % _LOG_EVERY == _LOG_FIRST else logging.DEBUG,
-                "etcd at %s did not answer the %s: %s; trying again",
-                self._transport.address,
-                attempts.what,
-                failure,
-            )
+            self._tell(attempts, failure)
             if attempts.until is None:
                 await asyncio.sleep(pause)
             else:
                 await asyncio.wait([attempts.until], timeout=pause)
+
+    def _tell(self, attempts: Attempts, failure: Failure) -> None:
+        loud = attempts.count % _LOG_EVERY == _LOG_FIRST
+        if NO_SPACE in failure.detail:
+            log.log(logging.ERROR if loud else logging.DEBUG, "the %s waits: %s", attempts.what, NO_SPACE_ADVICE)
+            return
+        log.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "etcd at %s did not answer the %s: %s; trying again",
+            self._transport.address,
+            attempts.what,
+            failure,
+        )
 
     async def _until(
         self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: Attempts
@@ -158,7 +174,7 @@ class Repeater:
 
     def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
         heard = f" (last heard: {attempts.last})" if attempts.last else ""
-        if attempts.last is not None and "database space exceeded" in attempts.last.detail:
+        if attempts.last is not None and NO_SPACE in attempts.last.detail:
             heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
         if attempts.unknown:
             return OutcomeUnknown(

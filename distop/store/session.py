@@ -175,6 +175,7 @@ class Session:
             return
         if deadline > self.deadline:
             self.deadline = deadline
+            log.debug("session %s: deadline %.3f, margin %.3f", self.node_key, deadline, self.margin)
             if self._on_deadline_moved is not None:
                 self._on_deadline_moved(deadline)
 

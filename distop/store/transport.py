@@ -153,6 +153,8 @@ class Transport:
         self._seen_revision = 0
         self._changed: ClusterChanged | None = None
         self._closed = False
+        self.on_move: set[Callable[[str], None]] = set()
+        """Called with the address of an endpoint that failed: whoever has a stream there should doubt it."""
 
     # ---- channels
 
@@ -191,6 +193,8 @@ class Transport:
         if len(self._members) > 1 and self._members[self._current].address == address:
             self._current = (self._current + 1) % len(self._members)
             log.info("etcd endpoint %s failed, going on with %s", address, self._members[self._current].address)
+            for doubt in list(self.on_move):
+                doubt(address)
 
     async def close(self) -> None:
         """Close the channels; what is under way fails as cancelled."""

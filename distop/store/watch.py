@@ -293,6 +293,13 @@ class Feed:
         if self._list_due:
             stream.cut()
         self._watch_silence(self._client.config.request_timeout)
+
+        def doubt(address: str) -> None:
+            # Requests to this member fail: the stream may be dead too, and old servers would not be asked for long.
+            if address == stream.address:
+                self._watch_silence(self._client.config.request_timeout)
+
+        self._client.transport.on_move.add(doubt)
         try:
             while True:
                 message = await stream.read()
@@ -316,6 +323,7 @@ class Feed:
                     self._trouble(step.reason)
                     return useful and not step.refused
         finally:
+            self._client.transport.on_move.discard(doubt)
             self._stream = None
             stream.cut()
 

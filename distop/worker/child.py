@@ -59,6 +59,7 @@ class Child:
         self._outbox.start()
         self._outbox.send(hello(env))
         threading.Thread(target=self._interrupt_again, daemon=True).start()
+        threading.Thread(target=env.spark.watch, args=(self._spark_lost,), daemon=True).start()
         for message in messages:
             if message["t"] == "stop":
                 env.stopping = True
@@ -124,6 +125,10 @@ class Child:
             at_work: list[Run | Call] = [*self._runs.values(), *self._calls.values()]
             for work in at_work:
                 work.interrupt()
+
+    def _spark_lost(self, why: str) -> None:
+        if self._env is not None and not self._env.stopping:
+            self._spark_died(why)
 
     def _spark_died(self, why: str) -> None:
         """Leave at once, with a code that tells why; what had ended before is still told."""

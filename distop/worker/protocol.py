@@ -24,7 +24,7 @@ MAX_REPORT_BYTES = 512 * 1024
 """Bytes of the report of ``complete_operation``: it is stored in one etcd value."""
 
 EXIT_SPARK_DIED = 70
-"""The child's exit code when its JVM died or its SparkContext was stopped: only a new process helps."""
+"""The child's exit code when its JVM died or hung, or its SparkContext was stopped: only a new process helps."""
 EXIT_DAEMON_GONE = 71
 """The child's exit code when its socket to the daemon ended."""
 

@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
 MINIMUM_JAVA = 17
+ANSWER_SETTING = "spark.distop.jvmAnswer"
+"""A setting of ours among Spark's: seconds without an answer after which a JVM counts as hung."""
+ANSWER_SECONDS = 60.0
+"""Its default: longer than any pause for garbage that one would live with."""
+ASK_EVERY, WAIT = 5.0, 0.5
+"""Seconds between two questions to the JVM, and of one wait for an answer."""
 
 
 class SparkUnavailable(UsageError):
@@ -99,6 +105,10 @@ class SparkHolder:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._bound = threading.local()
+        try:
+            self._patience = float(user.get(ANSWER_SETTING, ANSWER_SECONDS))
+        except ValueError:
+            self._patience = ANSWER_SECONDS
 
     @property
     def started(self) -> bool:
@@ -158,6 +168,27 @@ class SparkHolder:
             return java_context is not None and not java_context.sc().isStopped()
         except Exception:
             return False
+
+    def watch(self, on_death: Callable[[str], None]) -> None:
+        """Ask the JVM again and again whether it can still run jobs; for ever, in the calling thread. A JVM that hangs
+        is no better than a dead one, and whoever waits for it would wait for ever. ``on_death`` is told why.
+        """
+        tick = threading.Event()
+        while not tick.wait(min(ASK_EVERY, self._patience)):
+            if self._session is None:
+                continue
+            answers: list[bool] = []
+            asking = threading.Thread(target=lambda: answers.append(self.alive()), daemon=True)  # noqa: B023
+            asking.start()
+            # In short waits: a process that was frozen itself has not been waiting.
+            waits = 0
+            while asking.is_alive() and waits * WAIT < self._patience:
+                asking.join(WAIT)
+                waits += 1
+            if not answers:
+                on_death(f"its JVM did not answer for {self._patience:g} s")
+            elif not answers[0]:
+                on_death("its JVM died or its SparkContext was stopped")
 
     def stop(self) -> None:
         if self._session is not None and self.alive():

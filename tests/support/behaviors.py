@@ -15,6 +15,8 @@ sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
 restarting = tests.support.step_behavior:Restarting
 steps = tests.support.step_behavior:Steps
+writing = tests.support.writing:Writing
+sparkwriting = tests.support.writing:SparkWriting
 absent = tests.support.no_such_module:Absent
 """
 

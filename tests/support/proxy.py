@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
 
 class Mode(Enum):
@@ -132,3 +134,45 @@ class TcpProxy:
         writer.close()
         if pair.client.is_closing() and pair.server.is_closing():
             self._pairs.discard(pair)
+
+
+class ThreadedProxy:
+    """The same for tests that have no loop: it runs in a thread of its own."""
+
+    def __init__(self, target: int) -> None:
+        self._proxy = TcpProxy(target)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._proxy.__aenter__(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._proxy.__aexit__(None, None, None), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    @property
+    def endpoint(self) -> str:
+        return self._proxy.endpoint
+
+    @property
+    def requested(self) -> int:
+        return self._proxy.requested
+
+    def set(self, mode: Mode) -> None:
+        """Change the mode, and return when it holds."""
+        self._do(self._proxy.set, mode)
+
+    def cut(self) -> None:
+        """Close all connections."""
+        self._do(self._proxy.cut)
+
+    def _do(self, what: Callable[..., Any], *arguments: Any) -> None:
+        async def work() -> None:
+            what(*arguments)
+
+        asyncio.run_coroutine_threadsafe(work(), self._loop).result(10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.audit import Audit, history
 from distop.core import keys as K
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 History = list[tuple[int, tuple["Change", ...]]]
 
 
-async def _steps(endpoint: str, namespace: str) -> list[Step]:
-    keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")))
+async def _steps(endpoint: str, namespace: str, **options: Any) -> list[Step]:
+    keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")), **options)
     async with EtcdClient(config) as client, aclosing(history(client, keys)) as steps:
         return [step async for step in steps]
 
@@ -34,10 +34,10 @@ def read_history(endpoint: str, namespace: str = "") -> History:
     return [(step.number, step.changes) for step in steps if isinstance(step, Revision)]
 
 
-def audited(endpoint: str, namespace: str = "") -> Audit:
-    """The audit of this etcd's history."""
+def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
+    """The audit of this etcd's history; ``options`` of its configuration."""
     audit = Audit(Keys(namespace))
-    for step in asyncio.run(_steps(endpoint, namespace)):
+    for step in asyncio.run(_steps(endpoint, namespace, **options)):
         audit.take(step)
     return audit
 

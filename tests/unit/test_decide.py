@@ -352,3 +352,12 @@ def test_who_runs_alone(failures: int, losses: int, lost: bool, alone: bool) -> 
     assert d.suspect(claim, lost, Rules(retry=Retry(attempts=3))) is alone
     assert not d.suspect(claim, lost, Rules(can_fail=False))
     assert not d.suspect(claim, True, Rules(lost="fail"))
+
+
+def test_candidates_for_an_election_have_each_a_turn_of_their_own() -> None:
+    nodes = ["a", "b", "c", "d"]
+    for subject in ("t/noop", "u/noop", "t/validate"):
+        assert sorted(d.turn(nodes, name, subject) for name in nodes) == [0, 1, 2, 3]
+    first = {next(n for n in nodes if d.turn(nodes, n, f"t{i}/noop") == 0) for i in range(40)}
+    assert first == set(nodes), "nobody is the first for everything"
+    assert d.turn([], "a", "t/noop") == 0

@@ -71,3 +71,8 @@ def test_numbers() -> None:
     assert (empty.progress, empty.waiting_for) == (1.0, "completion")
     assert not seen.ended
     assert seen.to_json()["errors"] == [{"partition": 6, "text": "disk full"}]
+
+
+def test_a_full_etcd_is_what_everything_waits_for() -> None:
+    assert (judge(OPEN, CAPABLE, STARTED, ("NOSPACE",)).waiting_for or "").startswith("the space alarm of etcd")
+    assert "space" not in (judge(OPEN, CAPABLE, STARTED, ("CORRUPT",)).waiting_for or "")

@@ -1,0 +1,328 @@
+"""etcd in trouble: what daemons do, and that nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.model import OperationRef, TableRecord
+from distop.core.txn import Put, Txn
+from distop.store.embedded import EmbeddedEtcd, free_ports
+from tests.conformance.test_access import admin
+from tests.integration.test_daemons import holders
+from tests.support.command import distop_command
+from tests.support.contract import dump, etcdctl
+from tests.support.daemons import Daemons, daemons, eventually
+from tests.support.etcd import EtcdCluster, connected
+from tests.support.proxy import Mode, ThreadedProxy
+from tests.support.replay import Written, audited, violations
+from tests.support.writing import assert_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from distop.blocking import Operation
+    from tests.support.command import Ran
+    from tests.support.writing import Journal
+
+__all__ = ["distop_command"]
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+
+TABLE = "t"
+WORKER = {"username": "worker", "password": "secret"}
+JOBS, ROWS = 12, 10
+
+
+def start(group: Daemons, journal: Journal, **arg: Any) -> Operation:
+    """An operation that writes."""
+    settings = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path), **arg}
+    return group.client.start_operation("writing", TABLE, settings)
+
+
+def assert_whole(group: Daemons, operation: Operation, journal: Journal, **options: bool) -> None:
+    """It succeeds, and the data is what it should be."""
+    result = operation.wait(120)
+    assert result.state == "success", group.tails()
+    written = Written(group.endpoint, OperationRef.parse(operation.ref))
+    assert_data(written, journal, JOBS, ROWS, **options)
+
+
+def incarnations(group: Daemons) -> set[str]:
+    return set(group.client.nodes())
+
+
+def do(endpoint: str, work: Callable[..., Any], **options: Any) -> Any:
+    """One piece of work with a client of the store."""
+
+    async def run() -> Any:
+        async with connected(endpoint, **options) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def test_etcd_is_down_for_longer_than_the_time_to_live(
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """All stop before their leases end; once etcd is back, they are new incarnations and go on."""
+    ann, bob = group.start("ann", "bob", env=sample_env)
+    before = incarnations(group)
+    operation = start(group, journal, rows=ROWS, pause=0.3)
+    group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
+    etcd.kill()
+    for daemon in (ann, bob):
+        group.eventually(
+            lambda d=daemon: "the session is lost" in d.log.read_text(), "it lost its session", daemon.name
+        )
+    quiet = len(journal.lines())
+    etcd.restart()
+    assert len(journal.lines()) == quiet, "nothing was written between the deadline and the return of etcd"
+    assert_whole(group, operation, journal)
+    assert not before & incarnations(group)
+
+
+def test_a_slow_disk(group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]) -> None:
+    """etcd stands still again and again, each time for less than the time to live."""
+    group.start("ann", "bob", ttl=6, env=sample_env)
+    before = incarnations(group)
+    operation = start(group, journal, jobs=4, rows=60)
+    group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
+    for _ in range(4):
+        etcd.pause()
+        seen = len(journal.lines())
+        eventually(lambda n=seen: len(journal.lines()) > n + 30, "the jobs write on meanwhile")
+        etcd.resume()
+        dump(group.endpoint)  # it answers again
+    result = operation.wait(60)
+    assert result.state == "success", group.tails()
+    assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, 4, 60)
+    assert incarnations(group) == before, "nobody lost a session"
+
+
+def test_compaction_under_a_watcher_that_lags(
+    etcd: EmbeddedEtcd, tmp_path: Path, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    with ThreadedProxy(etcd.port) as proxy, daemons(etcd.endpoint, tmp_path) as group:
+        group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+        ann = group.spawn("ann", "--etcd", proxy.endpoint, ttl=12, env=sample_env)
+        group.await_ready("ann")
+        proxy.set(Mode.BLACK_HOLE)
+        operation = start(group, journal, pause=0.02)
+        group.client.start_operation("writing", TABLE, {"journal": str(journal.path), "jobs": 0})
+
+        async def compact(client: Any) -> None:
+            revision = (await client.commit(Txn((), (Put("somebody", b"else"),)))).revision
+            await client.compact(revision)
+
+        do(etcd.endpoint, compact)
+        proxy.set(Mode.PASS)
+        result = operation.wait(60)
+        assert result.state == "success", group.tails()
+        assert "listing again" in ann.log.read_text(), group.tails()
+    audit = audited(etcd.endpoint)
+    assert audit.violation is None
+    assert audit.totals.lost, "the compaction is told"
+
+
+def enable_users(endpoint: str, granted: tuple[bytes, bytes]) -> None:
+    from distop.store._proto import auth_pb2
+    from distop.store._proto import rpc_pb2 as rpc
+
+    async def work(client: Any) -> None:
+        for user in ("root", "worker"):
+            await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user, password="secret"))
+            await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name=user))
+            await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
+        may = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=granted[0], range_end=granted[1])
+        await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="worker", perm=may))
+        await admin(client, "AuthEnable", rpc.AuthEnableRequest())
+
+    do(endpoint, work)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EmbeddedEtcd, Daemons]]:
+    """An etcd with users, whose tokens live for two seconds, and daemons that are one of them."""
+    monkeypatch.setenv("DISTOP_USER", "worker")
+    monkeypatch.setenv("DISTOP_PASSWORD", "secret")
+    with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "2"]) as server:
+        enable_users(server.endpoint, (b"distOp", b"distOq"))
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+            yield server, group
+
+
+def test_tokens_that_expire(
+    guarded: tuple[EmbeddedEtcd, Daemons],
+    journal: Journal,
+    sample_env: dict[str, str],
+) -> None:
+    """Operations go on over many times the life of a token, and an idle daemon takes up work after it."""
+    server, group = guarded
+    group.start("ann", ttl=6, env=sample_env)
+    before = incarnations(group)
+    for _ in range(2):
+        operation = start(group, journal, jobs=2, pause=0.4)
+        assert operation.wait(60).state == "success", group.tails()
+    assert incarnations(group) == before
+    assert audited(server.endpoint, **WORKER).violation is None
+
+
+def test_a_role_that_is_revoked(
+    guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """Reports wait until the role is back: nobody else can write them."""
+    from distop.store._proto import rpc_pb2 as rpc
+
+    server, group = guarded
+    (ann,) = group.start("ann", ttl=6, env=sample_env)
+    operation = start(group, journal, jobs=2, pause=0.2)
+    group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
+    root = {"username": "root", "password": "secret"}
+
+    async def revoke(client: Any) -> None:
+        await admin(client, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="worker"))
+
+    async def grant(client: Any) -> None:
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="worker"))
+
+    do(server.endpoint, revoke, **root)
+    group.eventually(lambda: "ermission denied" in ann.log.read_text(), "it says what is wrong", "ann")
+    do(server.endpoint, grant, **root)
+    assert operation.wait(90).state == "success", group.tails()
+    assert not journal.overlaps()
+    assert audited(server.endpoint, **WORKER).violation is None
+
+
+def test_space_alarm(
+    tmp_path: Path, journal: Journal, sample_env: dict[str, str], distop_command: Callable[..., Ran]
+) -> None:
+    """Claims pause, log, doctor and show tell the alarm, and work goes on once it is cleared."""
+    with EmbeddedEtcd(compaction=None, quota=16 * 1024 * 1024) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+            (ann,) = group.start("ann", ttl=6, env=sample_env)
+            operation = start(group, journal, jobs=40, pause=0.05)
+            group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
+
+            async def fill(client: Any) -> None:
+                for n in range(40):
+                    try:
+                        await client.commit(Txn((), (Put(f"fill{n}", b"x" * 1_000_000),)), deadline=0.5)
+                    except Exception:
+                        return
+
+            do(server.endpoint, fill)
+            alarm = "the space alarm"
+            group.eventually(lambda: "NOSPACE" in ann.log.read_text(), "the log tells it", "ann")
+            told = distop_command("doctor", "--json", "--etcd", server.endpoint)
+            assert told.code == 1
+            assert any(c["name"] == "space" and c["status"] == "error" for c in told.json["checks"])
+            shown = distop_command("show", operation.ref, "--json", "--etcd", server.endpoint)
+            assert (shown.code, shown.err) == (0, ""), shown
+            assert alarm in shown.json["waiting_for"], shown.out
+            quiet = distop_command("show", operation.ref, "--etcd", server.endpoint)
+            assert alarm in quiet.out
+            clear(server)
+            assert operation.wait(90).state == "success", group.tails()
+            assert not journal.overlaps()
+    # The history was compacted on the way.
+
+
+def clear(server: EmbeddedEtcd) -> None:
+    """What a person does about a full etcd."""
+    import subprocess
+
+    async def compact(client: Any) -> None:
+        await client.compact((await client.status()).revision)
+
+    def ctl(*words: str) -> None:
+        command = [etcdctl(), "--endpoints", server.endpoint, *words]
+        subprocess.run(command, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
+
+    ctl("del", "--prefix", "fill")
+    do(server.endpoint, compact)
+    ctl("defrag")
+    ctl("alarm", "disarm")
+
+
+def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, sample_env: dict[str, str]) -> None:
+    """The store goes back: a daemon that knew it later ends with a sentence, and writes nothing."""
+    port, peer = free_ports(2)
+    folder = tmp_path / "etcd"
+    with EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+            server.halt()
+            shutil.copytree(folder / "data", tmp_path / "older")
+            server.restart()
+            (ann,) = group.start("ann", ttl=10, env=sample_env)
+            operation = start(group, journal, pause=0.2)
+            group.eventually(lambda: len(journal.lines()) > 3, "the jobs write")
+            server.kill()
+            shutil.rmtree(folder / "data")
+            shutil.copytree(tmp_path / "older", folder / "data")
+            server.restart()
+            assert ann.process.wait(60) == 3, group.tails()
+            log = ann.log.read_text()
+            assert "went back from revision" in log
+            assert "restart this process once the restored state has been audited" in log
+            assert "Traceback" not in log
+            assert not [key for key in dump(server.endpoint) if operation.ref.replace("/", ".") in key]
+            assert not violations(server.endpoint)
+
+
+def test_the_leader_of_three_is_lost(
+    tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
+    with EtcdCluster() as cluster:
+        everywhere = ",".join(cluster.endpoints)
+        with daemons(everywhere, tmp_path) as group:
+            group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+            group.start("ann", "bob", ttl=8, env=sample_env)
+            operation = start(group, journal)
+            group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
+            leader = next(m for m in cluster.members if is_leader(m))
+            leader.kill()
+            result = operation.wait(120)
+            assert result.state == "success", group.tails()
+            written = Written(everywhere, OperationRef.parse(operation.ref))
+            assert_data(written, journal, JOBS, ROWS)
+            assert not violations(everywhere)
+
+
+def is_leader(member: EmbeddedEtcd) -> bool:
+    status = do(member.endpoint, lambda client: client.status())
+    return bool(status.leader == status.member_id)
+
+
+def test_one_member_is_cut_off_with_our_streams_on_it(
+    tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection to it stays open, and nothing passes any more: a proxy on the loopback."""
+    monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
+    with EtcdCluster() as cluster, ThreadedProxy(cluster.members[0].port) as proxy:
+        endpoints = ",".join([proxy.endpoint, *cluster.endpoints[1:]])
+        everywhere = ",".join(cluster.endpoints)
+        with daemons(everywhere, tmp_path) as group:
+            group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
+            ann = group.spawn("ann", "--etcd", endpoints, ttl=9, env=sample_env)
+            group.await_ready("ann")
+            before = incarnations(group)
+            operation = start(group, journal)
+            group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
+            assert proxy.requested
+            proxy.set(Mode.BLACK_HOLE)
+            assert operation.wait(120).state == "success", group.tails()
+            assert "going on with" in ann.log.read_text()
+            assert incarnations(group) == before, "its session went on by another member"
+            proxy.set(Mode.PASS)
+            written = Written(everywhere, OperationRef.parse(operation.ref))
+            assert_data(written, journal, JOBS, ROWS)
+            assert not violations(everywhere)

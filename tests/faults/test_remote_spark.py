@@ -1,0 +1,128 @@
+"""Spark executors on other nodes outlive their driver for a while: there, safety rests on what outcomes name.
+
+A standalone master and worker from the installed PySpark stand for the other nodes. What is asserted is that no output
+of a former attempt counts; for how long it was written on is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import OperationRef
+from distop.store.embedded import free_ports
+from distop.worker.guardian import boottime, session_members
+from tests.faults.test_self_fencing import child_of, children
+from tests.support.daemons import eventually
+from tests.support.needs import need
+from tests.support.replay import Written
+from tests.support.writing import assert_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.daemons import Daemon, Daemons
+    from tests.support.writing import Journal
+
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TABLE = "t"
+
+
+@contextmanager
+def standalone(folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """A master with one worker; its URL."""
+    import pyspark
+
+    program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    port, page, other = free_ports(3)
+    url = f"spark://127.0.0.1:{port}"
+    environment = {**os.environ, **env, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
+    master += ["--webui-port", str(page)]
+    worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "4", "--memory", "2g"]
+    worker += ["--webui-port", str(other), "--work-dir", str(folder / "spark-work"), url]
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, words, sign in (
+            ("master", master, "I have been elected leader"),
+            ("worker", worker, "Successfully registered with master"),
+        ):
+            log = folder / f"spark-{name}.log"
+            with log.open("wb") as out:
+                command = [program, *words]
+                process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+            running.append(process)
+            eventually(lambda log=log, sign=sign: sign in log.read_text(), f"Spark's {name}", seconds=90)
+        yield url
+    finally:
+        for process in reversed(running):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def everything_of(daemon: Daemon) -> list[int]:
+    """The daemon, its guardian, and all of the child's session."""
+    return [daemon.pid, *children(daemon.pid), *session_members(child_of(daemon))]
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "ZX":
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("end", ["killed", "frozen"])
+def test_what_a_lost_driver_leaves_running_does_not_count(
+    end: str, group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """The whole node of the driver is killed, or stands still as a paused virtual machine does."""
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    hold = tmp_path / "go"
+    with standalone(tmp_path, sample_env) as url:
+        conf = ("driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "driver.memory=512m", "executor.memory=512m")
+        options = ["--spark-master", url]
+        for setting in (*conf, "cores.max=2"):
+            options += ["--spark-conf", f"spark.{setting}"]
+        (ann,) = group.start("ann", ttl=10, env=sample_env, options=tuple(options))
+        arg = {"jobs": 2, "rows": 3, "journal": str(journal.path), "hold": str(hold)}
+        operation = group.client.start_operation("sparkwriting", TABLE, arg)
+        group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=120)
+        (old,) = group.client.nodes()
+        group.start("bob", ttl=10, env=sample_env, options=tuple(options))
+        pids = everything_of(ann)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+        ended = boottime()
+        group.eventually(lambda: old not in group.client.nodes(), "its session ended")
+        lost = boottime()
+        group.eventually(lambda: len(journal.attempts(0)) == 2, "another attempt writes", seconds=120)
+        if end == "frozen":
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
+            guarded = pids[2:]
+            group.eventually(lambda: not alive(guarded), "the guardian of the node that woke up killed its child")
+        hold.touch()
+        result = operation.wait(120)
+        assert result.state == "success", group.tails()
+    last = max(journal.attempts(p)[1][1] for p in (0, 1))
+    print(
+        f"\ndriver {end}: Spark's executors wrote on for {last - ended:.1f} s, until {last - lost:+.1f} s from the end "
+        f"of the session; {len(journal.overlaps())} of 2 jobs were written by two attempts at once"
+    )
+    written = Written(group.endpoint, OperationRef.parse(operation.ref))
+    assert_data(written, journal, 2, 3, overlaps=True)

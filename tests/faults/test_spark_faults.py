@@ -1,0 +1,88 @@
+"""A JVM that dies, hangs, is out of memory or loses its SparkContext: the child is replaced, the batch is run again and
+split until the guilty partition stands alone, and no other one is blamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import OperationRef
+from distop.worker.guardian import session_members
+from tests.faults.test_self_fencing import child_of, command
+from tests.support.needs import need
+from tests.support.replay import Written
+from tests.support.writing import assert_data
+
+if TYPE_CHECKING:
+    from tests.support.daemons import Daemons
+    from tests.support.writing import Journal
+
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
+
+TABLE = "t"
+JOBS, GUILTY = 4, 2
+SPARK = (
+    *("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m"),
+    *("--spark-conf", "spark.distop.jvmAnswer=4"),
+)
+
+
+@pytest.fixture(autouse=True)
+def java() -> None:
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "kill-jvm",
+        pytest.param("hang-jvm", marks=pytest.mark.slow),
+        pytest.param("memory", marks=pytest.mark.slow),
+        pytest.param("stop-context", marks=pytest.mark.slow),
+    ],
+)
+def test_the_guilty_partition_stands_alone(
+    action: str, group: Daemons, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    arg = {"jobs": JOBS, "rows": 2, "journal": str(journal.path), "does": {f"p={GUILTY}": action}}
+    operation = group.client.start_operation("sparkwriting", TABLE, arg, retry_attempts=1)
+    result = operation.wait(280)
+    assert result.state == "failed", group.tails()
+    assert result.jobs == {"total": JOBS, "success": JOBS - 1, "failed": 1}, result.record
+    assert result.record["failed"] == str(GUILTY)
+    print(f"\n{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")
+    written = Written(group.endpoint, OperationRef.parse(operation.ref))
+    assert_data(written, journal, JOBS, 2)
+    for partition, claims in written.claims.items():
+        if partition != GUILTY:
+            assert [json.loads(claim)["failures"] for claim in claims] == [0] * len(claims), "a neighbour was blamed"
+    assert "ann" in group.live()
+    assert ann.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_jvm_that_is_killed_from_outside_costs_no_job(
+    group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Nobody is guilty: the batch is run again in a new child, and succeeds."""
+    hold = tmp_path / "go"
+    (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    arg = {"jobs": 2, "rows": 2, "journal": str(journal.path), "hold": str(hold)}
+    operation = group.client.start_operation("sparkwriting", TABLE, arg)
+    group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=90)
+    (java,) = [pid for pid in session_members(child_of(ann)) if Path(command(pid).split()[0]).name == "java"]
+    os.kill(java, signal.SIGKILL)
+    hold.touch()
+    result = operation.wait(120)
+    assert result.state == "success", group.tails()
+    written = Written(group.endpoint, OperationRef.parse(operation.ref))
+    assert all(json.loads(claim)["failures"] == 0 for claims in written.claims.values() for claim in claims)
+    assert_data(written, journal, 2, 2, overlaps=True)  # both runs are of one attempt

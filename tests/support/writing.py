@@ -1,0 +1,212 @@
+"""Operation types that write data under faults, and the comparison of what was written with what counts.
+
+Each job writes its rows into a file in its stage, one by one, and each row into a journal as well, with the time: so
+that it can be told afterwards whether two attempts of one job ever ran at the same time, and whether what the outcomes
+name is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.core.declaration import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distop.behavior import JobContext, TableRecord
+    from tests.support.replay import Written
+
+
+class WritingArg(BaseModel):
+    """``does``: partition name → what goes wrong there. ``hold``: jobs end once this file is there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jobs: int = 4
+    rows: int = 5
+    pause: float = 0.02
+    journal: str
+    hold: str = ""
+    does: dict[str, str] = Field(default_factory=dict)
+
+
+class Writing(Behavior):
+    """Writes the rows of its partition, slowly."""
+
+    type_name = "writing"
+    Arg = WritingArg
+    failure_policy = "collect_all"
+    retry = Retry(attempts=5, initial=0.1, maximum=1.0)
+
+    def partitions(self, table: TableRecord, arg: WritingArg, ctx: JobContext) -> Planned:
+        return Planned([PartitionPlan(n, f"p={n}") for n in range(arg.jobs)])
+
+    def start_or_resume_job(self, arg: WritingArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        action = arg.does.get(partition.name, "")
+        note(arg.journal, partition.partition, ctx.attempt, "begin")
+        if action == "deaf":
+            while True:
+                note(arg.journal, partition.partition, ctx.attempt, "row")
+                time.sleep(0.02)
+        stage = Path(ctx.stage)
+        file = stage / "rows.txt"
+        with file.open("w") as out:
+            for row in range(arg.rows):
+                ctx.check_cancelled()
+                note(arg.journal, partition.partition, ctx.attempt, "row")
+                out.write(f"{partition.name} {row}\n")
+                out.flush()
+                time.sleep(arg.pause)
+            while arg.hold and not Path(arg.hold).exists():
+                ctx.check_cancelled()
+                note(arg.journal, partition.partition, ctx.attempt, "row")
+                time.sleep(0.02)
+        return {"file": str(file), "rows": arg.rows, "sha256": digest(file)}
+
+
+class SparkWriting(Writing):
+    """The same in PySpark's Python workers, in one batch for all its partitions."""
+
+    type_name = "sparkwriting"
+    retry = Retry(attempts=2, initial=0.1, maximum=1.0)
+
+    def run_batch(
+        self, arg: WritingArg, partitions: Sequence[PartitionPlan], ctx: JobContext
+    ) -> Iterator[tuple[PartitionPlan, Any]]:
+        spark = ctx.spark
+        for partition in partitions:
+            break_spark(arg.does.get(partition.name, ""), spark)
+        work = [(p.partition, p.name, ctx.stage_of(p)) for p in partitions]
+        settings = (arg.rows, arg.pause, arg.journal, ctx.attempt, arg.hold)
+        written = spark.sparkContext.parallelize(work, len(work)).map(lambda item: write_rows(item, settings)).collect()
+        by_ordinal = {p.partition: p for p in partitions}
+        for ordinal, result in written:
+            yield by_ordinal[ordinal], result
+
+
+def write_rows(item: tuple[int, str, str], settings: tuple[int, float, str, int, str]) -> tuple[int, dict[str, Any]]:
+    """What a Python worker of Spark does for one partition."""
+    (ordinal, name, stage), (rows, pause, journal, attempt, hold) = item, settings
+    file = Path(stage) / "rows.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as out:
+        for row in range(rows):
+            note(journal, ordinal, attempt, "row")
+            out.write(f"{name} {row}\n")
+            out.flush()
+            time.sleep(pause)
+        while hold and not Path(hold).exists():
+            note(journal, ordinal, attempt, "row")
+            time.sleep(0.02)
+    return ordinal, {"file": str(file), "rows": rows, "sha256": digest(file)}
+
+
+def break_spark(action: str, spark: Any) -> None:
+    """What one partition can do to the JVM that it shares with others."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    if action == "kill-jvm":
+        gateway.proc.kill()
+    elif action == "hang-jvm":
+        os.kill(java_of(gateway.proc.pid), signal.SIGSTOP)
+    elif action == "stop-context":
+        spark.stop()
+    elif action == "memory":
+        # An array list of ever more large arrays: the JVM of the test is small.
+        hoard = gateway.jvm.java.util.ArrayList()
+        while True:
+            hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(50_000_000))
+    elif action == "error":
+        raise RuntimeError("this partition breaks the batch")
+
+
+def java_of(pid: int) -> int:
+    """The java process among a launched program and its children: spark-submit is a script that becomes it."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stat = (folder / "stat").read_text()
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
+            if pid in (int(folder.name), parent) and b"java" in command.partition(b"\0")[0]:
+                return int(folder.name)
+    return pid
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def note(journal: str, partition: int, attempt: int, what: str) -> None:
+    """A line into the journal, whole even if the process dies next."""
+    line = json.dumps([partition, attempt, what, boottime()])
+    with open(journal, "a") as file:
+        file.write(line + "\n")
+
+
+class Journal:
+    """What was written, when and by which attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self) -> list[tuple[int, int, str, float]]:
+        if not self.path.exists():
+            return []
+        return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()]
+
+    def attempts(self, partition: int) -> dict[int, tuple[float, float]]:
+        """Attempt → when it wrote first and last."""
+        found: dict[int, tuple[float, float]] = {}
+        for number, attempt, _, when in self.lines():
+            if number == partition:
+                first, last = found.get(attempt, (when, when))
+                found[attempt] = (min(first, when), max(last, when))
+        return found
+
+    def overlaps(self) -> list[str]:
+        """Attempts of one job that wrote after a later attempt had begun to."""
+        found = []
+        for partition in sorted({number for number, *_ in self.lines()}):
+            spans = sorted(self.attempts(partition).items())
+            for (earlier, (_, last)), (later, (first, _)) in itertools.pairwise(spans):
+                if last >= first:
+                    found.append(f"partition {partition}: {earlier} wrote until {last:.3f}, {later} from {first:.3f}")
+        return found
+
+
+def assert_data(written: Written, journal: Journal, jobs: int, rows: int, *, overlaps: bool = False) -> None:
+    """Each job has one outcome, of one attempt; what it names is whole; and no two attempts of a job wrote at the
+    same time (``overlaps``: that may have happened here).
+    """
+    assert {p: len(w) for p, w in written.outcomes.items()} == dict.fromkeys(range(jobs), 1)
+    assert {p: len(w) for p, w in written.states.items()} == dict.fromkeys(range(jobs), 1)
+    for partition, (text,) in written.outcomes.items():
+        outcome = json.loads(text)
+        if outcome.get("result") is None:
+            assert outcome.get("error"), outcome
+            continue
+        file = Path(outcome["result"]["file"])
+        assert file.read_text() == "".join(f"p={partition} {row}\n" for row in range(rows)), file
+        assert digest(file) == outcome["result"]["sha256"]
+        assert outcome["incarnation"] in file.parent.name, "another attempt's output was named"
+    if not overlaps:
+        assert not journal.overlaps()
