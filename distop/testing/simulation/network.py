@@ -72,6 +72,8 @@ class Link:
         self.refuses = False
         self.held: frozenset[str] = frozenset()
         self.muted: frozenset[str] = frozenset()
+        self.slow: dict[str, float] = {}
+        """Seconds more that messages of a kind's streams take on their way back."""
         self.stuck: list[Callable[[], None]] = []
         """What goes on once the link lets it pass."""
         self.streams: list[SimStream] = []
@@ -143,6 +145,7 @@ class Network:
         """Everything passes again; what was stuck goes on."""
         link.refuses = False
         link.held = link.muted = frozenset()
+        link.slow.clear()
         link.epoch += 1
         stuck, link.stuck = link.stuck, []
         for go_on in stuck:
