@@ -66,8 +66,9 @@ class Link:
     not get there for now; ``muted``: those whose answers do not get back.
     """
 
-    def __init__(self, process: Process, member: Member) -> None:
+    def __init__(self, process: Process, member: Member, address: str) -> None:
         self.process = process
+        self.address = address
         self.member = member
         self.refuses = False
         self.held: frozenset[str] = frozenset()
@@ -93,6 +94,8 @@ class Network:
         self.requests = 0
         self.deposed = False
         """The member that renews leases is no leader any more, and says so."""
+        self.aliases: dict[str, str] = {}
+        """Other addresses of members, which have links of their own."""
         self._links: dict[tuple[str, str], Link] = {}
         self._numbers = 0
         etcd_parts = etcd.part
@@ -112,7 +115,7 @@ class Network:
         key = (process.name, address)
         link = self._links.get(key)
         if link is None or link.process is not process:
-            link = self._links[key] = Link(process, self.etcd.members[address])
+            link = self._links[key] = Link(process, self.etcd.members[self.aliases.get(address, address)], address)
         return link
 
     def links(self, process: Process | None = None, member: Member | None = None) -> list[Link]:
