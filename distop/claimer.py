@@ -131,6 +131,14 @@ class Claimer:
     async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
         """Jobs whose executors were lost once too often: clean up after them, then write that they failed."""
         ctx = self._ctx
+        gone = await ctx.gone(seen.value.incarnation for _, seen, _ in over)
+        if living := [seen for _, seen, _ in over if seen.value.incarnation not in gone]:
+            # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
+            ctx.log.info("%d holders of jobs were not seen, and live", len(living), extra={"operation": str(op.ref)})
+            over = [entry for entry in over if entry[1].value.incarnation in gone]
+            won.refused = True
+        if not over:
+            return
         table = op.spec.table.to_json() if op.spec.table else None
         items = [JobItem(op.partition(p), seen.value.attempt, seen.mod) for p, seen, _ in over]
         try:

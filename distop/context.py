@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
 from distop.core.jobs import MAX_OUTCOME_BYTES
+from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
@@ -73,6 +75,18 @@ class Context:
             while len(self.arguments) > ARGUMENTS_KEPT:
                 del self.arguments[next(iter(self.arguments))]
         return value
+
+    async def gone(self, incarnations: Iterable[str]) -> set[str]:
+        """Those of these incarnations that have no node key, as etcd tells now. A view that does not show one may be
+        too old to show that it has begun; and what was gone once does not come back.
+        """
+        names = sorted(set(incarnations))
+        missing: set[str] = set()
+        for n in range(0, len(names), MAX_OPERATIONS):
+            page = names[n : n + MAX_OPERATIONS]
+            answers = await self.client.read(*(Get(self.keys.node(name), count_only=True) for name in page))
+            missing |= {name for name, answer in zip(page, answers, strict=True) if not answer.count}
+        return missing
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""

@@ -21,12 +21,13 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("index", failure_policy="fail_fast", retry=_RETRY, resumable=True, object_field="name",
                     instances="one"),
         Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",)),
-        Declaration("must", can_fail=False, failure_policy="collect_all", retry=_RETRY),
+        Declaration("check-all", can_fail=False, failure_policy="collect_all", retry=_RETRY),
         Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
     )
 }  # fmt: skip
-"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail."""
+"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail; and one
+whose name begins like another's."""
 
 
 @dataclass(frozen=True, slots=True)

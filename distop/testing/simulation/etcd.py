@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from distop.testing.simulation.loop import VirtualLoop
 
 LEAST_TTL = 2
+MAX_REQUEST = 1536 * 1024
+"""Bytes of a request that the server takes (T2)."""
+MAX_MESSAGE = MAX_REQUEST + 512 * 1024
+"""Bytes that it reads at all."""
 EXPIRY_CHECK = 0.5
 """Seconds between two looks at the leases (L4)."""
 CLUSTER = 0xD15709
@@ -145,6 +149,8 @@ class SimEtcd:
     def decode(self, path: str, request: Any) -> Any:
         """What a request asks for, as it is when it is sent: its message may be changed afterwards."""
         if path == "/etcdserverpb.KV/Txn":
+            if (size := request.ByteSize()) > MAX_REQUEST:
+                return size
             return wire.decode_txn(request)
         if path == "/etcdserverpb.KV/Range":
             return wire.decode_get(request), request.revision
@@ -164,6 +170,11 @@ class SimEtcd:
         return response
 
     def _txn(self, member: Member, txn: Any, sender: str) -> Any:
+        if isinstance(txn, int):
+            if txn > MAX_MESSAGE:
+                detail = f"grpc: received message larger than max ({txn} vs. {MAX_MESSAGE})"
+                raise StatusError("RESOURCE_EXHAUSTED", detail)
+            raise StatusError("INVALID_ARGUMENT", "etcdserver: request is too large")
         before = self.store.revision
         if self.full and not self.applies_when_full and _writes(txn):
             raise StatusError("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")

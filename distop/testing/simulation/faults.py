@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[int, float, float]] = {
     "cut": (6, 0.0, 0.0),  # F7, F9, F11
     "hole": (6, 0.5, 20.0),  # F7
     "one-way": (8, 0.5, 8.0),  # F6
+    "late-renewal": (4, 0.5, 6.0),  # F6, F12
     "refuse": (3, 0.2, 4.0),
     "leader": (5, 0.2, 3.0),  # F5, F12
     "member-parted": (4, 0.5, 6.0),  # F5, F18
@@ -45,7 +46,7 @@ KINDS: dict[str, tuple[int, float, float]] = {
     "slow-watches": (4, 0.0, 0.0),  # F9
     "watches-end": (4, 0.0, 0.0),  # F11
     "watches-refused": (2, 0.2, 1.5),  # F11
-    "compaction": (4, 0.0, 0.0),  # F8
+    "compaction": (4, 0.0, 5.0),  # F8
     "space": (3, 0.5, 4.0),  # F15
     "late-revocation": (3, 1.0, 8.0),  # F12
     "renews-revoked": (2, 1.0, 8.0),  # F36
@@ -55,11 +56,12 @@ KINDS: dict[str, tuple[int, float, float]] = {
 }
 
 
-def draw_faults(chance: random.Random, hosts: int) -> tuple[Fault, ...]:
-    """Up to a dozen, over some seconds."""
+def draw_faults(chance: random.Random, focus: Sequence[str] = ()) -> tuple[Fault, ...]:
+    """Up to a dozen, over some seconds; of these kinds alone, if some are named."""
     span = chance.choice((4.0, 8.0, 14.0))
-    kinds, weights = list(KINDS), [weight for weight, _, _ in KINDS.values()]
-    some = chance.choices(kinds, weights, k=chance.choices((0, 1, 2, 4, 7, 11), (4, 16, 24, 28, 18, 10))[0])
+    kinds = list(focus or KINDS)
+    count = chance.choices((0, 1, 2, 4, 7, 11), (4, 16, 24, 28, 18, 10))[0]
+    some = chance.choices(kinds, [KINDS[kind][0] for kind in kinds], k=max(count, 6) if focus else count)
     faults = []
     for kind in some:
         _, least, longest = KINDS[kind]
@@ -254,6 +256,24 @@ class Injector:
         to_server = fault.aim[1] < 0.5
         self._hold(fault, kinds if to_server else (), () if to_server else kinds)
 
+    def _late_renewal(self, fault: Fault) -> None:
+        """A renewal is answered as late as may be, and nothing else after it: it shows what L1 counts from."""
+        process, network, loop = self._machine(fault).process, self._sim.network, self._sim.loop
+        links = network.links(process) if process is not None else []
+        if not links:
+            return
+        self.count["late-renewal"] += 1
+        interval = self._sim.scenario.ttl / 3
+        for link in links:
+            link.slow["Lease"] = interval * (0.99 - 0.4 * fault.aim[1] ** 2)
+
+        def hold() -> None:
+            for link in links:
+                network.hold(link, ALL, ("KV", "Watch"))
+
+        loop.world_at(loop.now + interval + 0.01, hold)
+        loop.world_at(loop.now + 2 * interval + fault.lasts, network.heal_all, links)
+
     def _refuse(self, fault: Fault) -> None:
         links = self._links(fault)
         for link in links:
@@ -324,11 +344,18 @@ class Injector:
         self._later(fault, lambda: setattr(watching, "refuses", ""))
 
     def _compaction(self, fault: Fault) -> None:
-        etcd = self._sim.etcd
-        revision = etcd.revision - int(fault.aim[0] * 20)
-        if revision > etcd.compacted:
-            self.count["compaction"] += 1
-            etcd.compacted = revision
+        etcd, loop = self._sim.etcd, self._sim.loop
+        until = loop.now + fault.lasts
+
+        def compact() -> None:
+            revision = etcd.revision - int(fault.aim[0] * 10)
+            if revision > etcd.compacted:
+                self.count["compaction"] += 1
+                etcd.compacted = revision
+            if loop.now < until:
+                loop.world_at(loop.now + 0.25, compact)
+
+        compact()
 
     def _space(self, fault: Fault) -> None:
         self.count["space"] += 1

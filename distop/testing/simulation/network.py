@@ -66,12 +66,15 @@ class Link:
     not get there for now; ``muted``: those whose answers do not get back.
     """
 
-    def __init__(self, process: Process, member: Member) -> None:
+    def __init__(self, process: Process, member: Member, address: str) -> None:
         self.process = process
+        self.address = address
         self.member = member
         self.refuses = False
         self.held: frozenset[str] = frozenset()
         self.muted: frozenset[str] = frozenset()
+        self.slow: dict[str, float] = {}
+        """Seconds more that messages of a kind's streams take on their way back."""
         self.stuck: list[Callable[[], None]] = []
         """What goes on once the link lets it pass."""
         self.streams: list[SimStream] = []
@@ -91,6 +94,8 @@ class Network:
         self.requests = 0
         self.deposed = False
         """The member that renews leases is no leader any more, and says so."""
+        self.aliases: dict[str, str] = {}
+        """Other addresses of members, which have links of their own."""
         self._links: dict[tuple[str, str], Link] = {}
         self._numbers = 0
         etcd_parts = etcd.part
@@ -110,7 +115,7 @@ class Network:
         key = (process.name, address)
         link = self._links.get(key)
         if link is None or link.process is not process:
-            link = self._links[key] = Link(process, self.etcd.members[address])
+            link = self._links[key] = Link(process, self.etcd.members[self.aliases.get(address, address)], address)
         return link
 
     def links(self, process: Process | None = None, member: Member | None = None) -> list[Link]:
@@ -143,6 +148,7 @@ class Network:
         """Everything passes again; what was stuck goes on."""
         link.refuses = False
         link.held = link.muted = frozenset()
+        link.slow.clear()
         link.epoch += 1
         stuck, link.stuck = link.stuck, []
         for go_on in stuck:

@@ -88,8 +88,8 @@ class Scenario:
         return sum(self.wishes[0].type in host.types for host in self.hosts)
 
 
-def scenario(seed: int, *, faults: bool = True) -> Scenario:
-    """The scenario of a seed."""
+def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
+    """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
     from distop.testing.simulation.faults import draw_faults
 
     chance = random.Random(f"scenario/{seed}")
@@ -111,7 +111,7 @@ def scenario(seed: int, *, faults: bool = True) -> Scenario:
     )
     clients = chance.choices((1, 2, 3), (50, 35, 15))[0]
     wishes = tuple(_wish(chance, n, clients, type_name, tables) for n, type_name in enumerate(wanted))
-    listed = draw_faults(chance, hosts) if faults else ()
+    listed = draw_faults(chance, focus) if faults else ()
     return Scenario(
         seed,
         some,
@@ -149,7 +149,8 @@ def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: t
     arg: dict[str, Any] = {
         "seed": chance.randrange(1 << 30),
         "partitions": partitions,
-        "pace": chance.choice((0.02, 0.1, 0.3)),
+        "pace": chance.choices((0.02, 0.1, 0.3, 1.0), (30, 35, 25, 10))[0],
+        "calls": chance.choices((0.05, 0.2, 2.0), (40, 40, 20))[0],
         "trouble": chance.choices((0.0, 0.4, 1.0), (40, 40, 20))[0],
         "chunk": chance.choice((200, 1000, 100_000)),
     }

@@ -116,7 +116,8 @@ class SimStream:
         if self._kind in self._link.muted:
             self._link.stuck.append(deliver)
             return
-        self._back_at = max(self._back_at, self._loop.now + self._network.delay())
+        late = self._link.slow.get(self._kind, 0.0) + self._network.delay()
+        self._back_at = max(self._back_at, self._loop.now + late)
         self._loop.world_at(self._back_at, deliver)
 
     def _push(self, message: Any) -> None:

@@ -14,13 +14,17 @@ from distop.store.versions import orders_requested_progress, parse
 from distop.testing.simulation import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from distop.core.view import Change
     from distop.testing.simulation.etcd import Member, SimEtcd
 
 CATCH_UP = 0.1
 """Seconds between two rounds of the loop that serves the belated."""
+
+
+FRAGMENT = 2 * 1024 * 1024
+"""Bytes in one response at most, for watches that take fragments."""
 
 
 class Watch:
@@ -51,7 +55,7 @@ class WatchServer:
         self._batch = batch
         self._watches: dict[int, list[Watch]] = {}
         self.fragments = 0
-        """Events in one response at most, for watches that take fragments; 0: any number."""
+        """Events in one response at most, for watches that take fragments; 0: as many as its size allows."""
         self.resends = False
         """A watch that begins in a member's future gets what comes before its beginning as well (W9)."""
         self.refuses = ""
@@ -152,16 +156,28 @@ class WatchServer:
         watch.synced = True
 
     def _send(self, watch: Watch, changes: list[Change], revision: int) -> None:
-        size = self.fragments if watch.fragment and self.fragments else len(changes)
-        for n in range(0, len(changes), size):
+        pages = list(self._pages(changes)) if watch.fragment else [changes]
+        for n, page in enumerate(pages):
             watch.send(
                 self._response(
                     watch.member,
                     revision=revision,
-                    events=[wire.event(change) for change in changes[n : n + size]],
-                    fragment=n + size < len(changes),
+                    events=[wire.event(change) for change in page],
+                    fragment=n + 1 < len(pages),
                 )
             )
+
+    def _pages(self, changes: list[Change]) -> Iterator[list[Change]]:
+        page: list[Change] = []
+        size = 0
+        for change in changes:
+            weight = len(change.kv.key) + len(change.kv.value)
+            if page and (size + weight > FRAGMENT or len(page) == self.fragments):
+                yield page
+                page, size = [], 0
+            page.append(change)
+            size += weight
+        yield page
 
     def _response(self, member: Member, *, revision: int = 0, **fields: Any) -> rpc.WatchResponse:
         header = rpc.ResponseHeader(

@@ -285,10 +285,10 @@ class SimWorker:
         finally:
             self._calls.remove((op, told))
 
-    async def _trouble(self, child: Child, what: str, op: str, arg: Mapping[str, Any], length: float) -> None:
+    async def _trouble(self, child: Child, what: str, op: str, arg: Mapping[str, Any]) -> None:
         """A call takes its time; some fail."""
         chance = self._machine.chance
-        await asyncio.sleep(chance.uniform(0.2, 1.8) * length)
+        await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)
         if behaviors.draw(arg["seed"], what) < trouble * 0.04:
@@ -309,7 +309,7 @@ class SimWorker:
         names: tuple[str, ...] | None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
-            await self._trouble(child, "planning", op, arg, 0.2)
+            await self._trouble(child, "planning", op, arg)
             chunks, count = behaviors.plan(arg, names)
             return PlanResult(chunks, count, "v1")
 
@@ -333,7 +333,7 @@ class SimWorker:
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, verdict, total, success, failed, rows)
-            await self._trouble(child, "completion", op, arg, 0.3)
+            await self._trouble(child, "completion", op, arg)
             if arg.get("objects"):
                 return CompleteResult({"jobs": success}, "the completion says no")
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)

@@ -1,0 +1,319 @@
+"""Bugs to be planted: each a small change of production code, made by wrapping or replacing one function of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from distop import submit
+from distop.clock import time
+from distop.context import Context
+from distop.coordinator import Coordinator
+from distop.core import claiming, decide
+from distop.core import transitions as t
+from distop.core.keys import Keys
+from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
+from distop.jobs import Jobs
+from distop.store.position import Reopen, WatchPosition
+from distop.store.session import Session
+from distop.testing.simulation import Scenario
+
+Patch = pytest.MonkeyPatch
+ALWAYS = absent("no such key")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug: ``plant`` puts it in. ``focus``: the kinds of faults that it needs, where all of them would find it late;
+    ``shape`` changes the scenarios in which it is looked for.
+    """
+
+    name: str
+    plant: Callable[[Patch], None]
+    focus: tuple[str, ...] = ()
+    shape: Callable[[Scenario], Scenario] = lambda wanted: wanted
+
+
+BUGS: list[Planted] = []
+
+
+def long_jobs(wanted: Scenario) -> Scenario:
+    """Jobs take longer than a session lasts without renewal, and there is room for all of them everywhere."""
+    wishes = tuple(
+        replace(wish, acts=(), arg={**wish.arg, "pace": 2.0, "trouble": 0.0}, type="check") for wish in wanted.wishes
+    )
+    hosts = tuple(replace(host, slots=60, types=("check",)) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, ttl=4)
+
+
+def three_members(wanted: Scenario) -> Scenario:
+    return replace(wanted, members=3)
+
+
+def bug(
+    focus: tuple[str, ...] = (), shape: Callable[[Scenario], Scenario] = lambda wanted: wanted
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS.append(Planted(plant.__name__, plant, focus, shape))
+        return plant
+
+    return add
+
+
+def wrap(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Have the result of a function changed: ``change(result, *arguments)``."""
+    former = getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **named: change(former(*args, **named), *args))
+
+
+def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
+    """The transaction, also in what is nested, without some of its compares."""
+
+    def ops(branch: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(without(op, drop) if isinstance(op, Txn) else op for op in branch)
+
+    kept = tuple(compare for compare in txn.compares if not drop(compare))
+    return replace(txn, compares=kept, success=ops(txn.success), failure=ops(txn.failure))
+
+
+def node_absent(compare: Compare) -> bool:
+    return "Node." in compare.key and compare.relation is Relation.EQUAL
+
+
+def node_exists(compare: Compare) -> bool:
+    return "Node." in compare.key and compare.relation is Relation.GREATER
+
+
+# ---------------------------------------------------------------------- fences
+
+
+@bug()
+def report_without_its_fence(patch: Patch) -> None:
+    wrap(patch, claiming, "report", lambda guarded, *_: replace(guarded, guard=ALWAYS))
+
+
+@bug()
+def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
+    """The claim must exist, whoever holds it."""
+
+    def exists(guarded: claiming.Guarded, *_: Any) -> claiming.Guarded:
+        return replace(guarded, guard=Compare(guarded.guard.key, Target.CREATE, Relation.GREATER, 0))
+
+    wrap(patch, claiming, "wait_again", exists)
+
+
+@bug()
+def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
+    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, guard=ALWAYS))
+
+
+@bug()
+def drop_the_gate_compare(patch: Patch) -> None:
+    for name in ("claim", "claim_runs"):
+        wrap(patch, claiming, name, lambda txn, *_: without(txn, lambda compare: "Open." in compare.key))
+
+
+@bug()
+def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
+    for name in ("claim", "claim_runs"):
+        wrap(patch, claiming, name, lambda txn, *_: without(txn, node_exists))
+
+
+@bug()
+def take_over_a_live_incarnation(patch: Patch) -> None:
+    """Whoever is not seen for the moment counts as gone, and nothing compares it."""
+    former = decide.claimable
+
+    def claimable(count: Any, ended: Any, claims: Any, live: Any, *rest: Any) -> Any:
+        return former(count, ended, claims, [], *rest)
+
+    patch.setattr(decide, "claimable", claimable)
+    wrap(patch, claiming, "claim", lambda txn, *_: without(txn, node_absent))
+
+
+@bug(focus=("requests-late", "freeze", "crash", "late-renewal"))
+def drop_the_election_compare(patch: Patch) -> None:
+    patch.setattr(t, "election_guard", lambda *_: ALWAYS)
+
+
+@bug()
+def elect_while_another_lives(patch: Patch) -> None:
+    wrap(patch, t, "elect", lambda txn, *_: without(txn, node_absent))
+    patch.setattr("distop.core.view.ClusterView.live", lambda view, incarnation: False)
+
+
+@bug(focus=("requests-late", "freeze", "crash", "late-renewal"))
+def clean_up_after_who_is_not_seen(patch: Patch) -> None:
+    """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
+
+    async def all_of_them(self: Context, incarnations: Any) -> set[str]:
+        return set(incarnations)
+
+    patch.setattr(Context, "gone", all_of_them)
+
+
+@bug()
+def reap_the_claims_of_live_holders(patch: Patch) -> None:
+    clean_up_after_who_is_not_seen(patch)
+    former = decide.next_step
+    patch.setattr(decide, "next_step", lambda keys, op, live, *rest: former(keys, op, [], *rest))
+    wrap(patch, claiming, "reap", lambda txn, *_: without(txn, node_absent))
+
+
+# ------------------------------------------------------------------ completion
+
+
+@bug()
+def run_completion_before_the_decision_is_written(patch: Patch) -> None:
+    former = Coordinator._perform
+
+    async def perform(self: Coordinator, op: Any, step: Any) -> bool:
+        if isinstance(step, decide.Commit) and step.txn.label == "decide":
+            arg = await self._ctx.argument(op.ref)
+
+            async def none(start: int) -> tuple[list[Any], None]:
+                return [], None
+
+            await self._ctx.worker.complete(str(op.ref), op.ref.type, arg, None, "success", 0, 0, 0, none)
+        return await former(self, op, step)
+
+    patch.setattr(Coordinator, "_perform", perform)
+
+
+@bug()
+def complete_on_a_stale_count(patch: Patch) -> None:
+    async def counted(self: Coordinator, op: Any) -> bool:
+        return True
+
+    patch.setattr(Coordinator, "_counted", counted)
+
+
+@bug()
+def finish_without_comparing_run_ops(patch: Patch) -> None:
+    wrap(patch, t, "finish", lambda txn, *_: without(txn, lambda compare: compare.key.endswith(".runOps")))
+
+
+@bug()
+def count_no_failure_at_a_takeover(patch: Patch) -> None:
+    def uncounted(found: Any, seen: Any, *_: Any) -> Any:
+        claim, mod, _ = found
+        return (dataclasses.replace(claim, failures=seen.value.failures), mod, False) if seen is not None else found
+
+    wrap(patch, decide, "claim_for", uncounted)
+
+
+# --------------------------------------------------------------------- watches
+
+
+@bug()
+def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
+    def beyond(step: Any, position: WatchPosition, response: Any) -> Any:
+        if response.events and not response.fragment:
+            position.next_revision = max(position.next_revision, response.revision + 1)
+        return step
+
+    wrap(patch, WatchPosition, "feed", beyond)
+
+
+@bug()
+def apply_fragments_singly(patch: Patch) -> None:
+    former = WatchPosition.feed
+    patch.setattr(WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
+
+
+@bug(focus=("compaction", "refuse", "member-killed"))
+def ignore_compaction(patch: Patch) -> None:
+    former = WatchPosition.feed
+
+    def feed(self: WatchPosition, response: Any) -> Any:
+        if response.compact_revision:
+            self.next_revision = response.compact_revision
+            return Reopen("compacted")
+        return former(self, response)
+
+    patch.setattr(WatchPosition, "feed", feed)
+
+
+@bug(focus=("lag", "cut"), shape=three_members)
+def take_old_events_for_new(patch: Patch) -> None:
+    former = WatchPosition.feed
+
+    def feed(self: WatchPosition, response: Any) -> Any:
+        if response.events and not response.fragment and response.events[0].kv.mod_revision < self.next_revision:
+            self.next_revision = response.events[0].kv.mod_revision
+        return former(self, response)
+
+    patch.setattr(WatchPosition, "feed", feed)
+
+
+@bug()
+def a_prefix_without_its_delimiter(patch: Patch) -> None:
+    def wider(found: tuple[str, str], *_: Any) -> tuple[str, str]:
+        start = found[0][:-1]
+        return start, start[:-1] + chr(ord(start[-1]) + 1)
+
+    wrap(patch, Keys, "type_range", wider)
+    wrap(patch, Keys, "type_claims", wider)
+
+
+# ------------------------------------------------------------ sessions, clients
+
+
+@bug(focus=("late-renewal",), shape=long_jobs)
+def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
+    former = Session._move_deadline
+    patch.setattr(Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
+
+
+@bug()
+def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
+    """A start that was refused is begun anew, without a look at who won."""
+
+    async def none(*_: Any) -> None:
+        return None
+
+    patch.setattr(submit, "_won", lambda *_: False)
+    patch.setattr(submit, "find_request", none)
+
+
+@bug()
+def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
+    def forget(guarded: claiming.Guarded, keys: Keys, ref: Any, partition: int, *_: Any) -> claiming.Guarded:
+        return replace(guarded, ops=(*guarded.ops, Delete(keys.job(ref, partition, "progress"))))
+
+    wrap(patch, claiming, "wait_again", forget)
+
+
+@bug()
+def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
+    async def none(self: Jobs, op: Any, block: Any) -> dict[int, Any]:
+        return {}
+
+    patch.setattr(Jobs, "_checkpoints", none)
+
+
+@bug()
+def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
+    former = decide.claimable
+
+    def claimable(*args: Any) -> Any:
+        return former(*args[:-1], float("inf"))
+
+    patch.setattr(decide, "claimable", claimable)
+
+
+@bug()
+def clean_up_before_the_history_is_written(patch: Patch) -> None:
+    """The finish leaves the history to a later write, which a crash may prevent."""
+
+    def later(txn: Txn, keys: Keys, ref: Any, *_: Any) -> Txn:
+        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != keys.history(ref)))
+
+    wrap(patch, t, "finish", later)
+
+
+__all__ = ["BUGS", "Planted"]

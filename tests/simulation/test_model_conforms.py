@@ -1,0 +1,161 @@
+"""The conformance tests that hold the store against a real etcd, run against the simulated one: the same functions, in
+virtual time. What they get instead of a server, a proxy and a port is below.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.clock import source
+from distop.store.client import EtcdClient
+from distop.store.config import EtcdConfig
+from distop.store.transport import channels
+from distop.testing.simulation.etcd import SimEtcd
+from distop.testing.simulation.loop import Process, VirtualLoop
+from distop.testing.simulation.network import Network
+from distop.testing.simulation.source import SimSource
+from tests.conformance import test_reads, test_session, test_transactions, test_unknown_outcomes, test_watch
+from tests.support.proxy import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+ALL = ("KV", "Lease", "Watch")
+ADDRESS = "model:2379"
+MODULES = (test_reads, test_transactions, test_watch, test_session, test_unknown_outcomes)
+NEEDS_A_REAL_SERVER = {
+    "test_a_full_database_leaves_the_outcome_unknown": "fills a disk",
+    "test_no_etcd_is_one_sentence": "looks at a real port",
+    "test_a_loop_that_stalled_beyond_the_deadline": "holds the interpreter, in real time",
+}
+
+
+class ModelServer:
+    """What a test does with an embedded etcd."""
+
+    port, endpoint = ADDRESS, ADDRESS
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        (self._member,) = network.etcd.members.values()
+
+    def kill(self) -> None:
+        self._network.stop(self._member)
+
+    def halt(self) -> None:
+        for link in self._network.links():
+            for stream in list(link.streams):
+                stream.fail(None)
+        self._network.stop(self._member)
+
+    def restart(self) -> None:
+        self._member.up = True
+        self._network.etcd.elect()
+        self._network.heal_all(self._network.links())
+
+    def pause(self) -> None:
+        for link in self._network.links():
+            self._network.hold(link, ALL)
+
+
+class ModelProxy:
+    """What a test does with a proxy: it has an address of its own, and so links of its own."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.endpoint = f"proxy-{next(self._numbers)}:2379"
+        network.aliases[self.endpoint] = ADDRESS
+        self._mode = Mode.PASS
+        self.answered = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.set(Mode.PASS)
+        self.cut()
+
+    @property
+    def requested(self) -> int:
+        return self._network.requests
+
+    def _links(self) -> list[Any]:
+        return [link for link in self._network.links() if link.address == self.endpoint]
+
+    def set(self, mode: Mode) -> None:
+        lossy, self._mode = self._mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE), mode
+        for link in self._links():
+            if lossy:
+                self._network.cut(link)
+            self._network.heal(link)
+            if mode is not Mode.PASS:
+                held = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
+                self._network.hold(link, held, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
+
+    def cut(self) -> None:
+        for link in self._links():
+            self._network.cut(link)
+
+    def cut_clients(self) -> None:
+        """What is held back arrives all the same."""
+        for link in self._links():
+            held, link.stuck = link.stuck, []
+            self._network.cut(link)
+            link.stuck = held
+
+
+def cases() -> Iterator[Any]:
+    for module in MODULES:
+        for name, function in vars(module).items():
+            if not name.startswith("test_") or name in NEEDS_A_REAL_SERVER:
+                continue
+            marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
+            rows = [{}]
+            for mark in marks:
+                names = [n.strip() for n in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+                rows = [
+                    {**row, **dict(zip(names, value if len(names) > 1 else [value], strict=True))}
+                    for row in rows
+                    for value in mark.args[1]
+                ]
+            for n, row in enumerate(rows):
+                yield pytest.param(module, function, row, id=f"{name}-{n}" if marks else name)
+
+
+@pytest.mark.parametrize(("module", "function", "given"), list(cases()))
+def test_the_model_as_the_server(
+    module: Any, function: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(1)
+    loop = VirtualLoop(chance)
+    network = Network(loop, SimEtcd(loop, [ADDRESS]), chance)
+    if hasattr(module, "TcpProxy"):
+        monkeypatch.setattr(module, "TcpProxy", lambda port: ModelProxy(network))
+    server = ModelServer(network)
+    offered = {"shared_etcd": server, "own_etcd": server, "prefix": "t.", "monkeypatch": monkeypatch, **given}
+
+    async def run() -> None:
+        wanted = inspect.signature(function).parameters
+        async with EtcdClient(EtcdConfig((ADDRESS,))) as client:
+            offered["client"] = client
+            await function(**{name: offered[name] for name in wanted})
+
+    context = contextvars.Context()
+    context.run(source.set, SimSource(loop, chance))
+    context.run(channels.set, network.channel)
+    task = loop.spawn(Process("test"), run(), context)
+    try:
+        assert loop.run(task.done, 600.0), "it has not ended in ten virtual minutes"
+        task.result()
+        assert loop.troubles == []
+    finally:
+        loop.end()
