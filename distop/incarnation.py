@@ -26,7 +26,9 @@ from distop.core.view import Change, ClusterView
 from distop.elections import Elections
 from distop.errors import DistopError, SessionLost, describe
 from distop.executor import Executor
+from distop.localjobs import LocalJobs
 from distop.pruning import HistoryPruner
+from distop.reconciling import Reconciler
 from distop.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
@@ -109,6 +111,9 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self.reporter = Reporter(self.client, self.lost, self.log)
+        self.local = LocalJobs(self.config.work_dir, self.incarnation)
+        self._reconciler = Reconciler(self, self.local)
+        await self._reconciler.read()
         self.executor = Executor(self)
         self.elections = Elections(self)
         for first, after, families in self._watched():
@@ -122,7 +127,8 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        await asyncio.gather(self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
+        reconciling = self._reconciler.begin()
+        await asyncio.gather(reconciling, self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config
@@ -220,6 +226,7 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
+            await self._reconciler.look()
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending:
                 continue

@@ -54,6 +54,8 @@ class Declaration:
     completes: bool = True
     """The behavior has completion code: without it the decision and the finish are one transaction."""
     description: str = ""
+    cleans: bool = True
+    """The behavior has cleanup code: an executor writes down which of its jobs it runs."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -91,12 +93,20 @@ class Declaration:
             rules.batch,
             rules.completes,
             data.get("description", ""),
+            rules.cleans,
         )
 
     def rules(self) -> Rules:
         """The part of the declaration that an operation takes with it into its spec."""
         return Rules(
-            self.can_fail, self.retry, self.lost, self.failure_policy, self.resumable, self.batch, self.completes
+            self.can_fail,
+            self.retry,
+            self.lost,
+            self.failure_policy,
+            self.resumable,
+            self.batch,
+            self.completes,
+            self.cleans,
         )
 
 
@@ -111,6 +121,12 @@ class Rules:
     resumable: bool = False
     batch: bool = False
     completes: bool = True
+    cleans: bool = True
+
+    @property
+    def leaves_something(self) -> bool:
+        """A job that stopped anywhere may have left something on its node that has to be known there."""
+        return self.cleans or self.resumable
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -121,6 +137,7 @@ class Rules:
             "resumable": self.resumable,
             "batch": self.batch,
             "completes": self.completes,
+            "cleans": self.cleans,
         }
 
     @classmethod
@@ -133,6 +150,7 @@ class Rules:
             bool(data.get("resumable", False)),
             bool(data.get("batch", False)),
             bool(data.get("completes", True)),
+            bool(data.get("cleans", True)),
         )
 
     def at_limit(self, failures: int) -> bool:
