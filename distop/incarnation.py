@@ -226,7 +226,7 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
-            await self._reconciler.look()
+            self._reconciler.look_soon()
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending:
                 continue
@@ -252,6 +252,7 @@ class Incarnation(Context):
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):
+            self._reconciler.close()
             self.executor.close()
             self.reporter.close()
             self.elections.close()

@@ -71,8 +71,13 @@ class LocalJobs:
         """Operations of which something is being cleaned up here: their runs start afterwards."""
 
     def load(self) -> None:
-        """Read what former incarnations left. What cannot be read was never started: it is removed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Read what former incarnations left. What cannot be read was never started: it is removed. Raises
+        InvalidArgument where the work directory cannot be used.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"the work directory {self._folder} cannot be used: {error.strerror}") from None
         for path in sorted(self._folder.iterdir()):
             try:
                 if path.suffix != ".json":

@@ -32,9 +32,10 @@ class Reconciler:
     def __init__(self, ctx: Context, local: LocalJobs) -> None:
         self._ctx = ctx
         self._local = local
+        self._looking: asyncio.Task[None] | None = None
 
     async def read(self) -> None:
-        """Read what is there, before anything is run. Raises OSError where the work directory cannot be used."""
+        """Read what is there, before anything is run. Raises InvalidArgument where the directory cannot be used."""
         await asyncio.to_thread(self._local.load)
         if self._local.former:
             jobs = sum(len(run.left) for run in self._local.former)
@@ -52,6 +53,17 @@ class Reconciler:
             raise
         except (DistopError, OSError) as error:
             self._ctx.log.warning("private directories of former operations are still here: %s", describe(error))
+
+    def look_soon(self) -> None:
+        """Look once more, beside what else goes on: a cleanup may take its time."""
+        if self._local.former and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self.look())
+            self._looking.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def close(self) -> None:
+        """Stop: the session is over."""
+        if self._looking is not None:
+            self._looking.cancel()
 
     async def look(self) -> None:
         """Settle what can be settled by now. Raises SessionLost; anything else is told and left for the next look."""

@@ -45,7 +45,7 @@ def test_a_job_goes_on_from_its_checkpoint_where_its_state_is_through_two_kills(
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    (ann,) = group.start("ann", env=sample_env)
+    (ann,) = group.start("ann", ttl=10, env=sample_env)  # its session outlives its restart
     op = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3, 5]))
     group.eventually(lambda: steps.at("a", 2), "ann holds a")
     assert len(runs(group, "ann")) == 1, "it is written down"
