@@ -26,7 +26,7 @@ from distop.core.view import Change, ClusterView
 from distop.elections import Elections
 from distop.errors import DistopError, SessionLost, describe
 from distop.executor import Executor
-from distop.localjobs import LocalJobs
+from distop.localjobs import LocalJobs, RunFiles
 from distop.pruning import HistoryPruner
 from distop.reconciling import Reconciler
 from distop.reporter import Reporter
@@ -111,7 +111,7 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self.reporter = Reporter(self.client, self.lost, self.log)
-        self.local = LocalJobs(self.config.work_dir, self.incarnation)
+        self.local = LocalJobs(RunFiles(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
         self.executor = Executor(self)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class LocalRun:
     """One run: ``left`` are the jobs of which something may be here."""
 
-    path: Path
+    name: str
+    """Of its file."""
     op: OperationRef
     incarnation: str
     arg: Any
@@ -49,20 +50,68 @@ class LocalRun:
         )
 
     @classmethod
-    def decode(cls, path: Path, value: bytes) -> LocalRun:
+    def decode(cls, name: str, value: bytes) -> LocalRun:
         """Raises ValueError, KeyError or TypeError for what is no such record, as after a crash in the middle."""
         data = loads(value)
         items = [JobItem(partition, int(attempt), int(fence)) for partition, attempt, fence in data["items"]]
         op = OperationRef.parse(data["op"])
-        return cls(path, op, data["incarnation"], data["arg"], data["table"], {item.ordinal: item for item in items})
+        return cls(name, op, data["incarnation"], data["arg"], data["table"], {item.ordinal: item for item in items})
+
+
+class RunFiles:
+    """Where runs are written down: a folder of the work directory. All of it blocks, and raises OSError."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self._folder = work_dir / "runs"
+        self._ops = work_dir / "ops"
+
+    def names(self) -> list[str]:
+        """The files that are there. Raises InvalidArgument where the work directory cannot be used."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return sorted(path.name for path in self._folder.iterdir())
+        except OSError as error:
+            raise InvalidArgument(f"the work directory {self._folder} cannot be used: {error.strerror}") from None
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """A whole file, on the disk when this returns."""
+        path = self._folder / name
+        scratch = path.with_suffix(".new")
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fdatasync(file.fileno())
+        scratch.replace(path)
+        directory = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def remove(self, name: str) -> None:
+        """A file, if it is there."""
+        (self._folder / name).unlink(missing_ok=True)
+
+    def operations(self) -> Iterator[OperationRef]:
+        """The operations that have a private directory in the work directory."""
+        for path in sorted(self._ops.glob("*/*/*")):
+            for inner in [path] if path.name.isdigit() else sorted(path.iterdir()) if path.is_dir() else []:
+                table, type_name, *obj, instance = inner.relative_to(self._ops).parts
+                with contextlib.suppress(InvalidArgument, ValueError):
+                    named = decode_object(obj[0].replace(".", "%2E")) if obj else ""
+                    ref = OperationRef(decode(table.replace(".", "%2E")), type_name, named, int(instance))
+                    if self._ops / operation_path(str(ref)) == inner:
+                        yield ref
 
 
 class LocalJobs:
     """The runs of one incarnation, and what former ones left (``former``)."""
 
-    def __init__(self, work_dir: Path, incarnation: str) -> None:
-        self._folder = work_dir / "runs"
-        self._ops = work_dir / "ops"
+    def __init__(self, files: RunFiles, incarnation: str) -> None:
+        self._files = files
         self._incarnation = incarnation
         self._number = 0
         self._mine: dict[tuple[OperationRef, int], LocalRun] = {}
@@ -74,37 +123,26 @@ class LocalJobs:
         """Read what former incarnations left. What cannot be read was never started: it is removed. Raises
         InvalidArgument where the work directory cannot be used.
         """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(f"the work directory {self._folder} cannot be used: {error.strerror}") from None
-        for path in sorted(self._folder.iterdir()):
+        for name in self._files.names():
             try:
-                if path.suffix != ".json":
-                    raise ValueError(path)
-                self.former.append(LocalRun.decode(path, path.read_bytes()))
+                if not name.endswith(".json"):
+                    raise ValueError(name)
+                self.former.append(LocalRun.decode(name, self._files.read(name)))
             except (OSError, ValueError, KeyError, TypeError, InvalidArgument):
-                path.unlink(missing_ok=True)
+                self._files.remove(name)
 
-    def operations(self) -> Iterator[OperationRef]:
+    def operations(self) -> list[OperationRef]:
         """The operations that have a private directory here."""
-        for path in sorted(self._ops.glob("*/*/*")):
-            for inner in [path] if path.name.isdigit() else sorted(path.iterdir()) if path.is_dir() else []:
-                table, type_name, *obj, instance = inner.relative_to(self._ops).parts
-                with contextlib.suppress(InvalidArgument, ValueError):
-                    named = decode_object(obj[0].replace(".", "%2E")) if obj else ""
-                    ref = OperationRef(decode(table.replace(".", "%2E")), type_name, named, int(instance))
-                    if self._ops / operation_path(str(ref)) == inner:
-                        yield ref
+        return list(self._files.operations())
 
     async def begin(
         self, op: OperationRef, arg: Any, table: Mapping[str, Any] | None, items: Sequence[JobItem]
     ) -> None:
         """Write a run down before it starts; on the disk when this returns. Raises OSError."""
         self._number += 1
-        path = self._folder / f"{folder(self._incarnation)}-{self._number}.json"
-        run = LocalRun(path, op, self._incarnation, arg, table, {item.ordinal: item for item in items})
-        await asyncio.to_thread(_write, run)
+        name = f"{folder(self._incarnation)}-{self._number}.json"
+        run = LocalRun(name, op, self._incarnation, arg, table, {item.ordinal: item for item in items})
+        await asyncio.to_thread(lambda: self._files.write(name, run.encode()))
         for item in items:
             self._mine[op, item.ordinal] = run
         for former in list(self.former):
@@ -132,20 +170,6 @@ class LocalJobs:
         for partition in partitions:
             run.left.pop(partition, None)
         if not run.left:
-            run.path.unlink(missing_ok=True)
+            self._files.remove(run.name)
             if run in self.former:
                 self.former.remove(run)
-
-
-def _write(run: LocalRun) -> None:
-    scratch = run.path.with_suffix(".new")
-    with scratch.open("wb") as file:
-        file.write(run.encode())
-        file.flush()
-        os.fdatasync(file.fileno())
-    scratch.replace(run.path)
-    directory = os.open(run.path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -46,7 +46,7 @@ class Reconciler:
         await self.look()
         try:
             left = {run.op for run in self._local.former}
-            for ref in await asyncio.to_thread(lambda: list(self._local.operations())):
+            for ref in await asyncio.to_thread(self._local.operations):
                 if ref not in left and await self._state(ref) is None:
                     await self._ctx.worker.forget(str(ref))
         except SessionLost:

@@ -9,7 +9,7 @@ import pytest
 from distop.core.jobs import Claim, Outcome
 from distop.core.leftovers import Fate, judge
 from distop.core.model import OperationRef, State
-from distop.localjobs import LocalJobs
+from distop.localjobs import LocalJobs, RunFiles
 from distop.worker.model import JobItem
 
 LIVE = {"old", "now", "bob"}
@@ -48,12 +48,12 @@ def item(partition: int, attempt: int = 1) -> JobItem:
 
 
 async def test_a_run_is_on_the_disk_until_nothing_of_it_is_left(tmp_path: Path) -> None:
-    before = LocalJobs(tmp_path, "inc1")
+    before = LocalJobs(RunFiles(tmp_path), "inc1")
     before.load()
     await before.begin(REF, {"x": 1}, {"name": "a.b"}, [item(0), item(1), item(2)])
     before.ended(REF, 1)
 
-    after = LocalJobs(tmp_path, "inc2")
+    after = LocalJobs(RunFiles(tmp_path), "inc2")
     after.load()
     (run,) = after.former
     assert (run.op, run.incarnation, run.arg, run.table) == (REF, "inc1", {"x": 1}, {"name": "a.b"})
@@ -78,7 +78,7 @@ def test_what_was_torn_by_a_crash_was_never_started(tmp_path: Path) -> None:
     folder.mkdir()
     for name, text in (("a.json", '{"op": '), ("b.json", "{}"), ("c.new", "{}"), ("d.json", '{"op": "x", "items": 3}')):
         (folder / name).write_text(text)
-    local = LocalJobs(tmp_path, "inc")
+    local = LocalJobs(RunFiles(tmp_path), "inc")
     local.load()
     assert (local.former, list(folder.iterdir())) == ([], [])
 
@@ -92,4 +92,4 @@ def test_private_directories_are_found_by_their_names(tmp_path: Path, ref: Opera
 
     (tmp_path / "ops" / operation_path(str(ref)) / "0" / "1").mkdir(parents=True)
     (tmp_path / "ops" / "unknown" / "thing").mkdir(parents=True)
-    assert list(LocalJobs(tmp_path, "inc").operations()) == [ref]
+    assert list(LocalJobs(RunFiles(tmp_path), "inc").operations()) == [ref]
