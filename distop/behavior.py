@@ -119,6 +119,10 @@ class JobContext(ABC):
     """Where what is too large for etcd goes: a path or URL that every node can reach."""
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
+    superseded: bool = False
+    """In a cleanup: the attempt was cut off a while ago, and somebody else may run the job now, or have done it. Remove
+    what it left on this node and in its own ``stage``, and nothing that another attempt would write as well.
+    """
 
     @property
     def stage(self) -> str:
@@ -266,6 +270,7 @@ class Behavior(ABC):
             resumable=cls.resumable,
             batch=cls.run_batch is not None,
             completes=cls.complete_operation is not Behavior.complete_operation,
+            cleans=cls.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup,
             description=(cls.__doc__ or "").strip().partition("\n")[0],
             needs_table=cls.needs_table,
         )

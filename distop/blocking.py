@@ -158,11 +158,28 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
-    def rerun(self, **options: Any) -> Operation:
+    def rerun(
+        self,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; see
         :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
         """
-        return Operation(self._loop, self._loop.run(self._inner.rerun(**options)))
+        inner = self._loop.run(
+            self._inner.rerun(
+                unfinished=unfinished,
+                request_id=request_id,
+                failure_policy=failure_policy,
+                retry_attempts=retry_attempts,
+                submitter=submitter,
+            )
+        )
+        return Operation(self._loop, inner)
 
 
 async def _next(stream: Any) -> OperationStatus | None:
@@ -228,9 +245,24 @@ class Client:
         )
         return Operation(self._loop, inner)
 
-    def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+    def rerun(
+        self,
+        ref: str | OperationRef,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
-        return self.operation(ref).rerun(**options)
+        return self.operation(ref).rerun(
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            submitter=submitter,
+        )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""

@@ -11,11 +11,10 @@ from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
-from distop.core.draining import NodeState
 from distop.core.keys import Keys
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
 from distop.core.txn import Get
-from distop.draining import drain, state_of, undo, wait_drained
+from distop.draining import drain, undo
 from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
 from distop.operation import Operation, parse_ref
 from distop.results import OperationResult, OperationStatus
@@ -116,9 +115,24 @@ class Client:
         ref = await submit(self._etcd, self._keys, wanted)
         return Operation(self._etcd, self._keys, ref)
 
-    async def rerun(self, ref: str | OperationRef, **options: Any) -> Operation:
+    async def rerun(
+        self,
+        ref: str | OperationRef,
+        *,
+        unfinished: bool | None = None,
+        request_id: str | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+    ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
-        return await self.operation(ref).rerun(**options)
+        return await self.operation(ref).rerun(
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+            submitter=submitter,
+        )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
@@ -175,11 +189,7 @@ class Client:
 
         Raises NotFound (no such executor), InvalidArgument, WaitTimeout, OutcomeUnknown.
         """
-        await drain(self._etcd, self._keys, executor)
-        if wait:
-            await wait_drained(self._etcd, self._keys, executor, timeout)
-        drained = await state_of(self._etcd, self._keys, executor) in (NodeState.DRAINED, None)
-        return str(NodeState.DRAINED if drained else NodeState.DRAINING)
+        return str(await drain(self._etcd, self._keys, executor, wait=wait, timeout=timeout))
 
     async def undrain(self, executor: str) -> None:
         """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import Txn, TxnResult
     from distop.core.view import ClusterView
+    from distop.localjobs import LocalJobs
     from distop.logs import ContextLogger
     from distop.reporter import Reporter
     from distop.store.client import EtcdClient
@@ -42,6 +43,7 @@ class Context:
     session: Session
     worker: Worker
     reporter: Reporter
+    local: LocalJobs
     types: frozenset[str]
     """The operation types that this node offers."""
     arguments: dict[OperationRef, Any]

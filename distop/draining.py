@@ -21,11 +21,29 @@ _LOOK = 0.1
 """Seconds between two looks at whether an executor is empty."""
 
 
-async def drain(etcd: EtcdClient, keys: Keys, executor: str) -> None:
-    """Have an executor release what it runs, and claim nothing until :func:`undo`. Again changes nothing.
+async def drain(
+    etcd: EtcdClient, keys: Keys, executor: str, *, wait: bool = False, timeout: float | None = None
+) -> NodeState:
+    """Have an executor release what it runs, and claim nothing until :func:`undo`. Again changes nothing. ``wait``:
+    until it is empty, or not alive, at most ``timeout`` seconds. Returns what it is by then: draining or drained.
 
-    Raises NotFound where no such executor is alive or drained, InvalidArgument, OutcomeUnknown.
+    Raises NotFound where no such executor is alive or drained, InvalidArgument, OutcomeUnknown, WaitTimeout.
     """
+    if timeout is not None:
+        seconds(timeout, "the timeout")
+    await _ask(etcd, keys, executor)
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                drained = (await _known(etcd, keys)).get(executor, NodeState.DRAINED) is NodeState.DRAINED
+                if drained or not wait:
+                    return NodeState.DRAINED if drained else NodeState.DRAINING
+                await asyncio.sleep(_LOOK)
+    except TimeoutError:
+        raise WaitTimeout(f"{executor} is not empty within {timeout:g} s; it goes on draining") from None
+
+
+async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
     key = keys.drain(text(executor, "the id of an executor"))
     while True:
         seen, known = (await etcd.read(Get(key)))[0].kv, await _known(etcd, keys)
@@ -53,25 +71,6 @@ async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> None:
         if await _put(etcd, keys, executor, seen.mod_revision, False):
             return
         undone = True  # by us, if an earlier copy won; by another, with the same effect
-
-
-async def wait_drained(etcd: EtcdClient, keys: Keys, executor: str, timeout: float | None = None) -> None:
-    """Wait until the executor is empty, or not alive. Raises WaitTimeout, InvalidArgument."""
-    if timeout is not None:
-        seconds(timeout, "the timeout")
-    try:
-        async with asyncio.timeout(timeout):
-            while True:
-                if await state_of(etcd, keys, executor) in (NodeState.DRAINED, None):
-                    return
-                await asyncio.sleep(_LOOK)
-    except TimeoutError:
-        raise WaitTimeout(f"{executor} is not empty within {timeout:g} s; it goes on draining") from None
-
-
-async def state_of(etcd: EtcdClient, keys: Keys, executor: str) -> NodeState | None:
-    """What the executor says of itself; None where it is not alive."""
-    return (await _known(etcd, keys)).get(executor)
 
 
 async def _known(etcd: EtcdClient, keys: Keys) -> dict[str, NodeState]:

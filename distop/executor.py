@@ -78,6 +78,7 @@ class Executor:
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
         if hint:
+            self._quiet = None  # somebody else may have run what it was for
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()

@@ -25,7 +25,9 @@ from distop.core.view import Change, ClusterView
 from distop.elections import Elections
 from distop.errors import DistopError, SessionLost, describe
 from distop.executor import Executor
+from distop.localjobs import LocalJobs, RunFiles
 from distop.pruning import HistoryPruner
+from distop.reconciling import Reconciler
 from distop.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
@@ -119,6 +121,9 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self.reporter = Reporter(self.client, self.lost, self.log)
+        self.local = LocalJobs(RunFiles(self.config.work_dir), self.incarnation)
+        self._reconciler = Reconciler(self, self.local)
+        await self._reconciler.read()
         self.executor = Executor(self)
         self.elections = Elections(self)
         for first, after, families in self._watched():
@@ -132,7 +137,8 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        await asyncio.gather(self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
+        reconciling = self._reconciler.begin()
+        await asyncio.gather(reconciling, self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config
@@ -230,6 +236,7 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
+            self._reconciler.look_soon()
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending:
                 continue
@@ -255,6 +262,7 @@ class Incarnation(Context):
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):
+            self._reconciler.close()
             self.executor.close()
             self.reporter.close()
             self.elections.close()

@@ -25,6 +25,8 @@ QUICK_FAILURES = 20
 """Unexpected errors in a row, without any job that ended, after which a node suspects itself and stops claiming for
 a while: one broken node must not use up the attempts of everybody's jobs (F38)."""
 SELF_SUSPICION = 30.0
+DISK_PAUSE = 5.0
+"""Seconds without claims after this executor could not write to its own disk."""
 CHECKPOINTS_AT_ONCE = 32
 """Checkpoints in one read: up to 64 KiB each (T2)."""
 
@@ -63,7 +65,7 @@ class Jobs:
         """Run a block of held jobs to its end. Raises SessionLost."""
         ctx = self._ctx
         try:
-            checkpoints = await self._checkpoints(op, block)
+            checkpoints, _ = await asyncio.gather(self._checkpoints(op, block), self._write_down(op, block))
             if self._stopping(op):
                 self.release(op, block)
                 return
@@ -91,7 +93,18 @@ class Jobs:
             raise
         except Exception as error:
             ctx.log.error("a run broke, its jobs are released", extra={"operation": str(op.ref)}, exc_info=error)
+            if isinstance(error, OSError):  # nothing may start before it is written down
+                self.suspended_until = time.monotonic() + DISK_PAUSE
             self.release(op, block)
+
+    async def _write_down(self, op: OpenOperation, block: Sequence[int]) -> None:
+        """Which jobs are run here stands on the disk before one of them starts (I29)."""
+        if op.spec.rules.leaves_something:
+            held = [(p, op.held[p]) for p in block]
+            items = [JobItem(op.partition(p), h.claim.attempt, h.fence) for p, h in held]
+            await self._ctx.local.begin(op.ref, op.arg, self._table(op), items)
+        if (cleaning := self._ctx.local.cleaning.get(op.ref)) is not None:
+            await asyncio.shield(cleaning)
 
     @staticmethod
     def _table(op: OpenOperation) -> Mapping[str, Any] | None:
@@ -152,7 +165,9 @@ class Jobs:
             if held is not None:
                 write = self._write(op, held, event)
                 if write is not None:
-                    writes.append((write, self._answer(op, event.partition, ended=write.label == "report")))
+                    gone = event.kind == "refused" or (event.kind == "cancelled" and not event.error)
+                    left = not gone or op.spec.rules.resumable
+                    writes.append((write, self._answer(op, event.partition, ended=write.label == "report", left=left)))
         self._ctx.reporter.submit(writes)
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
@@ -164,9 +179,11 @@ class Jobs:
             self._count_failure()
             if not rules.at_limit(claim.failures + 1):
                 return self._again(op, held, event)
+        else:
+            self._failures_in_a_row = 0
+        if event.kind in ("error", "crash", "fatal") and rules.cleans:
             self._fail_after_cleanup(op, held, event)
             return None
-        self._failures_in_a_row = 0
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
         try:
             return claiming.report(keys, op.ref, p, held.fence, state, self._outcome(held, event))
@@ -221,10 +238,17 @@ class Jobs:
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
-    def _answer(self, op: OpenOperation, partition: int, *, ended: bool) -> Callable[[bool], None]:
+    def _answer(self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True) -> Callable[[bool], None]:
+        """``ended``: the job ends with this write; ``left``: if it does not, something of it is left on this node."""
+        local = self._ctx.local if op.spec.rules.leaves_something else None
+
         def answered(applied: bool) -> None:
             op.held.pop(partition, None)
             op.done += applied and ended
+            if local is not None and ((applied and ended) or not left):
+                local.ended(op.ref, partition)
+            elif local is not None:
+                local.released(op.ref, partition)
             if not applied:
                 self._ctx.log.info(
                     "another holder has the job: the outcome here is dropped",

@@ -175,11 +175,14 @@ class OpenOperation:
         for kv in listing.kvs:
             p = claim_ordinal(kv.key)
             claims[p] = Seen(Claim.decode(kv.value), kv.mod_revision)
-            if claims[p].value.waiting:
+            if claims[p].value.waiting or claims[p].value.incarnation not in live:
                 mod, since = seen_before.get(p, (0, clock))
                 self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
                 unchanged[p] = clock - self._first_seen[p][1]
-        found = decide.claimable(self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience)
+        homes = others if self.spec.rules.resumable else ()
+        found = decide.claimable(
+            self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
+        )
         self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting}
         self.again |= {p: (claims[p], True) for p in found.lost}

@@ -235,7 +235,7 @@ def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only
         [
             (
                 seen.op,
-                seen.state,
+                "pausing" if seen.stage == "pausing" else seen.state,
                 output.jobs(seen.jobs),
                 output.duration(seen.eta_seconds),
                 seen.waiting_for,

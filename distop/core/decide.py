@@ -179,6 +179,10 @@ class Claimable:
     next_due: float | None
 
 
+HEAD_START = 2.0
+"""Seconds for which a job that can go on is left to the executor that has its local state, if that one lives."""
+
+
 def claimable(
     count: int,
     ended: Collection[int],
@@ -189,12 +193,15 @@ def claimable(
     now: float,
     unchanged_for: Mapping[int, float],
     patience: float,
+    homes: Collection[str] = (),
 ) -> Claimable:
     """Sort the jobs of an operation by what may be done with them.
 
     ``executor``: my id; ``others``: another capable node lives, so that a job that failed here is left to it at
     first. ``unchanged_for``: seconds for which I have seen a waiting claim unchanged, by my own clock; one that
     stayed so for ``patience`` is due whatever its ``retry_at`` says (no clock is trusted for liveness).
+    ``homes``: other live executors that have first call on what they ran last, since they have its local state (of a
+    resumable type).
     """
     free, waiting, lost = [], [], []
     next_due: float | None = None
@@ -206,9 +213,15 @@ def claimable(
             free.append(p)
             continue
         claim = seen.value
+        if not claim.waiting and claim.incarnation in live:
+            continue
+        if claim.executor in homes and claim.executor != executor and not (claim.waiting and claim.failures):
+            head_start = HEAD_START - unchanged_for.get(p, 0.0)
+            if head_start > 0:
+                next_due = min(next_due, now + head_start) if next_due is not None else now + head_start
+                continue
         if not claim.waiting:
-            if claim.incarnation not in live:
-                lost.append(p)
+            lost.append(p)
             continue
         due = parse_time(claim.retry_at)
         if claim.failures and others and claim.executor == executor:

@@ -56,6 +56,8 @@ class Declaration:
     description: str = ""
     needs_table: bool = False
     """It works on the rows of a table: a start on ``@cluster`` is refused."""
+    cleans: bool = True
+    """The behavior has cleanup code: an executor writes down which of its jobs it runs."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -95,12 +97,20 @@ class Declaration:
             rules.completes,
             data.get("description", ""),
             bool(data.get("needs_table", False)),
+            rules.cleans,
         )
 
     def rules(self) -> Rules:
         """The part of the declaration that an operation takes with it into its spec."""
         return Rules(
-            self.can_fail, self.retry, self.lost, self.failure_policy, self.resumable, self.batch, self.completes
+            self.can_fail,
+            self.retry,
+            self.lost,
+            self.failure_policy,
+            self.resumable,
+            self.batch,
+            self.completes,
+            self.cleans,
         )
 
 
@@ -115,6 +125,12 @@ class Rules:
     resumable: bool = False
     batch: bool = False
     completes: bool = True
+    cleans: bool = True
+
+    @property
+    def leaves_something(self) -> bool:
+        """A job that stopped anywhere may have left something on its node that has to be known there."""
+        return self.cleans or self.resumable
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -125,6 +141,7 @@ class Rules:
             "resumable": self.resumable,
             "batch": self.batch,
             "completes": self.completes,
+            "cleans": self.cleans,
         }
 
     @classmethod
@@ -137,6 +154,7 @@ class Rules:
             bool(data.get("resumable", False)),
             bool(data.get("batch", False)),
             bool(data.get("completes", True)),
+            bool(data.get("cleans", True)),
         )
 
     def at_limit(self, failures: int) -> bool:

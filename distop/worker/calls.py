@@ -142,14 +142,23 @@ class Call:
                 )
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
+        """All of them, whatever goes wrong with one; the first error is told."""
+        wrong: Exception | None = None
         for data, attempt, fence, _progress in self._items:
             partition = PartitionPlan.from_json(data)
             ctx = self._context(
                 partition=partition, attempt=attempt, fence=fence, incarnation=self._message["incarnation"]
             )
-            partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
-            behavior.cancel_job_and_cleanup(arg, partition, ctx)
-        return None
+            ctx.superseded = self._message.get("superseded", False)
+            try:
+                partition = ctx.partition = shared.with_files(partition, ctx.shared_dir)
+                behavior.cancel_job_and_cleanup(arg, partition, ctx)
+            except Exception as error:
+                if isinstance(error, SparkDied | JobCancelled):
+                    raise
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong
 
 
 def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:

@@ -65,7 +65,7 @@ class JobProgress(Progress):
         self._value = value
         self._last = float("-inf")
         self._skipped: Any = None
-        """The last one that the rate limit held back."""
+        """The last one that the rate limit held back, or that could not be saved."""
 
     def load(self) -> Any:
         return self._value
@@ -87,9 +87,8 @@ class JobProgress(Progress):
         try:
             saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
         except (TimeoutError, RuntimeError):
-            return False
-        if saved:
-            self._value, self._skipped = value, None
+            saved = False
+        self._value, self._skipped = (value, None) if saved else (self._value, value)
         return saved
 
     def settle(self) -> bool:

@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.worker import protocol
+from distop.worker.asking import Asking
 from distop.worker.caller import Caller
 from distop.worker.gate import Gate, halves
 from distop.worker.keeper import Keeper
@@ -31,10 +32,9 @@ from distop.worker.shared import operation_path
 from distop.worker.sinks import RunSink, first
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
     from distop.core.declaration import Declaration
-    from distop.worker.sinks import Fetch
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-class Worker:
+class Worker(Asking):
     """One child at a time, replaced when it dies. All methods are of the event loop that started it."""
 
     def __init__(self, config: WorkerConfig, *, log: logging.Logger | None = None) -> None:
@@ -292,9 +292,7 @@ class Worker:
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, list(run.pending), keep=True)
 
-    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
-        """The same as :meth:`cancel_runs`."""
-        self.cancel_runs(op, partitions)
+    cancel = cancel_runs
 
     def cancel_calls(self, op: str) -> None:
         """Stop planning, completion and cleanup of an operation, also where they only wait for a child: each ends with
@@ -331,83 +329,3 @@ class Worker:
                 self._log.warning("%s did not stop within %g s: its worker process is killed", run.request.op, grace)
                 child.kill("stubborn")
                 await first(child.died)
-
-    # ------------------------------------------------------------------ calls
-
-    async def plan(
-        self,
-        op: str,
-        type: str,  # noqa: A002
-        arg: Any,
-        table: Mapping[str, Any],
-        names: tuple[str, ...] | None,
-    ) -> PlanResult:
-        """Ask the behavior for its partitions (those of ``names`` alone, if given). Raises WorkerError."""
-        message = protocol.PlanMessage(
-            t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
-        )
-        value, chunks = await self._caller.call(message, gate=self._gate)
-        return PlanResult(chunks, value["count"], value["version"], value["spilled"])
-
-    async def complete(
-        self,
-        op: str,
-        type: str,  # noqa: A002
-        arg: Any,
-        table: Mapping[str, Any] | None,
-        verdict: str,
-        total: int,
-        success: int,
-        failed: int,
-        fetch: Fetch,
-    ) -> CompleteResult:
-        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
-        {partition, success, outcome}, and the ordinal to go on from (None: that was all). Raises WorkerError."""
-        message = protocol.CompleteMessage(
-            t="complete",
-            call=0,
-            op=op,
-            type=type,
-            arg=arg,
-            table=table,
-            verdict=verdict,
-            total=total,
-            success=success,
-            failed=failed,
-        )
-        value, _ = await self._caller.call(message, fetch=fetch, gate=self._gate)
-        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
-
-    async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
-        """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
-        message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
-        await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
-
-    async def cleanup(
-        self,
-        op: str,
-        type: str,  # noqa: A002
-        arg: Any,
-        table: Mapping[str, Any] | None,
-        items: Sequence[JobItem],
-    ) -> None:
-        """Call cancel_job_and_cleanup for each. Raises WorkerError at the first that fails, and (``transient``) where
-        all together, with the wait for a child, take longer than the configured time."""
-        request = RunRequest(op, type, arg, table, tuple(items), batch=False)
-        await self._cleanup(request, items, self.incarnation, self._gate)
-
-    async def _cleanup(
-        self, request: RunRequest, items: Sequence[JobItem], incarnation: str, gate: Gate | None = None
-    ) -> None:
-        message = protocol.CleanupMessage(
-            t="cleanup",
-            call=0,
-            op=request.op,
-            type=request.type,
-            arg=request.arg,
-            table=request.table,
-            items=[],
-            incarnation=incarnation,
-            more=False,
-        )
-        await self._caller.call(message, items, gate=gate, limit=self.config.cleanup_timeout)

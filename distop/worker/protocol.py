@@ -129,7 +129,8 @@ class CompleteMessage(TypedDict):
 
 
 class CleanupMessage(TypedDict):
-    """Call cancel_job_and_cleanup for each item; with ``more`` the items go on in the next message."""
+    """Call cancel_job_and_cleanup for each item; with ``more`` the items go on in the next message. ``superseded``: of
+    attempts that were cut off a while ago, whose jobs may be somebody else's by now."""
 
     t: Literal["cleanup"]
     call: int
@@ -139,6 +140,7 @@ class CleanupMessage(TypedDict):
     table: Mapping[str, Any] | None
     items: list[tuple[Mapping[str, Any], int, int, Any]]
     incarnation: str
+    superseded: NotRequired[bool]
     more: bool
 
 

@@ -31,10 +31,14 @@ def shared_of(configured: str, table: TableRecord | None) -> str:
 
 def operation_path(op: str) -> str:
     """An operation as a relative path: one folder each for table, type, object, instance. Characters are escaped
-    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together)."""
+    as in keys, except dots inside (Hadoop's paths and percent signs do not go well together); so the first folder of
+    digits alone after the type is the instance."""
     ref = OperationRef.parse(op)
-    parts = [ref.table, ref.type, *([ref.object] if ref.object else []), str(ref.instance)]
-    return "/".join(folder(part) for part in parts)
+    parts = [folder(ref.table), folder(ref.type), str(ref.instance)]
+    if ref.object:
+        digits = ref.object.isascii() and ref.object.isdigit()
+        parts.insert(2, f"%{ord(ref.object[0]):02X}{ref.object[1:]}" if digits else folder(ref.object))
+    return "/".join(parts)
 
 
 def folder(name: str) -> str:

@@ -78,6 +78,33 @@ def test_a_job_that_does_not_stop_is_dead_before_its_neighbour_may_start_it(
     assert operation.wait(60).state == "cancelled", group.tails()
 
 
+def test_a_cancel_ends_although_a_job_ignores_it_and_others_were_never_claimed(
+    group: Daemons,
+    diary: Path,
+    sample_env: dict[str, str],  # noqa: F811
+) -> None:
+    group.start("ann", ttl=60, env=sample_env)
+    arg = {"names": ["a", "b", "c", "d"], "does": {"a": "deaf", "b": "wait"}, "diary": str(diary)}
+    operation = group.client.start_operation("sample", TABLE, arg)
+    group.eventually(lambda: sorted(lines(diary)) == ["start a", "start b"], "both slots are taken")
+    operation.cancel("not needed")
+    result = operation.wait(30)
+    assert (result.state, result.jobs) == ("cancelled", {"total": 4, "success": 0, "failed": 0})
+    assert {"clean a", "clean b"} <= set(lines(diary)), "also after the one whose worker had to be killed"
+    assert not {"start c", "start d"} & set(lines(diary))
+
+
+def test_a_fatal_error_is_cleaned_up_after_before_it_is_reported(
+    group: Daemons,
+    diary: Path,
+    sample_env: dict[str, str],  # noqa: F811
+) -> None:
+    group.start("ann", ttl=10, env=sample_env)
+    arg = {"names": ["a"], "does": {"a": "hopeless"}, "diary": str(diary)}
+    assert group.client.start_operation("sample", TABLE, arg).wait(60).state == "failed"
+    assert lines(diary) == ["start a", "clean a"]
+
+
 def test_what_follows_is_started_once(
     group: Daemons,
     diary: Path,

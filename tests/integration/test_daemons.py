@@ -166,7 +166,8 @@ def test_the_keys_of_a_running_operation_are_the_contract(group: Daemons) -> Non
     assert result.state == "failed"
     group.eventually(lambda: f"distOpPending.{TABLE}.noop.1" not in dump(group.endpoint), "cleanup ended")
     left = [key for key in dump(group.endpoint) if ".noop.1" in key]
-    assert left == [f"distOpHistory.{TABLE}.noop.1"]
+    record = f"distOpHistory.{TABLE}.noop.1"
+    assert left == [record, f"{record}.arg", f"{record}.plan.000000", f"{record}.spec"]
     history = json.loads(dump(group.endpoint)[left[0]])
     assert history["jobs"] == {"total": 3, "success": 2, "failed": 1}
     assert (history["op"], history["state"], history["failed"]) == (f"{TABLE}/noop/1", "failed", "2")
@@ -186,8 +187,8 @@ def test_cancel_stops_what_runs_and_what_waits(group: Daemons) -> None:
 
 def test_pause_lets_running_jobs_finish(group: Daemons) -> None:
     group.start("ann")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 10, "sleep": 0.1})
-    group.eventually(lambda: holders(group)["ann"] == 10, "ann holds all claims")
+    operation = group.client.start_operation("noop", TABLE, {"jobs": 10, "sleep": 0.5})
+    group.eventually(lambda: holders(group)["ann"] > 4, "ann holds claims")
     operation.pause()
     assert operation.wait(60).state == "success", group.tails()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
@@ -29,6 +30,8 @@ class StepsArg(BaseModel):
     hold: list[int] = Field(default_factory=list)
     forced: bool = True
     """Each checkpoint is saved; else as the rate limit lets it."""
+    broken: list[int] = Field(default_factory=list)
+    """Steps whose checkpoint is too large."""
     kills: dict[str, int] = Field(default_factory=dict)
     """Partition → the step at which it kills the daemon that runs it."""
 
@@ -57,13 +60,17 @@ class Steps(Behavior):
                 time.sleep(60)
             with output(arg, partition).open("a") as file:
                 file.write(f"{step}\n")
-            ctx.progress.save(step, force=arg.forced)
+            try:
+                ctx.progress.save("x" * 70_000 if step in arg.broken else step, force=arg.forced)
+            except InvalidArgument:
+                tell(arg, f"not saved {partition.name} {step}")
             tell(arg, f"step {partition.name} {step}")
         return output(arg, partition).read_text().split()
 
     def cancel_job_and_cleanup(self, arg: StepsArg, partition: PartitionPlan, ctx: JobContext) -> None:
-        tell(arg, f"clean {partition.name}")
-        output(arg, partition).unlink(missing_ok=True)
+        tell(arg, f"{'clean-local' if ctx.superseded else 'clean'} {partition.name}")
+        if not ctx.superseded:
+            output(arg, partition).unlink(missing_ok=True)
         (ctx.work_dir / f"local-{partition.name}").unlink(missing_ok=True)
 
 

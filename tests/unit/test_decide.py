@@ -361,3 +361,23 @@ def test_candidates_for_an_election_have_each_a_turn_of_their_own() -> None:
     first = {next(n for n in nodes if d.turn(nodes, n, f"t{i}/noop") == 0) for i in range(40)}
     assert first == set(nodes), "nobody is the first for everything"
     assert d.turn([], "a", "t/noop") == 0
+
+
+def test_a_job_that_can_go_on_is_left_to_the_one_that_has_its_state_for_a_moment() -> None:
+    """Lost or released, of a live executor; not one that broke there, and not for longer than the head start."""
+    claims = {
+        0: Seen(Claim("home", "gone", 1, 0), 5),
+        1: Seen(Claim("home", "", 1, 0), 6),
+        2: Seen(Claim("home", "", 1, 1), 7),
+        3: Seen(Claim("away", "", 1, 0), 8),
+    }
+
+    def look(executor: str, homes: list[str], since: float) -> d.Claimable:
+        unchanged = dict.fromkeys(claims, since)
+        return d.claimable(4, set(), claims, {"live"}, executor, True, 100.0, unchanged, 60.0, homes)
+
+    mine = look("other", ["home"], 0.5)
+    assert (mine.lost, mine.waiting, mine.next_due) == ((), (2, 3), 100.0 + d.HEAD_START - 0.5)
+    for later in (look("other", ["home"], d.HEAD_START), look("other", [], 0.0), look("home", ["other"], 0.0)):
+        assert later.lost == (0,)
+        assert 1 in later.waiting

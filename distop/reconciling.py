@@ -1,0 +1,142 @@
+"""Reconciles what this executor has on its disk with what etcd says (I29): at its start, and again with each poll.
+
+A job that may go on stays as it is: its claim is taken over like anyone's once the session that held it has expired,
+first by this executor, which has its local state. What is left of any other is cleaned up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from distop.core.jobs import Claim, Outcome
+from distop.core.leftovers import Fate, judge
+from distop.core.model import State
+from distop.core.txn import Get
+from distop.errors import DistopError, SessionLost, describe
+from distop.worker.model import WorkerError
+
+if TYPE_CHECKING:
+    from distop.context import Context
+    from distop.core.model import OperationRef
+    from distop.core.txn import GetResult
+    from distop.localjobs import LocalJobs, LocalRun
+
+JOBS_AT_ONCE = 30
+"""Jobs looked up in one read: an outcome may have 64 KiB (T2)."""
+
+
+class Reconciler:
+    """Settles the former runs of one executor."""
+
+    def __init__(self, ctx: Context, local: LocalJobs) -> None:
+        self._ctx = ctx
+        self._local = local
+        self._looking: asyncio.Task[None] | None = None
+
+    async def read(self) -> None:
+        """Read what is there, before anything is run. Raises InvalidArgument where the directory cannot be used."""
+        await asyncio.to_thread(self._local.load)
+        if self._local.former:
+            jobs = sum(len(run.left) for run in self._local.former)
+            self._ctx.log.info("%d jobs of %d former runs are left here", jobs, len(self._local.former))
+
+    async def begin(self) -> None:
+        """Look for the first time, and remove the private directories of operations that are gone."""
+        await self.look()
+        try:
+            left = {run.op for run in self._local.former}
+            for ref in await asyncio.to_thread(self._local.operations):
+                if ref not in left and await self._state(ref) is None:
+                    await self._ctx.worker.forget(str(ref))
+        except SessionLost:
+            raise
+        except (DistopError, OSError) as error:
+            self._ctx.log.warning("private directories of former operations are still here: %s", describe(error))
+
+    def look_soon(self) -> None:
+        """Look once more, beside what else goes on: a cleanup may take its time."""
+        if self._local.former and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self.look())
+            self._looking.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def close(self) -> None:
+        """Stop: the session is over."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def look(self) -> None:
+        """Settle what can be settled by now. Raises SessionLost; anything else is told and left for the next look."""
+        for run in list(self._local.former):
+            try:
+                await self._settle(run)
+            except SessionLost:
+                raise
+            except (DistopError, OSError) as error:
+                where = {"operation": str(run.op)}
+                self._ctx.log.warning("what a former run left is still here: %s", describe(error), extra=where)
+
+    async def _state(self, ref: OperationRef) -> State | None:
+        found = await self._ctx.client.get(self._ctx.keys.of(ref, "state"))
+        return State(found.value.decode()) if found is not None else None
+
+    async def _settle(self, run: LocalRun) -> None:
+        state, wanted = await self._state(run.op), [p for p in run.left if not self._local.running(run, p)]
+        fates: dict[Fate, list[int]] = {fate: [] for fate in Fate}
+        if state is None:
+            fates[Fate.CLEANED] = wanted
+        for n in range(0, len(wanted) if state is not None else 0, JOBS_AT_ONCE):
+            await self._judge(run, state, wanted[n : n + JOBS_AT_ONCE], fates)
+        if fates[Fate.CLEANED]:
+            await self._clean(run, fates[Fate.CLEANED])
+        self._local.settled(run, [*fates[Fate.SETTLED], *fates[Fate.CLEANED]])
+        if state is None and not any(other.op == run.op for other in self._local.former):
+            await self._ctx.worker.forget(str(run.op))
+
+    async def _judge(self, run: LocalRun, state: State | None, page: list[int], fates: dict[Fate, list[int]]) -> None:
+        ctx = self._ctx
+        found = await ctx.client.read(
+            *(Get(ctx.keys.claim(run.op, p)) for p in page), *(Get(ctx.keys.job(run.op, p, "outcome")) for p in page)
+        )
+        for n, p in enumerate(page):
+            claim, outcome = _value(found[n]), _value(found[len(page) + n])
+            fate = judge(
+                (run.incarnation, run.left[p].attempt),
+                state,
+                Claim.decode(claim) if claim else None,
+                Outcome.decode(outcome) if outcome else None,
+                ctx.cluster.nodes,
+                ctx.executor_id,
+                ctx.incarnation,
+            )
+            fates[fate].append(p)
+
+    async def _clean(self, run: LocalRun, partitions: list[int]) -> None:
+        """Have the behavior remove what the attempt left. It may have been done elsewhere since, and says so."""
+        where = {"operation": str(run.op)}
+        if run.op.type not in self._ctx.types:
+            self._ctx.log.warning("%s is not installed any more: its jobs are not cleaned up", run.op.type, extra=where)
+            return
+        self._ctx.log.info("cleans up after %d jobs that are not ours any more", len(partitions), extra=where)
+        done = self._local.cleaning.setdefault(run.op, asyncio.get_running_loop().create_future())
+        try:
+            await self._ctx.worker.cleanup(
+                str(run.op),
+                run.op.type,
+                run.arg,
+                run.table,
+                [run.left[p] for p in partitions],
+                incarnation=run.incarnation,
+                superseded=True,
+            )
+        except WorkerError as error:
+            # Tried once: what is left is garbage on this node, and must not hold up its start for ever.
+            self._ctx.log.warning("the cleanup failed: %s", error, extra=where)
+        finally:
+            self._local.cleaning.pop(run.op, None)
+            if not done.done():
+                done.set_result(None)
+
+
+def _value(found: GetResult) -> bytes:
+    return found.kv.value if found.kv is not None else b""

@@ -1,0 +1,114 @@
+"""What a daemon asks of its child besides jobs: planning, completion, cleanup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.worker import protocol
+from distop.worker.model import CompleteResult, PlanResult, RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.worker.caller import Caller
+    from distop.worker.gate import Gate
+    from distop.worker.model import JobItem, WorkerConfig
+    from distop.worker.sinks import Fetch
+
+
+class Asking:
+    """Calls to the child. The worker gives it what it needs."""
+
+    config: WorkerConfig
+    incarnation: str
+    _caller: Caller
+    _gate: Gate
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+    ) -> PlanResult:
+        """Ask the behavior for its partitions (those of ``names`` alone, if given). Raises WorkerError."""
+        message = protocol.PlanMessage(
+            t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
+        )
+        value, chunks = await self._caller.call(message, gate=self._gate)
+        return PlanResult(chunks, value["count"], value["version"], value["spilled"])
+
+    async def complete(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        verdict: str,
+        total: int,
+        success: int,
+        failed: int,
+        fetch: Fetch,
+    ) -> CompleteResult:
+        """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
+        {partition, success, outcome}, and the ordinal to go on from (None: that was all). Raises WorkerError."""
+        message = protocol.CompleteMessage(
+            t="complete",
+            call=0,
+            op=op,
+            type=type,
+            arg=arg,
+            table=table,
+            verdict=verdict,
+            total=total,
+            success=success,
+            failed=failed,
+        )
+        value, _ = await self._caller.call(message, fetch=fetch, gate=self._gate)
+        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
+        """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
+        message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
+        await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any] | None,
+        items: Sequence[JobItem],
+        *,
+        incarnation: str = "",
+        superseded: bool = False,
+    ) -> None:
+        """Call cancel_job_and_cleanup for each, on behalf of ``incarnation`` (the worker's own where it is left out).
+        Raises WorkerError with the first error, and (``transient``) where all together, with the wait for a child, take
+        longer than the configured time. ``superseded``: see JobContext."""
+        request = RunRequest(op, type, arg, table, tuple(items), batch=False)
+        await self._cleanup(request, items, incarnation or self.incarnation, self._gate, superseded=superseded)
+
+    async def _cleanup(
+        self,
+        request: RunRequest,
+        items: Sequence[JobItem],
+        incarnation: str,
+        gate: Gate | None = None,
+        *,
+        superseded: bool = False,
+    ) -> None:
+        message = protocol.CleanupMessage(
+            t="cleanup",
+            call=0,
+            op=request.op,
+            type=request.type,
+            arg=request.arg,
+            table=request.table,
+            items=[],
+            incarnation=incarnation,
+            superseded=superseded,
+            more=False,
+        )
+        await self._caller.call(message, items, gate=gate, limit=self.config.cleanup_timeout)

@@ -1,0 +1,95 @@
+"""What an executor does about a job that it ran before, and what it keeps on its disk for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distop.core.jobs import Claim, Outcome
+from distop.core.leftovers import Fate, judge
+from distop.core.model import OperationRef, State
+from distop.localjobs import LocalJobs, RunFiles
+from distop.worker.model import JobItem
+
+LIVE = {"old", "now", "bob"}
+REF = OperationRef("a.b", "steps", "7/8", 3)
+"""Its private directory is a/b.. by no means: dots, slashes and digits in names survive the way there and back."""
+
+
+def outcome(incarnation: str, attempt: int) -> Outcome:
+    return Outcome("p", "ex", incarnation, attempt, "", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "claim", "told", "fate"),
+    [
+        (None, None, None, Fate.CLEANED),
+        (State.SUCCESS, None, None, Fate.CLEANED),
+        (State.CANCELLING, Claim("ann", "old", 1, 0), None, Fate.CLEANED),
+        (State.RUNNING, None, outcome("old", 1), Fate.SETTLED),
+        (State.SUCCESS, None, outcome("old", 1), Fate.SETTLED),
+        (State.RUNNING, None, outcome("bob", 2), Fate.CLEANED),
+        (State.RUNNING, None, outcome("old", 2), Fate.CLEANED),
+        (State.RUNNING, Claim("bob", "bob", 2, 1), None, Fate.CLEANED),
+        (State.RUNNING, Claim("ann", "now", 2, 1), None, Fate.SETTLED),
+        (State.RUNNING, Claim("ann", "old", 1, 0), None, Fate.STAYS),
+        (State.RUNNING, Claim("eve", "dead", 2, 1), None, Fate.STAYS),
+        (State.PAUSED, Claim("bob", "", 1, 0), None, Fate.STAYS),
+        (State.RUNNING, None, None, Fate.STAYS),
+    ],
+)
+def test_fates(state: State | None, claim: Claim | None, told: Outcome | None, fate: Fate) -> None:
+    assert judge(("old", 1), state, claim, told, LIVE, "ann", "now") is fate
+
+
+def item(partition: int, attempt: int = 1) -> JobItem:
+    return JobItem({"partition": partition, "name": str(partition), "files": [["/x", 1, 2]]}, attempt, 17)
+
+
+async def test_a_run_is_on_the_disk_until_nothing_of_it_is_left(tmp_path: Path) -> None:
+    before = LocalJobs(RunFiles(tmp_path), "inc1")
+    before.load()
+    await before.begin(REF, {"x": 1}, {"name": "a.b"}, [item(0), item(1), item(2)])
+    before.ended(REF, 1)
+
+    after = LocalJobs(RunFiles(tmp_path), "inc2")
+    after.load()
+    (run,) = after.former
+    assert (run.op, run.incarnation, run.arg, run.table) == (REF, "inc1", {"x": 1}, {"name": "a.b"})
+    assert {p: (i.attempt, i.fence, i.partition["files"]) for p, i in run.left.items()} == {
+        p: (1, 17, [["/x", 1, 2]]) for p in range(3)
+    }, "what ended after it was written is told apart by etcd"
+    await after.begin(REF, {"x": 1}, None, [item(0, 2), item(2, 2)])
+    assert list(run.left) == [1], "a new run takes over what the former one left"
+    after.settled(run, [1])
+    assert (after.former, len(list((tmp_path / "runs").iterdir()))) == ([], 1)
+    after.released(REF, 0)
+    assert [list(left.left) for left in after.former] == [[0, 2]]
+    assert after.running(after.former[0], 2)
+    assert not after.running(after.former[0], 0)
+    after.settled(after.former[0], [0])
+    after.ended(REF, 2)
+    assert (after.former, list((tmp_path / "runs").iterdir())) == ([], [])
+
+
+def test_what_was_torn_by_a_crash_was_never_started(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for name, text in (("a.json", '{"op": '), ("b.json", "{}"), ("c.new", "{}"), ("d.json", '{"op": "x", "items": 3}')):
+        (folder / name).write_text(text)
+    local = LocalJobs(RunFiles(tmp_path), "inc")
+    local.load()
+    assert (local.former, list(folder.iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [REF, OperationRef("t", "noop", "", 12), OperationRef(".x", "noop", "100%", 1), OperationRef("t", "noop", "12", 3)],
+)
+def test_private_directories_are_found_by_their_names(tmp_path: Path, ref: OperationRef) -> None:
+    from distop.worker.shared import operation_path
+
+    (tmp_path / "ops" / operation_path(str(ref)) / "0" / "1").mkdir(parents=True)
+    (tmp_path / "ops" / "unknown" / "thing").mkdir(parents=True)
+    assert list(LocalJobs(RunFiles(tmp_path), "inc").operations()) == [ref]
