@@ -26,6 +26,7 @@ from distop.errors import (
     SessionLost,
 )
 from distop.incarnation import Incarnation
+from distop.localjobs import RunFiles
 from distop.store.client import EtcdClient
 from distop.worker.host import Worker
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.config import ExecutorConfig
-    from distop.incarnation import MakeWorker
+    from distop.incarnation import MakeFiles, MakeWorker
 
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
@@ -103,13 +104,14 @@ async def serve(
     stop: asyncio.Event,
     log: logs.ContextLogger,
     make_worker: MakeWorker = Worker,
+    make_files: MakeFiles = RunFiles,
 ) -> None:
     """Live one incarnation after another until ``stop`` is set. Raises ClusterChanged."""
     pause = PAUSE[0]
     while not stop.is_set():
         began = time.monotonic()
         try:
-            await _live(config, executor_id, stop, log, make_worker)
+            await _live(config, executor_id, stop, log, make_worker, make_files)
         except SessionLost as error:
             log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
         except ClusterChanged:
@@ -131,7 +133,12 @@ async def serve(
 
 
 async def _live(
-    config: ExecutorConfig, executor_id: str, stop: asyncio.Event, log: logs.ContextLogger, make_worker: MakeWorker
+    config: ExecutorConfig,
+    executor_id: str,
+    stop: asyncio.Event,
+    log: logs.ContextLogger,
+    make_worker: MakeWorker,
+    make_files: MakeFiles,
 ) -> None:
     client = EtcdClient(config.etcd)
     try:
@@ -144,6 +151,6 @@ async def _live(
             return
         connecting.result()
         await client.check_server()
-        await Incarnation(config, client, executor_id, log, make_worker).run(stop)
+        await Incarnation(config, client, executor_id, log, make_worker, make_files).run(stop)
     finally:
         await client.close()

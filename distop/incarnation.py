@@ -36,6 +36,7 @@ from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from distop.store.watch import Batch
 
     MakeWorker = Callable[..., Worker]
+    MakeFiles = Callable[[Path], RunFiles]
 
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
@@ -60,6 +62,7 @@ class Incarnation(Context):
         executor_id: str,
         log: ContextLogger,
         make_worker: MakeWorker = Worker,
+        make_files: MakeFiles = RunFiles,
     ) -> None:
         self.config = config
         self.client = client
@@ -72,6 +75,7 @@ class Incarnation(Context):
         self.arguments = {}
         self.caught_up_at = 0
         self._make_worker = make_worker
+        self._make_files = make_files
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
         self._announcing = asyncio.Lock()
         self._saying: asyncio.Task[None] | None = None
@@ -121,7 +125,7 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self.reporter = Reporter(self.client, self.lost, self.log)
-        self.local = LocalJobs(RunFiles(self.config.work_dir), self.incarnation)
+        self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
         self.executor = Executor(self)

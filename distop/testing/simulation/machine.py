@@ -13,6 +13,7 @@ from distop.clock import source
 from distop.config import ExecutorConfig
 from distop.daemon import serve
 from distop.errors import ClusterChanged
+from distop.localjobs import RunFiles
 from distop.store.transport import channels
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import GUARDIAN_LATE, Child
@@ -21,7 +22,7 @@ from distop.testing.simulation.source import SimSource
 from distop.testing.simulation.worker import SimWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distop.core.declaration import Declaration
     from distop.core.model import OperationRef
@@ -30,6 +31,30 @@ if TYPE_CHECKING:
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.network import Network
     from distop.worker.model import WorkerConfig
+
+
+class Disk(RunFiles):
+    """The work directory of a machine: it outlives its daemons."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+        self._runs: dict[str, bytes] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self._runs)
+
+    def read(self, name: str) -> bytes:
+        return self._runs[name]
+
+    def write(self, name: str, data: bytes) -> None:
+        self._runs[name] = data
+
+    def remove(self, name: str) -> None:
+        self._runs.pop(name, None)
+
+    def operations(self) -> Iterator[OperationRef]:
+        """No private directory is ever made."""
+        return iter(())
 
 
 class Machine:
@@ -63,6 +88,7 @@ class Machine:
         self.worker: SimWorker | None = None
         self.incarnations: list[str] = []
         self._completed = completed
+        self._files = Disk()
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), executor_id=name, slots=slots, ttl=ttl, poll=poll
         )
@@ -87,7 +113,8 @@ class Machine:
 
         async def live() -> None:
             try:
-                await serve(self._config, self.name, stop, logs.get("distop.executor"), self._make_worker)
+                log = logs.get("distop.executor")
+                await serve(self._config, self.name, stop, log, self._make_worker, lambda _: self._files)
             except ClusterChanged as error:
                 self.loop.troubles.append(f"{self.name}: {error}")
             finally:
