@@ -131,11 +131,11 @@ class Claimer:
     async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
         """Jobs whose executors were lost once too often: clean up after them, then write that they failed."""
         ctx = self._ctx
-        gone = await ctx.gone(seen.value.incarnation for _, seen, _ in over)
-        if living := [seen for _, seen, _ in over if seen.value.incarnation not in gone]:
-            # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
-            ctx.log.info("%d holders of jobs were not seen, and live", len(living), extra={"operation": str(op.ref)})
-            over = [entry for entry in over if entry[1].value.incarnation in gone]
+        # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
+        lost_for_good = await ctx.abandoned(op.ref, [(p, seen.mod, seen.value.incarnation) for p, seen, _ in over])
+        if len(lost_for_good) < len(over):
+            still = {p for p, _, _ in lost_for_good}
+            over = [entry for entry in over if entry[0] in still]
             won.refused = True
         if not over:
             return

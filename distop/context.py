@@ -11,7 +11,7 @@ from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
@@ -78,17 +78,24 @@ class Context:
                 del self.arguments[next(iter(self.arguments))]
         return value
 
-    async def gone(self, incarnations: Iterable[str]) -> set[str]:
-        """Those of these incarnations that have no node key, as etcd tells now. A view that does not show one may be
-        too old to show that it has begun; and what was gone once does not come back.
+    async def abandoned(self, ref: OperationRef, claims: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+        """Those of these claims (partition, mod revision, holder or "" where it waits) that are as they were seen, and
+        whose holder has no node key, as etcd tells now. A view may be too old to show that a holder has begun, or that
+        a claim was taken over; what is gone once does not come back.
         """
-        names = sorted(set(incarnations))
-        missing: set[str] = set()
-        for n in range(0, len(names), MAX_OPERATIONS):
-            page = names[n : n + MAX_OPERATIONS]
-            answers = await self.client.read(*(Get(self.keys.node(name), count_only=True) for name in page))
-            missing |= {name for name, answer in zip(page, answers, strict=True) if not answer.count}
-        return missing
+        found: list[tuple[int, int, str]] = []
+        for n in range(0, len(claims), MAX_OPERATIONS // 2):
+            page = claims[n : n + MAX_OPERATIONS // 2]
+            holders = sorted({holder for _, _, holder in page if holder})
+            answers = await self.client.read(
+                *(Get(self.keys.claim(ref, p), keys_only=True) for p, _, _ in page),
+                *(Get(self.keys.node(holder), count_only=True) for holder in holders),
+            )
+            live = {holder for holder, answer in zip(holders, answers[len(page) :], strict=True) if answer.count}
+            for claim, answer in zip(page, answers, strict=False):
+                if answer.kv is not None and answer.kv.mod_revision == claim[1] and claim[2] not in live:
+                    found.append(claim)
+        return found
 
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from distop.context import Context
     from distop.core.jobs import Claim
+    from distop.core.model import OperationRef
     from distop.openop import Held, OpenOperation
 
 QUICK_FAILURES = 20
@@ -57,6 +58,8 @@ class Jobs:
         self._settled = settled
         self._released = released
         self._failing: set[asyncio.Task[None]] = set()
+        self._saved: dict[tuple[OperationRef, int], tuple[int, int]] = {}
+        """Of jobs that were saved here: the fence that this was under, and the checkpoint's mod revision."""
         self._failures_in_a_row = 0
         self.suspended_until = 0.0
         """On the monotonic clock: until then this node claims nothing."""
@@ -152,8 +155,17 @@ class Jobs:
         held = op.held.get(partition)
         if held is None:
             return False
-        write = claiming.checkpoint(self._ctx.keys, op.ref, partition, held.fence, self._ctx.encode(value))
-        return await self._ctx.reporter.write(write)
+        keys, place = self._ctx.keys, (op.ref, partition)
+        fence, seen = self._saved.get(place, (0, 0))
+        if fence != held.fence:
+            former = None
+            if held.claim.attempt > 1:
+                former = await self._ctx.client.get(keys.job(op.ref, partition, "progress"))
+            seen = former.mod_revision if former is not None else 0
+        write = claiming.checkpoint(keys, op.ref, partition, held.fence, self._ctx.encode(value), seen)
+        applied = await self._ctx.reporter.write(write)
+        self._saved[place] = (held.fence, applied or seen)
+        return bool(applied)
 
     # ------------------------------------------------------------------ ends
 
@@ -238,13 +250,14 @@ class Jobs:
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
-    def _answer(self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True) -> Callable[[bool], None]:
+    def _answer(self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True) -> Callable[[int], None]:
         """``ended``: the job ends with this write; ``left``: if it does not, something of it is left on this node."""
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
-        def answered(applied: bool) -> None:
+        def answered(applied: int) -> None:
             op.held.pop(partition, None)
-            op.done += applied and ended
+            self._saved.pop((op.ref, partition), None)
+            op.done += bool(applied and ended)
             if local is not None and ((applied and ended) or not left):
                 local.ended(op.ref, partition)
             elif local is not None:

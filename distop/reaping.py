@@ -48,10 +48,9 @@ class Reaper:
         False: some were not as they had been seen.
         """
         # The cleanup is no transaction that could be refused: it must not come upon a job that runs.
-        gone = await self._ctx.gone(holder for _, _, holder in claims if holder)
-        dead = [claim for claim in claims if not claim[2] or claim[2] in gone]
-        applied = len(dead) == len(claims)
-        claims = dead
+        abandoned = await self._ctx.abandoned(op.ref, claims)
+        applied = len(abandoned) == len(claims)
+        claims = abandoned
         chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
         rows = PlanRows([kv.value for kv in chunks.kvs])
         for n in range(0, len(claims), PAGE):

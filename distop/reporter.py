@@ -27,7 +27,8 @@ IN_FLIGHT = 8
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
 
-Answer: TypeAlias = "Callable[[bool], None]"
+Answer: TypeAlias = "Callable[[int], None]"
+"""Gets the revision at which a write was applied, 0 where its fence was gone."""
 
 
 class Reporter:
@@ -43,15 +44,15 @@ class Reporter:
         self._idle.set()
 
     def submit(self, writes: Iterable[tuple[Guarded, Answer]]) -> None:
-        """Queue writes; each one's answer is called once: True if it was applied, False if its fence was gone."""
+        """Queue writes; each one's answer is called once."""
         self._queue.extend(writes)
         self._pump()
 
-    async def write(self, write: Guarded) -> bool:
+    async def write(self, write: Guarded) -> int:
         """Submit one write and wait for its answer. Raises SessionLost if the session ends first."""
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def answered(applied: bool) -> None:
+        def answered(applied: int) -> None:
             if not done.done():
                 done.set_result(applied)
 
@@ -75,14 +76,17 @@ class Reporter:
         for commit in self._in_flight:
             commit.cancel()
 
-    async def _applied(self, writes: list[Guarded]) -> list[bool]:
+    async def _applied(self, writes: list[Guarded]) -> list[int]:
         result = await self._client.commit(claiming.group(writes), until=self._lost)
         if result.succeeded:
-            return [True] * len(writes)
+            return [result.revision] * len(writes)
         alone = await self._client.commit(claiming.one_by_one(writes), until=self._lost)
-        applied = [isinstance(answer, TxnResult) and answer.succeeded for answer in alone.responses]
+        applied = [
+            claiming.applied_at(write, answer, alone.revision) if isinstance(answer, TxnResult) else 0
+            for write, answer in zip(writes, alone.responses, strict=True)
+        ]
         if not all(applied):
-            self._log.info("%d of %d reports lost their fence to another holder", applied.count(False), len(writes))
+            self._log.info("%d of %d reports lost their fence to another holder", applied.count(0), len(writes))
         return applied
 
     def _pump(self) -> None:
@@ -106,7 +110,7 @@ class Reporter:
         keys: set[str] = set()
         while self._queue:
             write = self._queue[0][0]
-            operations += len(write.ops)
+            operations += max(len(write.ops), 1 + len(write.also))
             size += write.size
             # T3: a key is put once per branch, so two writes under one fence go in two transactions.
             full = operations > MAX_OPERATIONS - 2 or size > claiming.REPORT_BYTES_PER_TXN or write.guard.key in keys

@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING
 from distop.core.codec import word
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
-from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, none_within, unchanged, value_is
+from distop.core.txn import (
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Operation,
+    Put,
+    Txn,
+    TxnResult,
+    absent,
+    exists,
+    none_within,
+    unchanged,
+    value_is,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,6 +125,10 @@ class Guarded:
     ops: tuple[Operation, ...]
     size: int
     label: str
+    also: tuple[Compare, ...] = ()
+    """What is compared beside the fence."""
+    proof: Put | None = None
+    """The write by which an earlier copy of this one recognizes itself, where it does not take the fence away."""
 
 
 def report(keys: Keys, ref: OperationRef, partition: int, fence: int, state: JobState, outcome: Outcome) -> Guarded:
@@ -136,26 +154,40 @@ def wait_again(keys: Keys, ref: OperationRef, partition: int, fence: int, waitin
     return Guarded(unchanged(key, fence), (Put(key, value),), len(value), "retry")
 
 
-def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes) -> Guarded:
-    """A resumable job's progress, under its fence: a zombie's checkpoint is refused."""
-    return Guarded(
-        unchanged(keys.claim(ref, partition), fence),
-        (Put(keys.job(ref, partition, "progress"), value),),
-        len(value),
-        "progress",
-    )
+def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:
+    """A resumable job's progress, under its fence: a zombie's checkpoint is refused. It follows the checkpoint of
+    ``seen_mod`` (0: none): a copy that comes late must not undo those after it, under the same fence.
+    """
+    put = Put(keys.job(ref, partition, "progress"), value)
+    guard = unchanged(keys.claim(ref, partition), fence)
+    return Guarded(guard, (put,), len(value), "progress", (unchanged(put.key, seen_mod),), put)
 
 
 def group(writes: Sequence[Guarded]) -> Txn:
     """All or nothing: the usual case, in which every fence still holds."""
     return Txn(
-        tuple(w.guard for w in writes), tuple(op for w in writes for op in w.ops), (), writes[0].label if writes else ""
+        tuple(compare for w in writes for compare in (w.guard, *w.also)),
+        tuple(op for w in writes for op in w.ops),
+        (),
+        writes[0].label if writes else "",
     )
 
 
 def one_by_one(writes: Sequence[Guarded]) -> Txn:
     """Each decided alone, after the group was refused."""
-    return Txn((), tuple(Txn((w.guard,), w.ops, ()) for w in writes), (), writes[0].label if writes else "")
+    alone = (Txn((w.guard, *w.also), w.ops, (Get(w.proof.key),) if w.proof is not None else ()) for w in writes)
+    return Txn((), tuple(alone), (), writes[0].label if writes else "")
+
+
+def applied_at(write: Guarded, answer: TxnResult, revision: int) -> int:
+    """The revision at which a write was applied that was decided alone at ``revision``, or by an earlier copy of it
+    (T9); 0 where it was not.
+    """
+    if answer.succeeded:
+        return revision
+    found = answer.responses[0] if write.proof is not None else None
+    kv = found.kv if isinstance(found, GetResult) else None
+    return kv.mod_revision if kv is not None and write.proof is not None and kv.value == write.proof.value else 0
 
 
 def fail_lost(

@@ -174,7 +174,8 @@ class ModelStore:
         if op.count_only:
             return GetResult((), False, len(keys))
         cut = keys[: op.limit] if op.limit else keys
-        kvs = tuple(replace(self._items[k], value=b"") if op.keys_only else self._items[k] for k in cut)
+        found = [self._items[k] for k in cut]
+        kvs = tuple([_without_value(kv) for kv in found] if op.keys_only else found)
         return GetResult(kvs, len(cut) < len(keys), len(keys))
 
     def _put(self, op: Put, revision: int, changes: list[Change]) -> None:
@@ -197,6 +198,10 @@ class ModelStore:
         if old.lease:
             self.leases.get(old.lease, set()).discard(key)
         changes.append(Change(KeyValue(key, b"", revision), True))
+
+
+def _without_value(kv: KeyValue) -> KeyValue:
+    return KeyValue(kv.key, b"", kv.mod_revision, kv.create_revision, kv.version, kv.lease)
 
 
 def _compare_missing(compare: Compare) -> bool:

@@ -50,6 +50,15 @@ def long_jobs(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=wishes, hosts=hosts, ttl=4)
 
 
+def many_steps(wanted: Scenario) -> Scenario:
+    """All jobs save on their way."""
+    wishes = tuple(
+        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index") for wish in wanted.wishes
+    )
+    hosts = tuple(replace(host, types=("index", "check")) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts)
+
+
 def three_members(wanted: Scenario) -> Scenario:
     return replace(wanted, members=3)
 
@@ -108,7 +117,13 @@ def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
 
 @bug()
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
-    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, guard=ALWAYS))
+    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, guard=ALWAYS, also=()))
+
+
+@bug(focus=("requests-late",), shape=many_steps)
+def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
+    """A copy of an early one that comes late undoes the later ones, under the same fence."""
+    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, also=()))
 
 
 @bug()
@@ -150,10 +165,10 @@ def elect_while_another_lives(patch: Patch) -> None:
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 
-    async def all_of_them(self: Context, incarnations: Any) -> set[str]:
-        return set(incarnations)
+    async def all_of_them(self: Context, ref: Any, claims: Any) -> list[Any]:
+        return list(claims)
 
-    patch.setattr(Context, "gone", all_of_them)
+    patch.setattr(Context, "abandoned", all_of_them)
 
 
 @bug()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from distop.testing.simulation import Scenario, simulate
+from distop.testing.simulation import Scenario, Simulation, simulate
+from distop.testing.simulation.network import CLOSED, Fate
+from distop.testing.simulation.points import discover, references, strike
+from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Fault, Host, Wish
 
 
@@ -31,6 +34,13 @@ def argument(seed: int, partitions: int, pace: float) -> dict[str, object]:
     return {"seed": seed, "partitions": partitions, "pace": pace, "trouble": 0.0, "chunk": 100_000, "calls": 0.05}
 
 
+def enumerate_writes(wanted: Scenario) -> list[tuple[int, str]]:
+    """The revisions of a run that nobody disturbs, with the last part of the first key that each wrote."""
+    sim = Simulation(wanted)
+    sim.run()
+    return [(revision, changes[0].kv.key.rpartition(".")[2]) for revision, changes in sim.etcd.store.history]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_cancelled_operation_is_decided_by_all_jobs_that_ended(seed: int) -> None:
     """One job failed, so the others were told to stop. The claims were seen to be gone, and the state of the last job,
@@ -49,3 +59,44 @@ def test_nobody_cleans_up_after_a_holder_that_only_is_not_seen_yet(seed: int) ->
     restart = Fault("crash", 0.7, 0.2, (0.0, 0.0, 0.0, 0.0))  # exec-0, as a new incarnation
     wish = Wish(0, 0.3, "lone", "a", argument(seed, 40, 0.3), None, "collect_all", ())
     assert simulate(seed, wanted=small(seed, 2, wish, silent, restart)).breaches == []
+
+
+def test_nobody_cleans_up_after_a_job_that_was_taken_over_meanwhile() -> None:
+    """A coordinator that was just elected ended an operation by fail fast, and its watch did not yet show that a job of
+    the dead executor had been taken over: it cleaned up after the job while that ran.
+    """
+    wanted = references()["fail fast in batches"]
+    with quietly():
+        reports = [p for p in discover(wanted) if "put job outcome" in p.what and p.process == "exec-1#1"]
+        for point in reports:
+            assert strike(wanted, point, "freeze", "done") == [], point
+
+
+@pytest.mark.parametrize("late", [0.15, 0.2, 0.35])
+def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> None:
+    """The first checkpoint was sent twice, and its first copy arrived after the second checkpoint: under the same fence,
+    so it was applied, and who took over went on from it.
+    """
+    wish = Wish(0, 0.3, "lone", "a", argument(7, 6, 0.1), None, "collect_all", ())
+    with quietly():
+        sim = Simulation(small(7, 1, wish))
+        once: list[str] = []
+
+        def fate(process: object, path: str) -> Fate | None:
+            if path.endswith("/Txn") and sim.etcd.store.revision > seen[0] and not once:
+                once.append(path)
+                return Fate("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
+            return None
+
+        seen = [next(r for r, kind in enumerate_writes(small(7, 1, wish)) if kind == "progress") - 1]
+        sim.network.fate = fate
+        report = sim.run()
+    assert once
+    assert report.breaches == []
+    values: dict[str, list[int]] = {}
+    for _, changes in sim.etcd.store.history:
+        for change in changes:
+            if change.kv.key.endswith(".progress") and not change.deleted:
+                values.setdefault(change.kv.key, []).append(int(change.kv.value))
+    assert values
+    assert all(saved == sorted(saved) for saved in values.values()), values

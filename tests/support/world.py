@@ -255,7 +255,8 @@ class World:
         )
 
     def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
-        return claiming.group([claiming.checkpoint(self.keys, ref, partition, self.fence(ref, partition) or 1, value)])
+        fence, seen = self.fence(ref, partition) or 1, self.store.mod(self.keys.job(ref, partition, "progress"))
+        return claiming.group([claiming.checkpoint(self.keys, ref, partition, fence, value, seen)])
 
     def fail_lost(self, ref: OperationRef, incarnation: str, partition: int) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)

@@ -33,6 +33,7 @@ class Authors:
         self._claims: dict[str, tuple[Claim, int]] = {}
         self._elections: dict[tuple[str, str], str] = {}
         self._nodes: set[str] = set()
+        self._saved: dict[str, tuple[int, int]] = {}
 
     def step(self, changes: Sequence[Change], sender: str) -> None:
         """One revision, whole."""
@@ -81,8 +82,19 @@ class Authors:
         elif key.name == "progress":
             if held is None or held[0].incarnation != sender:
                 self._wrong(ref, key, change, f"{sender} saved the progress of a job that it did not hold")
+            else:
+                self._progress(ref, key, change, held[1])
         elif key.name == "outcome" and held is not None:
             self._report(ref, key, change, sender, *held)
+
+    def _progress(self, ref: OperationRef, key: ParsedKey, change: Change, fence: int) -> None:
+        """Here a checkpoint is a number of steps: under one fence it never gets smaller."""
+        value = int(change.kv.value)
+        former = self._saved.get(change.kv.key, (0, 0))
+        self._saved[change.kv.key] = (fence, value)
+        if former[0] == fence and value < former[1]:
+            text = f"the checkpoint went back from {former[1]} to {value}"
+            self._found("checkpoint lost", change.kv.key, text, str(ref), key.partition)
 
     def _report(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str, claim: Claim, fence: int) -> None:
         outcome = Outcome.decode(change.kv.value)

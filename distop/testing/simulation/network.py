@@ -92,6 +92,10 @@ class Network:
         self.latency = (0.0003, 0.003)
         self.fate: Callable[[Process, str], Fate | None] = lambda process, path: None
         self.requests = 0
+        self.sending: Callable[[Process, str, Any], float] = lambda process, path, asked: 0.0
+        """Called when a request is about to be sent; the seconds by which that is put off."""
+        self.applied: Callable[[Process, str, Any], None] = lambda process, path, asked: None
+        """Called when a request was done, before it is answered."""
         self.deposed = False
         """The member that renews leases is no leader any more, and says so."""
         self.aliases: dict[str, str] = {}
@@ -220,6 +224,9 @@ class Network:
             self.loop.world_at(now + self.delay(), _fail, reply, "UNAVAILABLE", REFUSED)
             return
         asked = self.etcd.decode(path, request)
+        put_off = self.sending(link.process, path, asked)
+        if link.process.dead:
+            return
         fate = self.fate(link.process, path)
         kind = kind_of(path)
         number = self._numbers = self._numbers + 1
@@ -232,7 +239,8 @@ class Network:
         if kind in link.held:
             link.stuck.append(arrive)
             return
-        self.loop.world_at(now + self.delay() + (fate.before or 0.0 if fate is not None else 0.0), arrive)
+        late = fate.before or 0.0 if fate is not None else 0.0
+        self.loop.world_at(now + self.delay() + late + put_off, arrive)
 
     def _arrive(self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str) -> None:
         member = link.member
@@ -245,6 +253,7 @@ class Network:
                 response = self.etcd.answer(member, path, asked, sender)
             except StatusError as status:
                 error = (status.code, status.detail)
+        self.applied(link.process, path, asked)
         reply = link.calls.pop(number, None)
         if reply is None or (fate is not None and fate.silent):
             return

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from distop.core.view import Change
 
 LIVENESS = 180.0
-"""Virtual seconds after the last fault within which all has to end."""
+"""Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended), within
+which all has to end, or something has to get on again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Simulation:
         self._accepted: set[str] = set()
         self._ended: dict[str, str] = {}
         self._busy = 0
+        self._got_on = 0.0
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
         self._history = self.keys.family(K.HISTORY)[0]
@@ -116,6 +119,8 @@ class Simulation:
         self._authors.step(changes, sender)
         for change in changes:
             key = change.kv.key
+            if key.endswith(".state"):
+                self._got_on = self.loop.now
             if key.startswith(self._active):
                 (self._open.discard if change.deleted else self._open.add)(key)
                 if not change.deleted:
@@ -187,8 +192,11 @@ class Simulation:
         try:
             self.loop.run(self._all_quiet, wanted.calm)
             self._begin_calm()
-            if not self.loop.run(self._over, self.loop.now + LIVENESS):
-                self._not_over()
+            self._got_on = self.loop.now
+            while not self.loop.run(self._over, self._got_on + LIVENESS):
+                if self.loop.now >= self._got_on + LIVENESS:
+                    self._not_over()
+                    break
             self._look_back()
         finally:
             self.loop.end()
@@ -200,6 +208,11 @@ class Simulation:
 
     def _all_quiet(self) -> bool:
         return False
+
+    @property
+    def all_ended(self) -> bool:
+        """Operations began, and all of them have ended and are cleaned up."""
+        return bool(self._ended) and not self._open
 
     def _begin_calm(self) -> None:
         """All faults are over: what is down comes back."""
@@ -232,7 +245,7 @@ class Simulation:
             kv = self.etcd.store.get(key)
             what = kv.value.decode() if kv is not None and kv.value else "open"
             ref = str(self.keys.parse(key).ref)
-            self._found("liveness", key, f"{ref} has not ended {LIVENESS:g} s after the last fault: {what}", ref)
+            self._found("liveness", key, f"{ref} has not ended, and nothing got on for {LIVENESS:g} s: {what}", ref)
         if not self._open:
             self._found("liveness", "", f"{self._waiting()} clients still wait, and no operation is left")
 

@@ -26,6 +26,7 @@ class SimStream:
         self._network = network
         self._loop = network.loop
         self._link = link
+        self._path = path
         self._kind = path[14 : path.rindex("/")]
         self._received: deque[Any] = deque()
         self._reader: asyncio.Future[Any] | None = None
@@ -55,10 +56,13 @@ class SimStream:
         copy = type(message)()
         copy.CopyFrom(message)
         label = link.process.label
+        put_off = self._network.sending(link.process, self._path, copy)
+        if link.process.dead:
+            return
         if self._kind in link.held:
             link.stuck.append(lambda: self._arrived(copy, label))
             return
-        self._sent_at = max(self._sent_at, self._loop.now + self._network.delay())
+        self._sent_at = max(self._sent_at, self._loop.now + self._network.delay() + put_off)
         self._loop.world_at(self._sent_at, self._arrived, copy, label)
 
     async def read(self) -> Any:
@@ -144,6 +148,7 @@ class SimStream:
         etcd, member = self._network.etcd, self._link.member
         if self._gone or not member.up:
             return
+        self._network.applied(self._link.process, self._path, message)
         if not member.led:
             self.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
         elif isinstance(message, rpc.LeaseKeepAliveRequest):
