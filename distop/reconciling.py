@@ -72,9 +72,16 @@ class Reconciler:
                 await self._settle(run)
             except SessionLost:
                 raise
-            except (DistopError, OSError) as error:
+            except Exception as error:
+                # Whatever it is: what was left of one run must not keep this node from all others.
                 where = {"operation": str(run.op)}
-                self._ctx.log.warning("what a former run left is still here: %s", describe(error), extra=where)
+                known = isinstance(error, DistopError | OSError)
+                self._ctx.log.warning(
+                    "what a former run left is still here: %s",
+                    describe(error),
+                    extra=where,
+                    exc_info=None if known else error,
+                )
 
     async def _state(self, ref: OperationRef) -> State | None:
         found = await self._ctx.client.get(self._ctx.keys.of(ref, "state"))

@@ -229,6 +229,10 @@ class SimWorker:
 
     cancel = cancel_runs
 
+    def release(self, op: str) -> None:
+        """As :meth:`cancel_runs`: what a checkpoint speaks of is in memory, and stays in any case."""
+        self.cancel_runs(op)
+
     def _cancel(self, run: Run, partitions: list[int]) -> None:
         fresh = [p for p in partitions if p not in run.cancelled]
         if not fresh:
@@ -349,14 +353,19 @@ class SimWorker:
         arg: Any,
         table: Any,
         items: Sequence[JobItem],
+        *,
+        incarnation: str = "",
+        superseded: bool = False,
     ) -> None:
         machine, ref = self._machine, OperationRef.parse(op)
+        whose = incarnation or self.config.incarnation
 
         async def work(child: Child) -> None:
             for item in items:
-                effect = machine.effects.begin(
-                    ref, item.ordinal, item.fence, self.config.incarnation, item.attempt, "cleanup"
-                )
+                if superseded:  # it is told that others have the job, and leaves alone what is theirs
+                    await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                    continue
+                effect = machine.effects.begin(ref, item.ordinal, item.fence, whose, item.attempt, "cleanup")
                 child.doing.append(effect)
                 await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
                 machine.effects.end(effect, "done")

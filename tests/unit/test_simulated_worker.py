@@ -1,0 +1,24 @@
+"""The simulator's worker stands in for the real one: what the daemon may ask of the one it may ask of the other."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from distop.testing.simulation.worker import SimWorker
+from distop.worker.host import Worker
+
+TESTS_ALONE = {"notify_death", "renew", "deaths", "running"}
+ASKED = sorted(
+    name
+    for name in dir(Worker)
+    if not name.startswith("_") and callable(getattr(Worker, name)) and name not in TESTS_ALONE
+)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_it_takes_what_the_real_one_takes(name: str) -> None:
+    real = inspect.signature(getattr(Worker, name)).parameters
+    simulated = inspect.signature(getattr(SimWorker, name)).parameters
+    assert [(p.name, p.kind) for p in simulated.values()] == [(p.name, p.kind) for p in real.values()]
