@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 
 from distop.testing.simulation.many import Tally, many, one
+from distop.testing.simulation.points import one_strike, strikes
+from distop.testing.simulation.run import quietly
 
 
 def main() -> int:
@@ -17,7 +20,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run this seed alone and tell what it breaches")
+    parser.add_argument("--points", action="store_true", help="instead: every strike at every crash point")
     wanted = parser.parse_args()
+    if wanted.points:
+        return points(wanted.jobs)
     if wanted.replay is not None:
         outcome = one(wanted.replay)
         print("\n\n".join(outcome.stories) or f"seed {wanted.replay}: nothing is breached")
@@ -29,6 +35,19 @@ def main() -> int:
             print(f"seed {outcome.seed}:", *outcome.stories, sep="\n", flush=True)
     print(*tally.lines(), sep="\n")
     return 1 if tally.broken else 0
+
+
+def points(jobs: int) -> int:
+    with quietly():
+        listed = strikes(every=True)
+    broken = 0
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for struck, breaches in pool.imap_unordered(one_strike, listed, chunksize=16):
+            if breaches:
+                broken += 1
+                print(struck, *breaches[:1], sep="\n  ", flush=True)
+    print(f"{len(listed)} strikes, {broken} with a breach")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

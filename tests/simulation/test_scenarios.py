@@ -74,8 +74,8 @@ def test_nobody_cleans_up_after_a_job_that_was_taken_over_meanwhile() -> None:
 
 @pytest.mark.parametrize("late", [0.15, 0.2, 0.35])
 def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> None:
-    """The first checkpoint was sent twice, and its first copy arrived after the second one, under the same fence:
-    it was applied, and who took over went on from it.
+    """The first checkpoint was sent twice, and its first copy arrived after the second checkpoint: under the same
+    fence, so it was applied, and who took over went on from it.
     """
     wish = Wish(0, 0.3, "lone", "a", argument(7, 6, 0.1), None, "collect_all", ())
     with quietly():
