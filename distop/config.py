@@ -110,7 +110,7 @@ def _endpoints(value: Any) -> tuple[str, ...]:
 
 def _yes(value: Any) -> bool:
     if str(value).lower() not in ("1", "true", "yes", "0", "false", "no"):
-        raise ValueError("must be 1 or 0")
+        raise ValueError("1 or 0")
     return str(value).lower() in ("1", "true", "yes")
 
 

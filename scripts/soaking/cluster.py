@@ -168,9 +168,10 @@ class SoakCluster:
             points = max(lives, key=lambda life: life[-1][0] - life[0][0])
             judged = [p for p in points if p[0] - points[0][0] >= WARM] or points
             minutes = (judged[-1][0] - judged[0][0]) / 60
+            half = judged[len(judged) // 2 :]
             lines.append(
                 f"{name}: {judged[0][1]:.0f} MB, then {judged[-1][1]:.0f} MB after {minutes:.1f} min of one process, "
-                f"slope {slope(judged) * 60:+.2f} MB/min"
+                f"slope {slope(judged) * 60:+.2f} MB/min, in its second half {slope(half) * 60:+.2f}"
             )
         return lines
 

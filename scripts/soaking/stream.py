@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from soaking.cluster import SoakCluster
 
 AT_ONCE = 5
-LIMIT = 240.0
+LIMIT = 420.0
 """Seconds for all that is left to end, once everything is healed."""
 
 
@@ -93,7 +93,11 @@ class Stream:
         rng = self._rng
         kinds = ["writing"] * 4 + ["deaf", "noop", "noop", "large", "crash", "break", "error"]
         if self._cluster.spark:
-            kinds += ["spark", "spark", "spark-killed"]
+            kinds += ["spark", "spark"]
+            if not any(op.kind == "spark-killed" for op in self._open):
+                kinds.append(
+                    "spark-killed"
+                )  # one at a time: each takes several starts of a JVM, with nothing beside it
         kind = rng.choice(kinds)
         path = self._cluster.folder / f"journal-{self._number}.jsonl"
         rows = rng.randrange(2, 12)

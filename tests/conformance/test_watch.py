@@ -221,3 +221,23 @@ async def test_a_consumer_that_fails_ends_the_feed(client: EtcdClient, prefix: s
     with pytest.raises(ValueError, match="a bug"):
         await feed.wait()
     await feed.close()
+
+
+async def test_a_stream_on_a_member_that_fails_us_is_opened_elsewhere(own_etcd: EmbeddedEtcd) -> None:
+    """Requests to a member that swallows everything fail within their time; a watch there, which only stays silent, is
+    doubted with them. (An old server is not asked for its progress, so the silence alone would last a minute.)
+    """
+    async with TcpProxy(own_etcd.port) as proxy:
+        endpoints = f"{proxy.endpoint},{own_etcd.endpoint}"
+        async with connected(endpoints, request_timeout=0.5) as client, connected(own_etcd.endpoint) as other:
+            mirror = Mirror()
+            feed = Feed(client, "d.", "d/", mirror.apply)
+            await feed.start()
+            await until(lambda: proxy.requested > 0 and feed.problem == "", "the watch stands")
+            written = await client.commit(Txn((), (Put("d.a", b"1"),)))
+            await feed.reached(written.revision)
+            proxy.set(Mode.BLACK_HOLE)
+            await other.commit(Txn((), (Put("d.a", b"2"),)))
+            assert await client.get("d.a")  # moves on to the other endpoint
+            await until(lambda: mirror.values["d.a"] == b"2", "the watch goes on", timeout=10)
+            await feed.close()

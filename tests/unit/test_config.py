@@ -31,6 +31,7 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
     [
         ({"ttl": "1"}, {}, "--ttl must be at least 2 seconds"),
         ({"ttl": "soon"}, {}, "--ttl must be a number, not 'soon'"),
+        ({}, {"DISTOP_ACCEPT_ETCD_DEFECTS": "maybe"}, "DISTOP_ACCEPT_ETCD_DEFECTS must be 1 or 0"),
         ({"slots": "0"}, {}, "--slots must be a whole number greater than 0"),
         ({}, {"DISTOP_SLOTS": "two"}, "DISTOP_SLOTS must be a whole number"),
         ({}, {"DISTOP_LOG_FORMAT": "xml"}, "DISTOP_LOG_FORMAT must be one of text, json"),
