@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import keys as K
@@ -14,18 +15,21 @@ from distop.core.draining import NodeState
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
+from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import InvalidArgument, NotFound
+from distop.reading import readable
 from distop.results import OperationResult, OperationStatus, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
-    from distop.core.txn import GetResult
     from distop.store.client import EtcdClient
+
+T = TypeVar("T")
 
 MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
@@ -68,27 +72,33 @@ class JobStates:
 
 
 async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> Snapshot:
-    """Read an operation. Raises NotFound where there is neither its state nor its history."""
+    """Read an operation. Raises NotFound where there is neither its state nor its history;
+    UnreadableRecord.
+    """
     names = ("state", "spec", "plan", "planning", "cancel", "decision")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), Get(keys.pending(ref)), Get(keys.history(ref))
     )
-    values = dict(zip((*names, "pending", "history"), map(_value, found), strict=True))
-    if values["history"]:
-        return Snapshot(ref, history=History.decode(values["history"]))
-    if not values["state"]:
+    seen = dict(zip((*names, "pending", "history"), (answer.kv for answer in found), strict=True))
+
+    def record(name: str, decode: Callable[[bytes], T]) -> T | None:
+        kv = seen[name]
+        return read(decode, kv) if kv is not None else None
+
+    if (history := record("history", History.decode)) is not None:
+        return Snapshot(ref, history=history)
+    if (state := record("state", word(State))) is None:
         raise NotFound(
             f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
         )
-    plan = Plan.decode(values["plan"]) if values["plan"] else None
-    decision = Decision.decode(values["decision"]) if values["decision"] else None
+    plan, decision = record("plan", Plan.decode), record("decision", Decision.decode)
     claims: dict[int, Claim] = {}
     success = failed = 0
     exact = True
     if plan is not None and decision is None:
         listing = await etcd.list(*keys.claims_range(ref))
         for kv in listing.kvs:
-            claims[keys.parse(kv.key).partition] = Claim.decode(kv.value)
+            claims[keys.parse(kv.key).partition] = read(Claim.decode, kv)
         if plan.count > MANY_JOBS:
             # Two keys for each ended job, three where a checkpoint stands beside them.
             count = await etcd.count(*keys.jobs_range(ref))
@@ -99,12 +109,12 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             success, failed = jobs.success, jobs.failed
     return Snapshot(
         ref,
-        State(values["state"].decode()),
-        Phase(values["pending"].decode()) if values["pending"] else None,
-        Spec.decode(values["spec"]) if values["spec"] else None,
+        state,
+        record("pending", word(Phase)),
+        record("spec", Spec.decode),
         plan,
-        Attempts.decode(values["planning"]) if values["planning"] else None,
-        Cancel.decode(values["cancel"]) if values["cancel"] else None,
+        record("planning", Attempts.decode),
+        record("cancel", Cancel.decode),
         decision,
         None,
         success,
@@ -112,10 +122,6 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         exact,
         claims,
     )
-
-
-def _value(found: GetResult) -> bytes:
-    return found.kv.value if found.kv is not None else b""
 
 
 async def _read_jobs(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates) -> None:
@@ -142,11 +148,9 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
     """The live executors, by incarnation."""
     listing = await etcd.list(*keys.family(K.NODE))
     nodes = {}
-    for kv in listing.kvs:
-        try:
-            nodes[keys.parse(kv.key).id] = Node.decode(kv.value)
-        except (InvalidArgument, ValueError, KeyError):
-            continue
+    for kv, node in readable(etcd, Node.decode, listing.kvs):
+        with contextlib.suppress(InvalidArgument):  # no key of ours; `doctor` tells of it
+            nodes[keys.parse(kv.key).id] = node
     return nodes
 
 

@@ -17,7 +17,7 @@ from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get
 from distop.submit import find_request, request, submit
-from tests.support.etcd import own_etcd, shared_etcd
+from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
 
 if TYPE_CHECKING:
@@ -484,7 +484,14 @@ def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:
         configure(client=object())
 
 
-async def test_an_outage_in_the_middle_of_waiting_is_waited_out(own_etcd: EmbeddedEtcd) -> None:
+async def test_an_outage_in_the_middle_of_waiting_is_waited_out(
+    own_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "distop.client")
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "distop.client"]
+
     async with aio.connect(own_etcd.endpoint) as client:
         hand = Hand(client.etcd, client.keys)
         await hand.publish("noop")
@@ -494,9 +501,14 @@ async def test_an_outage_in_the_middle_of_waiting_is_waited_out(own_etcd: Embedd
         waiting = asyncio.create_task(op.wait(60))
         await hand.plan(op.parts, "n1", [])
         own_etcd.kill()
+        await until(lambda: bool(said()), "a word that etcd is waited for")
         await asyncio.to_thread(own_etcd.restart)
+        await until(lambda: len(said()) > 1, "a word that etcd answers again")
         await hand.finish(op.parts, "n1", State.SUCCESS)
         assert (await waiting).state == "success"
+        told, again = said()
+        assert told.startswith("waiting for etcd: ")
+        assert again == "etcd answers again"
 
 
 def test_no_etcd_is_one_sentence_after_the_connect_timeout() -> None:
