@@ -9,13 +9,13 @@ import asyncio
 import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, PermissionDenied
+from distop.errors import ClusterChanged, EtcdUnavailable, PermissionDenied
+from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.failures import Failure, Fate, classify, rejection
 
@@ -157,7 +157,7 @@ class Transport:
     # ---- channels
 
     def open(self) -> None:
-        """Make the channels (they connect when first used). Raises InvalidArgument for unreadable certificates."""
+        """Make the channels (they connect when first used). Raises InvalidArgument for unusable certificates."""
         if self._members:
             return
         credentials = self._credentials() if self._config.secure else None
@@ -165,16 +165,8 @@ class Transport:
             self._members.append(_Member(endpoint.address, channels.get()(endpoint.address, credentials)))
 
     def _credentials(self) -> grpc.ChannelCredentials:
-        def read(path: str | None) -> bytes | None:
-            if not path:
-                return None
-            try:
-                return Path(path).read_bytes()
-            except OSError as error:
-                raise InvalidArgument(f"The certificate file {path} cannot be read: {error.strerror}.") from error
-
-        config = self._config
-        return grpc.ssl_channel_credentials(read(config.ca_cert), read(config.key), read(config.cert))
+        found = certificates.read(self._config)
+        return grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
 
     @property
     def size(self) -> int:
