@@ -98,7 +98,8 @@ class Client:
 
         ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
         some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
-        gives the operation that the first call started (as long as its history is kept). ``failure_policy`` and
+        gives the operation that the first call started (as long as its history is kept); with another argument or other
+        partitions it is refused. ``failure_policy`` and
         ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs

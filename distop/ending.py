@@ -186,6 +186,7 @@ class Ending:
             errors=tuple(errors[:ERRORS_KEPT]),
             failed_ranges=decision.failed_ranges,
             request_id=op.spec.request_id,
+            request_digest=op.spec.request_digest,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,

@@ -17,7 +17,7 @@ from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
-from distop.core.digest import plan_digest
+from distop.core.digest import plan_digest, request_digest
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, WHOLE, History, OperationRef, Phase, Spec, TableRecord
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.records import read, word
@@ -210,7 +210,7 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
             f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
             f"again with request_id={wanted.request_id!r}, which starts it only if it was not"
         ) from error
-    if result.succeeded or _won(result, wanted.request_id):
+    if result.succeeded or _won(result, wanted, ref):
         return ref
     current = _get(result, 4)
     if spec.one_at_a_time and current is not None:
@@ -232,15 +232,27 @@ def _get(result: TxnResult, position: int) -> KeyValue | None:
     return answer.kv if isinstance(answer, GetResult) else None
 
 
-def _won(result: TxnResult, request_id: str) -> bool:
+def _won(result: TxnResult, wanted: Request, ref: OperationRef) -> bool:
     """An earlier copy of a refused start was applied: its request id stands in the spec, or in the history (T9)."""
     spec, history = _get(result, 2), _get(result, 3)
     try:
-        return (spec is not None and read(Spec.decode, spec).request_id == request_id) or (
-            history is not None and read(History.decode, history).request_id == request_id
+        return (spec is not None and _is_of(read(Spec.decode, spec), wanted, ref)) or (
+            history is not None and _is_of(read(History.decode, history), wanted, ref)
         )
     except UnreadableRecord:
         return False  # we wrote nothing that we cannot read
+
+
+def _is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
+    """The operation was started by this request. Raises InvalidArgument where its id was used for another one."""
+    if found.request_id != wanted.request_id:
+        return False
+    if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
+        raise InvalidArgument(
+            f"the request id {wanted.request_id!r} has started {ref}, with another argument or other partitions: "
+            "repeat that request as it was, or choose a new id"
+        )
+    return True
 
 
 def _name(ref: OperationRef) -> str:
@@ -264,6 +276,7 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         wanted.partitions,
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
+        request_digest=request_digest(wanted.arg, wanted.partitions),
     )
 
 
@@ -337,7 +350,8 @@ async def _active(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> l
 
 
 async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef | None:
-    """The operation that this request has started before, if any.
+    """The operation that this request has started before, if any. Raises InvalidArgument where its id was used for
+    another request.
 
     It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
     the start fail. Active ones first, then the history, since an operation goes from there to here.
@@ -346,10 +360,10 @@ async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> Operati
     for n in range(0, len(found), 100):
         page = found[n : n + 100]
         for ref, answer in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
-            if answer.kv is not None and read(Spec.decode, answer.kv).request_id == wanted.request_id:
+            if answer.kv is not None and _is_of(read(Spec.decode, answer.kv), wanted, ref):
                 return ref
     listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, wanted.table, wanted.type), page=100)
     for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
-        if record.request_id == wanted.request_id:
-            return catalog.refs(keys, [kv])[0]
+        if _is_of(record, wanted, ref := catalog.refs(keys, [kv])[0]):
+            return ref
     return None

@@ -248,6 +248,29 @@ async def test_one_request_gives_one_operation(client: aio.Client, hand: Hand) -
     assert again.ref == ops[0].ref, "the history knows the request"
 
 
+async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions(
+    client: aio.Client, hand: Hand
+) -> None:
+    first = await client.start_operation("noop", TABLE, {"a": 1, "b": 2}, partitions=["x", "y"], request_id="r")
+
+    async def check() -> None:
+        same = await client.start_operation("noop", TABLE, {"b": 2, "a": 1}, partitions=["y", "x"], request_id="r")
+        assert same.ref == first.ref
+        for arg, names in (({"a": 1}, ["x", "y"]), ({"a": 1, "b": 2}, ["x"]), ({"a": 1, "b": 2}, None)):
+            with pytest.raises(distop.InvalidArgument, match=f"'r' has started {first.ref}, with another argument"):
+                await client.start_operation("noop", TABLE, arg, partitions=names, request_id="r")
+
+    await check()
+    await hand.plan(first.parts, "n1", [])
+    await hand.finish(first.parts, "n1", State.SUCCESS)
+    await hand.clean(first.parts, "n1")
+    await check()
+    ops = await asyncio.gather(
+        *(client.start_operation("noop", TABLE, {"n": n}, request_id="race") for n in range(5)), return_exceptions=True
+    )
+    assert sorted(type(op).__name__ for op in ops) == ["InvalidArgument"] * 4 + ["Operation"]
+
+
 async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
     wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
     assert await find_request(client.etcd, client.keys, wanted) is None
