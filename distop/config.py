@@ -301,6 +301,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
         ca_cert=settings.get("cacert"),
         cert=settings.get("cert"),
         key=settings.get("key"),
+        namespace=check_namespace(settings.get("namespace")),
         connect_timeout=settings.get("connect_timeout"),
         request_timeout=settings.get("request_timeout"),
         read_timeout=None if for_ever else settings.get("connect_timeout"),
@@ -309,7 +310,8 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 
 def client_config(settings: Settings) -> ClientConfig:
     """What a client is told. Raises InvalidArgument."""
-    return ClientConfig(etcd_config(settings), check_namespace(settings.get("namespace")))
+    etcd = etcd_config(settings)
+    return ClientConfig(etcd, etcd.namespace)
 
 
 def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:

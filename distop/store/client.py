@@ -18,7 +18,7 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
 from distop.store.config import EtcdConfig
-from distop.store.failures import Failure, Fate, rejection
+from distop.store.failures import Failure, Fate
 from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
@@ -127,7 +127,7 @@ class EtcdClient:
                 if last.fate is Fate.FINAL and last.code == "PERMISSION_DENIED":
                     return  # known here, though not allowed this key
                 if last.fate is Fate.FINAL:
-                    raise rejection(last, "The first read") from None
+                    raise self.transport.rejection(last, "the first read") from None
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
@@ -180,7 +180,7 @@ class EtcdClient:
         except RequestFailed as error:
             failure = error.failure
             if failure.fate is Fate.FINAL:
-                raise rejection(failure, f"The {txn.label or 'transaction'}") from None
+                raise self.transport.rejection(failure, f"the {txn.label or 'transaction'}") from None
             if failure.fate is Fate.UNKNOWN:
                 raise OutcomeUnknown(f"Whether etcd applied the transaction is not known: {failure}.") from None
             if failure.fate is Fate.TOKEN:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown
-from distop.store.failures import Failure, Fate, rejection
+from distop.store.failures import Failure, Fate
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Repeater:
                     if attempts.tokens == 1 and refusal is None:
                         continue
             if failure.fate is Fate.FINAL:
-                refusal = rejection(failure, f"The {attempts.what}")
+                refusal = self._transport.rejection(failure, f"the {attempts.what}")
             if refusal is not None:
                 raise self._refused(attempts, refusal) from refusal
             if failure.fate is Fate.UNKNOWN and not attempts.harmless:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from distop.errors import ClusterChanged, EtcdUnavailable, PermissionDenied
+from distop.core.keys import OP
+from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, PermissionDenied
 from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.failures import Failure, Fate, classify, rejection
@@ -311,4 +312,10 @@ class Transport:
                 code=failure.code,
                 detail=failure.detail,
             )
-        return rejection(failure, "The authentication")
+        return self.rejection(failure, "the authentication")
+
+    def rejection(self, failure: Failure, what: str) -> EtcdRejected:
+        """The exception for a failure that is FINAL, which names our user and our keys."""
+        namespace = self._config.namespace
+        keys = f"{namespace}/{OP}" if namespace else OP
+        return rejection(failure, what, user=self._config.username, keys=keys)

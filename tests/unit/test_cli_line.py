@@ -118,6 +118,16 @@ def test_no_etcd_is_one_sentence_and_code_3(argv: list[str], distop_command: Cal
     assert ran.code == 3
 
 
+def test_a_host_name_that_is_not_known_is_told_from_a_port_where_nothing_answers(
+    distop_command: Callable[..., Ran],
+) -> None:
+    """`.invalid` is no name anywhere (RFC 2606)."""
+    unknown = distop_command("ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.2")
+    assert (unknown.code, "nothing answers" in unknown.sentence) == (3, False)
+    assert "nohost.invalid:2379 (the " in unknown.sentence, unknown.sentence
+    assert "127.0.0.1:1 (nothing answers there)" in distop_command("ls", *CLOSED).sentence
+
+
 def test_doctor_tells_of_the_machine_even_without_etcd(distop_command: Callable[..., Ran]) -> None:
     ran = distop_command("doctor", *CLOSED, "--json")
     assert ran.code == 3
