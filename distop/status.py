@@ -12,21 +12,24 @@ from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
-from distop.core.jobs import Claim, JobState
+from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import InvalidArgument, NotFound
+from distop.naming import add_names
 from distop.reading import readable
 from distop.results import OperationResult, OperationStatus, first_line
+from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
+    from distop.core.txn import KeyValue
     from distop.store.client import EtcdClient
 
 T = TypeVar("T")
@@ -35,6 +38,14 @@ MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
 _ERRORS = 5
 _READS_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many jobs have ended since a time (0: not known)."""
+
+    since: float = 0.0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,9 @@ class Snapshot:
     failed: int = 0
     exact: bool = True
     claims: Mapping[int, Claim] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Of partitions with an error."""
+    pace: Pace = Pace()
 
 
 class JobStates:
@@ -61,6 +75,13 @@ class JobStates:
 
     def __init__(self) -> None:
         self.seen: dict[int, bool] = {}
+        self.mods: dict[int, int] = {}
+        """Their mod revisions."""
+        self.names: dict[int, str] = {}
+        self.first = (0, -1)
+        """A gate's mod revision, and the job that was the first to end behind it."""
+        self.began = 0.0
+        """When that job was started."""
 
     @property
     def success(self) -> int:
@@ -77,9 +98,9 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     """
     names = ("state", "spec", "plan", "planning", "cancel", "decision")
     found = await etcd.read(
-        *(Get(keys.of(ref, name)) for name in names), Get(keys.pending(ref)), Get(keys.history(ref))
+        *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
-    seen = dict(zip((*names, "pending", "history"), (answer.kv for answer in found), strict=True))
+    seen = dict(zip((*names, "pending", "gate", "history"), (answer.kv for answer in found), strict=True))
 
     def record(name: str, decode: Callable[[bytes], T]) -> T | None:
         kv = seen[name]
@@ -91,7 +112,9 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         raise NotFound(
             f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
         )
-    plan, decision = record("plan", Plan.decode), record("decision", Decision.decode)
+    plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
+    jobs = jobs if jobs is not None else JobStates()
+    pace = Pace()
     claims: dict[int, Claim] = {}
     success = failed = 0
     exact = True
@@ -103,15 +126,18 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             # Two keys for each ended job, three where a checkpoint stands beside them.
             count = await etcd.count(*keys.jobs_range(ref))
             success, exact = min(count // 2, plan.count - min(len(claims), plan.count)), False
+            if spec is not None and _modified(seen["gate"]) == _modified(seen["plan"]):  # it was never paused
+                pace = Pace(parse_time(spec.time), success)
         else:
-            jobs = jobs if jobs is not None else JobStates()
             await _read_jobs(etcd, keys, ref, jobs)
             success, failed = jobs.success, jobs.failed
+            pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
+        await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     return Snapshot(
         ref,
         state,
         record("pending", word(Phase)),
-        record("spec", Spec.decode),
+        spec,
         plan,
         record("planning", Attempts.decode),
         record("cancel", Cancel.decode),
@@ -121,17 +147,43 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         failed,
         exact,
         claims,
+        dict(jobs.names),
+        pace,
     )
+
+
+def _modified(kv: KeyValue | None) -> int:
+    return kv.mod_revision if kv is not None else 0
+
+
+def _with_errors(claims: Mapping[int, Claim]) -> list[int]:
+    """The first few jobs of which something went wrong and is tried again."""
+    return sorted(p for p, claim in claims.items() if claim.error)[:_ERRORS]
+
+
+async def _pace(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates, gate: int) -> Pace:
+    """How fast jobs end behind a gate (its mod revision): measured since the first of them was started, so that
+    neither planning, nor a pause, nor waiting for an executor counts.
+    """
+    behind = {p: mod for p, mod in jobs.mods.items() if gate and mod > gate}
+    if not behind:
+        return Pace()
+    first = min(behind, key=lambda p: (behind[p], p))
+    if jobs.first != (gate, first):
+        kv = (await etcd.read(Get(keys.job(ref, first, "outcome"))))[0].kv
+        jobs.first = gate, first
+        jobs.began = parse_time(read(Outcome.decode, kv).started) if kv is not None else 0.0
+    return Pace(jobs.began, len(behind))
 
 
 async def _read_jobs(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates) -> None:
     """Find the ended jobs by a listing without values (outcomes may be large), then read their one-word states."""
     listing = await etcd.list(*keys.jobs_range(ref), keys_only=True)
-    new = [
-        (p, kv.key)
-        for kv in listing.kvs
-        if kv.key.endswith(".state") and (p := keys.parse(kv.key).partition) not in jobs.seen
-    ]
+    new = []
+    for kv in listing.kvs:
+        if kv.key.endswith(".state") and (p := keys.parse(kv.key).partition) not in jobs.seen:
+            new.append((p, kv.key))
+            jobs.mods[p] = kv.mod_revision
     gate = asyncio.Semaphore(_READS_IN_FLIGHT)
 
     async def read(part: list[tuple[int, str]]) -> None:
@@ -189,6 +241,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> Operatio
     ended = success + failed
     started = snapshot.spec.time if snapshot.spec else ""
     progress = min(1.0, ended / total) if total else float(total == 0)
+    waits_for = waiting_for(snapshot, stage, nodes, running, ended, total)
     return OperationStatus(
         str(ref),
         str(snapshot.state),
@@ -196,8 +249,8 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float) -> Operatio
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         started,
         progress,
-        _eta(stage, parse_time(started), now, ended, total),
-        waiting_for(snapshot, stage, nodes, running, ended, total),
+        _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
+        waits_for,
         _cancel(snapshot.cancel),
         tuple(_errors(snapshot)),
         snapshot.exact,
@@ -220,10 +273,10 @@ def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
     return {"reason": cancel.reason, "text": cancel.text} if cancel else None
 
 
-def _eta(stage: Stage, started: float, now: float, ended: int, total: int | None) -> float | None:
-    if stage is not Stage.OPEN or not total or not ended or not started:
+def _eta(pace: Pace, now: float, ended: int, total: int | None) -> float | None:
+    if not total or not pace.ended or not pace.since:
         return None
-    return max(0.0, now - started) / ended * max(0, total - ended)
+    return max(0.0, now - pace.since) / pace.ended * max(0, total - ended)
 
 
 def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
@@ -231,9 +284,8 @@ def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
         yield {"partition": None, "text": f"planning: {snapshot.planning.error}"}
     if snapshot.decision is not None and snapshot.decision.error:
         yield {"partition": None, "text": f"completion: {snapshot.decision.error}"}
-    told = [(p, c.error) for p, c in sorted(snapshot.claims.items()) if c.error][:_ERRORS]
-    for p, error in told:
-        yield {"partition": p, "text": error}
+    for p in _with_errors(snapshot.claims):
+        yield {"partition": snapshot.names.get(p, str(p)), "text": snapshot.claims[p].error}
 
 
 def waiting_for(
@@ -252,7 +304,7 @@ def waiting_for(
     ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
     if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
         drained = sorted({node.executor for node in capable})
-        return f"an executor that offers `{type_name}` and is not drained (`distop drain {drained[0]} --undo`)"
+        return f"an executor that offers `{type_name}` and is not drained ({command('drain', drained[0], '--undo')})"
     if stage is Stage.WAITING:
         return "its due time, or the operations before it"
     if stage is Stage.PLANNING:

@@ -32,6 +32,7 @@ from distop.errors import (
     UnreadableRecord,
 )
 from distop.reading import readable
+from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -191,7 +192,7 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
     if record.kv is None and wanted.table != CLUSTER_TABLE:
         raise NotFound(
             f"there is no table {wanted.table!r}: register it with "
-            f"`distop table add {wanted.table} --format parquet --location DIR`"
+            f"{command('table', 'add', wanted.table, '--format', 'parquet', '--location', 'DIR')}"
         )
     if declaration.needs_table and wanted.table == CLUSTER_TABLE:
         raise InvalidArgument(f"{wanted.type} works on a table: name one instead of {CLUSTER_TABLE}")

@@ -8,6 +8,7 @@ import typer
 
 from distop.cli import output
 from distop.cli.context import check_waiting, current, parse_argument
+from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ class Interrupted(Exception):
 
 
 def _goes_on(op: str) -> str:
-    return f"{op} goes on: follow it with `distop watch {op}`, stop it with `distop cancel {op}`"
+    return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
 def _ended(result: OperationResult) -> None:

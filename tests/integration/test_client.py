@@ -308,8 +308,44 @@ async def test_status_tells_what_an_operation_waits_for(client: aio.Client, hand
     await hand.report(op.parts, 3, fences[3])
     seen = await op.status()
     assert seen.waiting_for == "retry of 1 job, the next at 2013-01-01T00:00:02.500Z"
-    assert seen.errors == ({"partition": 2, "text": "disk full"},)
+    assert seen.errors == ({"partition": "c", "text": "disk full"},)
     assert [s.op for s in await client.operations()] == [op.ref]
+
+
+async def test_what_is_left_is_measured_since_the_work_began_again(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    await hand.plan(op.parts, "n1", ["a", "b", "c", "d"])
+    fences = await hand.claim(op.parts, "n1", 0, 1)
+    await hand.report(op.parts, 0, fences[0])
+    assert (await op.status()).eta_seconds is not None
+    await op.pause()
+    assert (await op.status()).eta_seconds is None
+    await op.resume()
+    seen = await op.status()
+    assert (seen.stage, seen.jobs["running"]) == ("open", 1)
+    assert seen.eta_seconds is None, "nothing has ended since"
+    await hand.report(op.parts, 1, fences[1])
+    await hand.claim(op.parts, "n1", 2)
+    known = client.operation(op.ref)
+    for status in (await op.status(), await known.status(), await known.status()):
+        assert status.eta_seconds is not None
+
+
+async def test_errors_name_partitions_wherever_in_the_plan_they_stand(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    # Long names in the second half: the chunks are not alike, and where an ordinal stands cannot be calculated.
+    names = [f"{'x' * (10 if n < 6_000 else 200)}{n}" for n in range(9_000)]
+    await hand.plan(op.parts, "n1", names)
+    plan = await client.etcd.get(client.keys.of(op.parts, "plan"))
+    assert plan is not None
+    assert json.loads(plan.value)["chunks"] > 2
+    told = [0, 4_321, 6_100, 7_777, 8_999]
+    fences = await hand.claim(op.parts, "n1", *told)
+    for n in told:
+        await hand.wait_again(op.parts, n, fences[n], "disk full")
+    seen = await op.status()
+    assert [error["partition"] for error in seen.errors] == [names[n] for n in told]
+    assert (await op.status()).errors == seen.errors
 
 
 async def test_status_without_a_capable_executor(client: aio.Client, hand: Hand) -> None:
