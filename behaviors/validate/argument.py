@@ -230,6 +230,7 @@ class Argument(_Model):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
+        schema["properties"]["checks"]["x-unique-by"] = "name"  # so that a start is refused, not the planning
         schema["properties"]["since"] = {"enum": ["not available yet"], "description": "Comes later."}
         # The contract's own example has ``"max_violations": null``.
         schema["properties"]["max_violations"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from jsonschema.exceptions import best_match
 from pydantic import ValidationError
 
+from distop.errors import InvalidArgument
+from distop.schema import check_argument
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Argument
 
@@ -140,6 +143,15 @@ def test_two_checks_of_one_name_are_refused() -> None:
     with pytest.raises(ValidationError) as refused:
         Argument.model_validate({"checks": [{"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"}]})
     assert [e["msg"] for e in refused.value.errors()] == ["two checks are named 'n'"]
+
+
+def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() -> None:
+    def submitted(*checks: dict[str, str]) -> None:
+        check_argument("validate", SCHEMA, json.dumps({"checks": checks}).encode())
+
+    submitted({"not_null": "a"}, {"not_null": "a"}, {"not_null": "a", "name": "n"})
+    with pytest.raises(InvalidArgument, match='at checks: two of them have the name "n"'):
+        submitted({"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"})
 
 
 def test_the_declaration() -> None:
