@@ -124,6 +124,14 @@ def _name(value: Any) -> str:
     return text
 
 
+class _NotPair(ValueError):
+    """One of several pairs is none: that one is shown, not all of them."""
+
+    def __init__(self, item: object) -> None:
+        super().__init__("written as K=V")
+        self.item = item
+
+
 def pairs(value: Any) -> dict[str, str]:
     """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping.
 
@@ -146,7 +154,7 @@ def pairs(value: Any) -> dict[str, str]:
     for item in value:
         key, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not equals or not key.strip():
-            raise ValueError("written as K=V")
+            raise _NotPair(item)
         found[key.strip()] = text
     return found
 
@@ -234,7 +242,8 @@ class Settings:
         try:
             return setting.read(value)
         except ValueError as error:
-            shown = "" if setting.secret else f", not {value!r}"
+            wrong = error.item if isinstance(error, _NotPair) else value
+            shown = "" if setting.secret else f", not {wrong!r}"
             raise InvalidArgument(f"{where} must be {error}{shown}") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None

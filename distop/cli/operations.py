@@ -219,7 +219,7 @@ async def _nothing(client: Client, table: str | None) -> list[Any]:
     return []
 
 
-def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None) -> None:
+def ls(table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None) -> None:
     """List the operations that have not ended."""
     _check_table(table)
 
@@ -363,7 +363,7 @@ def resume(op: OP) -> None:
 
 
 def history(
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
 ) -> None:
     """List the operations that have ended."""

@@ -131,7 +131,7 @@ class EtcdClient:
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
-                            "This etcd wants a user name and password: give them.", code=last.code, detail=last.detail
+                            "this etcd wants a user name and password: give them", code=last.code, detail=last.detail
                         ) from None
                     await self._repeater.fresh_token(error.token)
             await asyncio.sleep(min(pause, max(left, 0)))
@@ -147,7 +147,7 @@ class EtcdClient:
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
         return (
             f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
-            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)."
+            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)"
         )
 
     async def close(self) -> None:
@@ -182,10 +182,10 @@ class EtcdClient:
             if failure.fate is Fate.FINAL:
                 raise self.transport.rejection(failure, f"the {txn.label or 'transaction'}") from None
             if failure.fate is Fate.UNKNOWN:
-                raise OutcomeUnknown(f"Whether etcd applied the transaction is not known: {failure}.") from None
+                raise OutcomeUnknown(f"whether etcd applied the transaction is not known: {failure}") from None
             if failure.fate is Fate.TOKEN:
                 await self._repeater.fresh_token(error.token)
-            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}.") from None
+            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}") from None
         return decode_txn(response)
 
     # ---- reads, all linearizable
@@ -261,7 +261,7 @@ class EtcdClient:
                 raise
         granted, _ = await self.time_to_live(lease_id)
         if granted <= 0:
-            raise LeaseNotFound("The lease ended before its grant was answered.")
+            raise LeaseNotFound("the lease ended before its grant was answered")
         return granted
 
     async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:

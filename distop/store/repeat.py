@@ -152,8 +152,8 @@ class Repeater:
         if not attempts.unknown:
             return refused
         return OutcomeUnknown(
-            f"Whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
-            f"repetition was refused: {refused.detail or refused}."
+            f"whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
+            f"repetition was refused: {refused.detail or refused}"
         )
 
     def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
@@ -162,7 +162,7 @@ class Repeater:
             heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
         if attempts.unknown:
             return OutcomeUnknown(
-                f"Whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells."
+                f"whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells"
             )
         endpoints = ", ".join(self._config.endpoints)
-        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}.")
+        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}")

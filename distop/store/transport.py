@@ -197,7 +197,7 @@ class Transport:
         if self._changed is not None:
             raise self._changed
         if self._closed:
-            raise EtcdUnavailable("The etcd client is closed.")
+            raise EtcdUnavailable("the etcd client is closed")
 
     def _member(self) -> _Member:
         self.check()
@@ -223,7 +223,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             raise self.failed(error, member.address, token) from None
         except grpc.aio.UsageError as error:
-            raise EtcdUnavailable("The etcd client is closed.") from error
+            raise EtcdUnavailable("the etcd client is closed") from error
         self.see(response.header, linearizable_after=seen if method.path.startswith("/etcdserverpb.KV/") else 0)  # type: ignore[attr-defined]
         return response
 
@@ -255,13 +255,13 @@ class Transport:
         if header.cluster_id and header.cluster_id != self._cluster_id:
             if self._cluster_id:
                 self._fail_closed(
-                    f"The etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
+                    f"the etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
                     f"(id {header.cluster_id:x}, it was {self._cluster_id:x})"
                 )
             self._cluster_id = header.cluster_id
         if header.revision < linearizable_after:
             self._fail_closed(
-                f"The etcd behind {', '.join(self._config.endpoints)} went back from revision "
+                f"the etcd behind {', '.join(self._config.endpoints)} went back from revision "
                 f"{linearizable_after} to {header.revision}"
             )
         if header.revision > self._seen_revision:
@@ -270,7 +270,7 @@ class Transport:
     def _fail_closed(self, what: str) -> None:
         self._changed = ClusterChanged(
             f"{what}: it was replaced or restored from a snapshot. Nothing known of it holds any more; "
-            "restart this process once the restored state has been audited."
+            "restart this process once the restored state has been audited"
         )
         log.error("%s", self._changed)
         raise self._changed
@@ -308,7 +308,7 @@ class Transport:
     def _refused(self, failure: Failure) -> Exception:
         if failure.code in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             return PermissionDenied(
-                f"etcd does not accept the user {self._config.username!r} with this password: correct them.",
+                f"etcd does not accept the user {self._config.username!r} with this password: correct them",
                 code=failure.code,
                 detail=failure.detail,
             )

@@ -175,6 +175,13 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
     assert distop_command("--version").out.startswith("distop ")
 
 
+def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
+    for argv, usage in ((("ls",), "[TABLE]"), (("history",), "[TABLE]"), (("audit",), "[OP]")):
+        shown = distop_command(*argv, "--help").out
+        assert f" {usage}\n" in shown
+        assert f"[{usage}]" not in shown
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from distop.cli.main import run; run(['--help']); "
