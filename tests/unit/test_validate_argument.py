@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -137,6 +138,18 @@ def test_fits_takes_a_type_as_spark_spells_it(kind: str) -> None:
     arg = {"checks": [{"fits": {"column": "a", "type": kind}}]}
     jsonschema.validate(arg, SCHEMA)
     Argument.model_validate(arg)
+
+
+def test_a_decimal_of_more_places_than_digits_is_refused_when_the_operation_is_submitted() -> None:
+    """By the schema alone, for each pair of numbers."""
+    pattern = re.compile(SCHEMA["$defs"]["Fits"]["properties"]["type"]["pattern"])
+    for digits in range(1, 39):
+        for places in range(39):
+            for kind in (f"decimal({digits},{places})", f" DEC( {digits} , {places} ) "):
+                assert bool(pattern.search(kind)) == (places <= digits), kind
+    arg = {"checks": [{"fits": {"column": "a", "type": "decimal(2,5)"}}]}
+    with pytest.raises(InvalidArgument, match=r"at checks\[0\].fits.type: .*decimal\(2,5\).* is not a Spark SQL type"):
+        check_argument("validate", SCHEMA, json.dumps(arg).encode())
 
 
 def test_two_checks_of_one_name_are_refused() -> None:
