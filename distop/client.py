@@ -13,10 +13,12 @@ from distop.core import keys as K
 from distop.core.declaration import Declaration
 from distop.core.keys import Keys
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
+from distop.core.records import read
 from distop.core.txn import Get
 from distop.draining import drain, undo
-from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound
+from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.operation import Operation, parse_ref
+from distop.reading import left_out, readable
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
 from distop.status import alarms, judge, live_nodes, take
@@ -95,7 +97,8 @@ class Client:
 
         ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
         some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
-        gives the operation that the first call started (as long as its history is kept). ``failure_policy`` and
+        gives the operation that the first call started (as long as its history is kept); with another argument or other
+        partitions it is refused. ``failure_policy`` and
         ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
@@ -139,7 +142,9 @@ class Client:
         return Operation(self._etcd, self._keys, parse_ref(ref))
 
     async def operations(self, table: str | None = None) -> list[OperationStatus]:
-        """The operations that have not ended, with their status, by name."""
+        """The operations that have not ended, with their status, by name. One with a record that cannot be read is left
+        out, and the log says so; as in all lists.
+        """
         if table is not None:
             text(table, "the name of a table")
         ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
@@ -154,6 +159,9 @@ class Client:
                     return judge(await take(self._etcd, self._keys, ref), live, time.time(), raised)
                 except NotFound:
                     return None  # ended and cleaned up meanwhile
+                except UnreadableRecord as error:
+                    left_out(self._etcd, error)
+                    return None
 
         seen = await asyncio.gather(*map(one, active))
         return [s for s in seen if s is not None and not s.ended]
@@ -170,11 +178,12 @@ class Client:
             if catalog.refs(self._keys, [kv]):
                 records.append(kv)  # noqa: PERF401
         records.sort(key=lambda kv: kv.mod_revision, reverse=True)
-        wanted = [kv.key for kv in records[: max(0, limit)]]
         results: list[OperationResult] = []
-        for n in range(0, len(wanted), _PAGE):
-            answers = await self._etcd.read(*(Get(key) for key in wanted[n : n + _PAGE]))
-            results += [OperationResult.of(History.decode(a.kv.value)) for a in answers if a.kv is not None]
+        while records and len(results) < limit:
+            size = min(_PAGE, limit - len(results))
+            page, records = records[:size], records[size:]
+            answers = await self._etcd.read(*(Get(kv.key) for kv in page))
+            results += [r for _, r in readable(self._etcd, _ended, (a.kv for a in answers if a.kv is not None))]
         return results
 
     async def nodes(self) -> dict[str, Node]:
@@ -198,14 +207,16 @@ class Client:
     async def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published, by name."""
         listing = await self._etcd.list(*self._keys.family(K.BEHAVIOR))
-        return sorted(_readable(Declaration.decode, listing.kvs), key=lambda d: d.type_name)
+        found = readable(self._etcd, Declaration.decode, listing.kvs)
+        return sorted((declaration for _, declaration in found), key=lambda d: d.type_name)
 
     # ----------------------------------------------------------------- tables
 
     async def tables(self) -> list[TableRecord]:
         """The registered tables, by name."""
         listing = await self._etcd.list(*self._keys.family(K.TABLE))
-        return sorted(_readable(TableRecord.decode, listing.kvs), key=lambda r: r.name)
+        found = readable(self._etcd, TableRecord.decode, listing.kvs)
+        return sorted((record for _, record in found), key=lambda r: r.name)
 
     async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
         """Register a table; the same record again changes nothing. ``replace`` changes a record that differs (running
@@ -231,7 +242,7 @@ class Client:
         while True:
             seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, record.name))
             if seen.kv is not None:
-                there = TableRecord.decode(seen.kv.value)
+                there = read(TableRecord.decode, seen.kv)
                 if there == record:
                     return record
                 if not replace:
@@ -270,15 +281,8 @@ class Client:
         return (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded
 
 
-def _readable(decode: Any, found: Iterable[KeyValue]) -> list[Any]:
-    """What can be read; a record of another release is left out."""
-    records = []
-    for kv in found:
-        try:
-            records.append(decode(kv.value))
-        except (DistopError, ValueError, KeyError, TypeError):
-            continue
-    return records
+def _ended(value: bytes) -> OperationResult:
+    return OperationResult.of(History.decode(value))
 
 
 # ------------------------------------------------------------------ connecting

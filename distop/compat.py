@@ -42,7 +42,7 @@ def etcd3() -> ModuleType:
                     sys.modules[name] = module
             if isinstance(error, ImportError):
                 raise DistopError(
-                    f"The package etcd3 cannot be imported ({error}): install it with pip install 'distop[etcd3]'."
+                    f"the package etcd3 cannot be imported ({error}): install it with pip install 'distop[etcd3]'"
                 ) from error
             raise
         package.etcdrpc = modules["etcd3.etcdrpc"]  # type: ignore[attr-defined]

@@ -130,6 +130,14 @@ def _name(value: Any) -> str:
     return text
 
 
+class _NotPair(ValueError):
+    """One of several pairs is none: that one is shown, not all of them."""
+
+    def __init__(self, item: object) -> None:
+        super().__init__("written as K=V")
+        self.item = item
+
+
 def pairs(value: Any) -> dict[str, str]:
     """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping.
 
@@ -152,7 +160,7 @@ def pairs(value: Any) -> dict[str, str]:
     for item in value:
         key, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not equals or not key.strip():
-            raise ValueError("written as K=V")
+            raise _NotPair(item)
         found[key.strip()] = text
     return found
 
@@ -241,7 +249,8 @@ class Settings:
         try:
             return setting.read(value)
         except ValueError as error:
-            shown = "" if setting.secret else f", not {value!r}"
+            wrong = error.item if isinstance(error, _NotPair) else value
+            shown = "" if setting.secret else f", not {wrong!r}"
             raise InvalidArgument(f"{where} must be {error}{shown}") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
@@ -308,6 +317,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
         ca_cert=settings.get("cacert"),
         cert=settings.get("cert"),
         key=settings.get("key"),
+        namespace=check_namespace(settings.get("namespace")),
         connect_timeout=settings.get("connect_timeout"),
         request_timeout=settings.get("request_timeout"),
         accept_defects=settings.get("accept_etcd_defects"),
@@ -317,7 +327,8 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 
 def client_config(settings: Settings) -> ClientConfig:
     """What a client is told. Raises InvalidArgument."""
-    return ClientConfig(etcd_config(settings), check_namespace(settings.get("namespace")))
+    etcd = etcd_config(settings)
+    return ClientConfig(etcd, etcd.namespace)
 
 
 def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:

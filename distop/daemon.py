@@ -27,6 +27,7 @@ from distop.errors import (
 )
 from distop.incarnation import Incarnation
 from distop.localjobs import RunFiles
+from distop.store import certificates
 from distop.store.client import EtcdClient
 from distop.worker.host import Worker
 
@@ -83,13 +84,15 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
 async def run_executor(config: ExecutorConfig) -> int:
     """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
 
-    Raises NotAllowed or InvalidArgument where it cannot begin at all, and ClusterChanged when the etcd behind the
+    Raises NotAllowed or InvalidArgument where it cannot begin at all (its work directory, certificates that cannot be
+    used), and ClusterChanged when the etcd behind the
     endpoints is not the one that it worked with.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
     with locked(config.work_dir):
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.core.draining import Drain, NodeState, put_drain
+from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotAllowed, NotFound, WaitTimeout
 from distop.status import live_nodes
@@ -47,7 +48,7 @@ async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
     key = keys.drain(text(executor, "the id of an executor"))
     while True:
         seen, known = (await etcd.read(Get(key)))[0].kv, await _known(etcd, keys)
-        if seen is not None and Drain.decode(seen.value).drain:
+        if seen is not None and read(Drain.decode, seen).drain:
             return
         if executor not in known:
             alive = f"alive: {', '.join(sorted(known))}" if known else "none is alive"
@@ -62,7 +63,7 @@ async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> None:
     undone = False
     while True:
         seen = (await etcd.read(Get(key)))[0].kv
-        if seen is None or not Drain.decode(seen.value).drain:
+        if seen is None or not read(Drain.decode, seen).drain:
             if undone:
                 return
             if seen is None and executor not in await _known(etcd, keys):

@@ -16,6 +16,7 @@ from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time
 from distop.core.jobs import JobState, Outcome
 from distop.core.model import Decision, History, State
+from distop.core.records import read
 from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
@@ -146,7 +147,7 @@ class Ending:
             if key.name == "state":
                 states[key.partition] = kv.value == JobState.SUCCESS.encode()
             elif key.name == "outcome":
-                Outcome.decode(kv.value)  # raises for what is none: the child is given nothing that it cannot read
+                read(Outcome.decode, kv)  # raises for what is none: the child is given nothing that it cannot read
                 outcomes[key.partition] = kv.value.decode()
         rows = [
             f'{{"partition":{p},"success":{"true" if success else "false"},"outcome":{outcomes.get(p, "null")}}}'
@@ -185,6 +186,7 @@ class Ending:
             errors=tuple(errors[:ERRORS_KEPT]),
             failed_ranges=decision.failed_ranges,
             request_id=op.spec.request_id,
+            request_digest=op.spec.request_digest,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
@@ -246,7 +248,7 @@ class Ending:
         found = await self._ctx.client.read(*(Get(self._keys.job(ref, p, "outcome")) for p in failed))
         errors = []
         for p, answer in zip(failed, found, strict=True):
-            outcome = Outcome.decode(answer.kv.value) if answer.kv is not None else None
+            outcome = read(Outcome.decode, answer.kv) if answer.kv is not None else None
             text = outcome.error if outcome is not None else ""
             name = outcome.name if outcome is not None else str(p)
             told: dict[str, Any] = {"partition": name, "text": shorten(text or "failed", ERROR_TEXT)}
@@ -317,7 +319,7 @@ class Ending:
         finished the later, so that no count has to be kept.
         """
         kv = await self._ctx.client.get(self._keys.history(ref))
-        finished = parse_time(History.decode(kv.value).finished) if kv is not None else 0.0
+        finished = parse_time(read(History.decode, kv).finished) if kv is not None else 0.0
         waited = max(0.0, now - finished)
         shortest, longest = FOLLOW_UP_PAUSE
         pause = min(longest, shortest + waited / 4) * random.uniform(0.8, 1.0)

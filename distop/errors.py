@@ -151,6 +151,12 @@ class ClusterChanged(DistopError):
     exit_code = 3
 
 
+class UnreadableRecord(DistopError):
+    """A record in etcd is not of the form that this release reads: written by a later one, or by something else."""
+
+    exit_code = 3
+
+
 class SessionLost(DistopError):
     """The lease of this incarnation is gone or its deadline has passed: nothing may be written under it."""
 

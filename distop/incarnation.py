@@ -20,6 +20,7 @@ from distop.core.draining import NodeState, node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Node
+from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
@@ -248,7 +249,7 @@ class Incarnation(Context):
             for kv in listing.kvs:
                 if self.incarnation.encode() not in kv.value:
                     continue
-                key, claim = self.keys.parse(kv.key), Claim.decode(kv.value)
+                key, claim = self.keys.parse(kv.key), read(Claim.decode, kv)
                 if key.ref is not None and claim.incarnation == self.incarnation:
                     self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
             self.executor.cluster_changed(hint=True)

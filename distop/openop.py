@@ -20,6 +20,7 @@ from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
 from distop.core.plan import Plan
+from distop.core.records import read
 from distop.core.txn import Get
 from distop.core.view import Seen
 from distop.errors import DistopError, NotFound
@@ -85,7 +86,7 @@ class OpenOperation:
         )
         if spec.kv is None or arg.kv is None or plan.kv is None:
             raise NotFound(f"operation {ref} has ended meanwhile")
-        decoded = Plan.decode(plan.kv.value)
+        decoded = read(Plan.decode, plan.kv)
         chunks = [kv.value for kv in chunk.kvs]
         if decoded.chunks > 1:
             listing = await client.list(first, after, page=CHUNK_PAGE)
@@ -93,7 +94,7 @@ class OpenOperation:
         chunks = chunks[: decoded.chunks]
         if plan_digest(chunks) != decoded.digest:
             raise DistopError(f"the plan of {ref} does not fit its digest: its chunks are not the ones planned")
-        return cls(ref, gate_mod, Spec.decode(spec.kv.value), loads(arg.kv.value), decoded, chunks)
+        return cls(ref, gate_mod, read(Spec.decode, spec.kv), read(loads, arg.kv), decoded, chunks)
 
     # ------------------------------------------------------------- partitions
 
@@ -174,7 +175,7 @@ class OpenOperation:
         seen_before, self._first_seen = self._first_seen, {}
         for kv in listing.kvs:
             p = claim_ordinal(kv.key)
-            claims[p] = Seen(Claim.decode(kv.value), kv.mod_revision)
+            claims[p] = Seen(read(Claim.decode, kv), kv.mod_revision)
             if claims[p].value.waiting or claims[p].value.incarnation not in live:
                 mod, since = seen_before.get(p, (0, clock))
                 self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)

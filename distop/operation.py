@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random
@@ -11,6 +12,8 @@ from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, State
+from distop.core.records import read
+from distop.core.records import word as word_of
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
 from distop.rerun import rerun
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.store.client import EtcdClient
+
+log = logging.getLogger("distop.client")
 
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
@@ -49,6 +54,7 @@ class Operation:
         self._keys = keys
         self._ref = ref
         self._jobs = JobStates()
+        self._waiting_for_etcd = False
 
     @property
     def ref(self) -> str:
@@ -75,7 +81,8 @@ class Operation:
         return await status(self._etcd, self._keys, self._ref, self._jobs)
 
     async def wait(self, timeout: float | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out.
+        """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out, and
+        the log says so.
 
         Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
         """
@@ -91,23 +98,33 @@ class Operation:
         pause = _FIRST_PAUSE
         while True:
             try:
-                value = await self._until_ended()
-                if value is not None:
-                    return History.decode(value)
+                ended = await self._until_ended()
+                if ended is not None:
+                    return read(History.decode, ended)
                 pause = _FIRST_PAUSE
             except ClusterChanged:
                 raise
-            except EtcdUnavailable:
+            except EtcdUnavailable as error:
                 self._etcd.transport.check()
+                if not self._waiting_for_etcd:
+                    self._waiting_for_etcd = True
+                    log.warning("waiting for etcd: %s", error, extra={"operation": self.ref})
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _until_ended(self) -> bytes | None:
+    def _heard(self) -> None:
+        """etcd has answered: say so where it was said that it does not."""
+        if self._waiting_for_etcd:
+            self._waiting_for_etcd = False
+            log.warning("etcd answers again", extra={"operation": self.ref})
+
+    async def _until_ended(self) -> KeyValue | None:
         """The history record; None where the watch came to an end before it.
 
         Watched from now on first, and read then: a watch from a revision that has passed is served by etcd's loop for
         the belated alone, up to 0.1 s later, and the operation is under way while this begins.
         """
+        from distop.store.codec import key_value
         from distop.store.transport import RequestFailed
         from distop.store.watch import WatchStream
 
@@ -123,12 +140,13 @@ class Operation:
                     message = reading.result()
                     if message is None or message.canceled:
                         return await self._ended_by_now()
+                    self._heard()
                     for event in message.events:
                         if event.kv.value:
-                            return bytes(event.kv.value)
+                            return key_value(event.kv)
                     reading = asyncio.ensure_future(stream.read())
-                if (value := await self._ended_by_now()) is not None:
-                    return value
+                if (ended := await self._ended_by_now()) is not None:
+                    return ended
         except RequestFailed as error:
             raise EtcdUnavailable(str(error)) from None
         finally:
@@ -137,13 +155,14 @@ class Operation:
                 with contextlib.suppress(Exception):
                     await reading
 
-    async def _ended_by_now(self) -> bytes | None:
+    async def _ended_by_now(self) -> KeyValue | None:
         """The history record, if there is one. Raises NotFound when there is no operation either."""
         history, state = await self._etcd.read(
             Get(self._keys.history(self._ref)), Get(self._keys.of(self._ref, "state"), count_only=True)
         )
+        self._heard()
         if history.kv is not None:
-            return history.kv.value
+            return history.kv
         if not state.count:
             raise NotFound(
                 f"there is no operation {self.ref}: it never was, or it ended so long ago that its history was dropped"
@@ -259,7 +278,7 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = step(State(word.value.decode()), word.mod_revision, plan.kv is not None, phase)
+            txn = step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
@@ -267,11 +286,11 @@ class Operation:
     def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:
         """The state's key. Raises NotFound; NotAllowed, which says how it ended."""
         if history.kv is not None:
-            record = History.decode(history.kv.value)
+            record = read(History.decode, history.kv)
             raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
         if state.kv is None:
             raise NotFound(f"there is no operation {self.ref}")
         if decision.kv is not None:
-            verdict = Decision.decode(decision.kv.value).verdict
+            verdict = read(Decision.decode, decision.kv).verdict
             raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")
         return state.kv

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import kept
 from distop.core.model import CLUSTER_TABLE, History, State
+from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotAllowed, NotFound
 from distop.submit import request, submit
@@ -48,7 +49,7 @@ async def rerun(
             f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
         )
     found = kept.decode(beside)
-    record = History.decode(history.kv.value)
+    record = read(History.decode, history.kv)
     names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
     assert found is not None
     rules = found.spec.rules

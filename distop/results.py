@@ -98,7 +98,8 @@ class OperationStatus:
     completing, cleaning, or ``ended``.
     ``jobs``: ``total`` (None before the plan), ``success``, ``failed``, ``running``, ``waiting`` (to be tried again).
     ``exact`` False: there are too many jobs to tell failed ones from successful ones, and ``success`` counts both.
-    ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: None while nothing can be said.
+    ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: at the pace
+    since work last began; None while it waits, or nothing can be said.
     ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
     """
 

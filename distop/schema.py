@@ -11,7 +11,7 @@ from distop.core.model import MAX_ARGUMENT_BYTES
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jsonschema.exceptions import ValidationError
     from jsonschema.protocols import Validator
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _SHOWN = 80
 NOT_YET = "not available yet"
 """A property whose schema allows this one value alone is known, and refused until it is there."""
+
+UNIQUE_BY = "x-unique-by"
+"""A rule that JSON Schema has no word for, on an array: no two of its objects have the same value in the field that it
+names. Who does not know it leaves it to the behavior.
+"""
 
 
 def encode_argument(arg: Any) -> bytes:
@@ -50,9 +55,24 @@ def encode_argument(arg: Any) -> bytes:
 
 @lru_cache(maxsize=64)
 def _validator(schema: bytes) -> Validator:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, validators
 
-    return Draft202012Validator(loads(schema))
+    extend: Any = validators.extend  # it has no types
+    made: Validator = extend(Draft202012Validator, {UNIQUE_BY: _unique_by})(loads(schema))
+    return made
+
+
+def _unique_by(validator: Validator, name: str, items: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    seen = []
+    for item in items if isinstance(items, list) else ():
+        value = item.get(name) if isinstance(item, dict) else None
+        if value is not None and value in seen:
+            shown = json.dumps(value, ensure_ascii=False)
+            yield ValidationError(f"two of them have the {name} {shown}")
+            return
+        seen.append(value)
 
 
 def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> Any:

@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
-from distop.core.jobs import Claim, JobState
+from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
+from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import EtcdRejected, InvalidArgument, NotFound
+from distop.naming import add_names
+from distop.reading import readable
 from distop.results import OperationResult, OperationStatus, first_line
+from distop.suggest import command
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
-    from distop.core.txn import GetResult
+    from distop.core.txn import KeyValue
     from distop.store.client import EtcdClient
+
+T = TypeVar("T")
 
 MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
 _ERRORS = 5
 NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
 _READS_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many jobs have ended since a time (0: not known)."""
+
+    since: float = 0.0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,9 @@ class Snapshot:
     failed: int = 0
     exact: bool = True
     claims: Mapping[int, Claim] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Of partitions with an error."""
+    pace: Pace = Pace()
 
 
 class JobStates:
@@ -58,6 +76,13 @@ class JobStates:
 
     def __init__(self) -> None:
         self.seen: dict[int, bool] = {}
+        self.mods: dict[int, int] = {}
+        """Their mod revisions."""
+        self.names: dict[int, str] = {}
+        self.first = (0, -1)
+        """A gate's mod revision, and the job that was the first to end behind it."""
+        self.began = 0.0
+        """When that job was started."""
 
     @property
     def success(self) -> int:
@@ -69,64 +94,97 @@ class JobStates:
 
 
 async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> Snapshot:
-    """Read an operation. Raises NotFound where there is neither its state nor its history."""
+    """Read an operation. Raises NotFound where there is neither its state nor its history;
+    UnreadableRecord.
+    """
     names = ("state", "spec", "plan", "planning", "cancel", "decision")
     found = await etcd.read(
-        *(Get(keys.of(ref, name)) for name in names), Get(keys.pending(ref)), Get(keys.history(ref))
+        *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
-    values = dict(zip((*names, "pending", "history"), map(_value, found), strict=True))
-    if values["history"]:
-        return Snapshot(ref, history=History.decode(values["history"]))
-    if not values["state"]:
+    seen = dict(zip((*names, "pending", "gate", "history"), (answer.kv for answer in found), strict=True))
+
+    def record(name: str, decode: Callable[[bytes], T]) -> T | None:
+        kv = seen[name]
+        return read(decode, kv) if kv is not None else None
+
+    if (history := record("history", History.decode)) is not None:
+        return Snapshot(ref, history=history)
+    if (state := record("state", word(State))) is None:
         raise NotFound(
             f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
         )
-    plan = Plan.decode(values["plan"]) if values["plan"] else None
-    decision = Decision.decode(values["decision"]) if values["decision"] else None
+    plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
+    jobs = jobs if jobs is not None else JobStates()
+    pace = Pace()
     claims: dict[int, Claim] = {}
     success = failed = 0
     exact = True
     if plan is not None and decision is None:
         listing = await etcd.list(*keys.claims_range(ref))
         for kv in listing.kvs:
-            claims[keys.parse(kv.key).partition] = Claim.decode(kv.value)
+            claims[keys.parse(kv.key).partition] = read(Claim.decode, kv)
         if plan.count > MANY_JOBS:
             # Two keys for each ended job, three where a checkpoint stands beside them.
             count = await etcd.count(*keys.jobs_range(ref))
             success, exact = min(count // 2, plan.count - min(len(claims), plan.count)), False
+            if spec is not None and _modified(seen["gate"]) == _modified(seen["plan"]):  # it was never paused
+                pace = Pace(parse_time(spec.time), success)
         else:
-            jobs = jobs if jobs is not None else JobStates()
             await _read_jobs(etcd, keys, ref, jobs)
             success, failed = jobs.success, jobs.failed
+            pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
+        await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     return Snapshot(
         ref,
-        State(values["state"].decode()),
-        Phase(values["pending"].decode()) if values["pending"] else None,
-        Spec.decode(values["spec"]) if values["spec"] else None,
+        state,
+        record("pending", word(Phase)),
+        spec,
         plan,
-        Attempts.decode(values["planning"]) if values["planning"] else None,
-        Cancel.decode(values["cancel"]) if values["cancel"] else None,
+        record("planning", Attempts.decode),
+        record("cancel", Cancel.decode),
         decision,
         None,
         success,
         failed,
         exact,
         claims,
+        dict(jobs.names),
+        pace,
     )
 
 
-def _value(found: GetResult) -> bytes:
-    return found.kv.value if found.kv is not None else b""
+def _modified(kv: KeyValue | None) -> int:
+    return kv.mod_revision if kv is not None else 0
+
+
+def _with_errors(claims: Mapping[int, Claim]) -> list[int]:
+    """The first few jobs of which something went wrong and is tried again."""
+    return sorted(p for p, claim in claims.items() if claim.error)[:_ERRORS]
+
+
+async def _pace(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates, gate: int) -> Pace:
+    """How fast jobs end behind a gate (its mod revision): measured since the first of them was started, so that
+    neither planning, nor a pause, nor waiting for an executor counts.
+    """
+    behind = {p: mod for p, mod in jobs.mods.items() if gate and mod > gate}
+    if not behind:
+        return Pace()
+    first = min(behind, key=lambda p: (behind[p], p))
+    if jobs.first != (gate, first):
+        kv = (await etcd.read(Get(keys.job(ref, first, "outcome"))))[0].kv
+        jobs.first = gate, first
+        jobs.began = parse_time(read(Outcome.decode, kv).started) if kv is not None else 0.0
+    return Pace(jobs.began, len(behind))
 
 
 async def _read_jobs(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates) -> None:
     """Find the ended jobs by a listing without values (outcomes may be large), then read their one-word states."""
     listing = await etcd.list(*keys.jobs_range(ref), keys_only=True)
-    new = [
-        (p, kv.key)
-        for kv in listing.kvs
-        if kv.key.endswith(".state") and (p := keys.parse(kv.key).partition) not in jobs.seen
-    ]
+    new = []
+    for kv in listing.kvs:
+        if kv.key.endswith(".state") and (p := keys.parse(kv.key).partition) not in jobs.seen:
+            new.append((p, kv.key))
+            jobs.mods[p] = kv.mod_revision
     gate = asyncio.Semaphore(_READS_IN_FLIGHT)
 
     async def read(part: list[tuple[int, str]]) -> None:
@@ -143,11 +201,9 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
     """The live executors, by incarnation."""
     listing = await etcd.list(*keys.family(K.NODE))
     nodes = {}
-    for kv in listing.kvs:
-        try:
-            nodes[keys.parse(kv.key).id] = Node.decode(kv.value)
-        except (InvalidArgument, ValueError, KeyError):
-            continue
+    for kv, node in readable(etcd, Node.decode, listing.kvs):
+        with contextlib.suppress(InvalidArgument):  # no key of ours; `doctor` tells of it
+            nodes[keys.parse(kv.key).id] = node
     return nodes
 
 
@@ -194,6 +250,8 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
     ended = success + failed
     started = snapshot.spec.time if snapshot.spec else ""
     progress = min(1.0, ended / total) if total else float(total == 0)
+    full = "NOSPACE" in alarms
+    waits_for = NO_SPACE if full else waiting_for(snapshot, stage, nodes, running, ended, total)
     return OperationStatus(
         str(ref),
         str(snapshot.state),
@@ -201,8 +259,8 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         started,
         progress,
-        _eta(stage, parse_time(started), now, ended, total),
-        NO_SPACE if "NOSPACE" in alarms else waiting_for(snapshot, stage, nodes, running, ended, total),
+        _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
+        waits_for,
         _cancel(snapshot.cancel),
         tuple(_errors(snapshot)),
         snapshot.exact,
@@ -225,10 +283,10 @@ def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
     return {"reason": cancel.reason, "text": cancel.text} if cancel else None
 
 
-def _eta(stage: Stage, started: float, now: float, ended: int, total: int | None) -> float | None:
-    if stage is not Stage.OPEN or not total or not ended or not started:
+def _eta(pace: Pace, now: float, ended: int, total: int | None) -> float | None:
+    if not total or not pace.ended or not pace.since:
         return None
-    return max(0.0, now - started) / ended * max(0, total - ended)
+    return max(0.0, now - pace.since) / pace.ended * max(0, total - ended)
 
 
 def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
@@ -236,9 +294,8 @@ def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
         yield {"partition": None, "text": f"planning: {snapshot.planning.error}"}
     if snapshot.decision is not None and snapshot.decision.error:
         yield {"partition": None, "text": f"completion: {snapshot.decision.error}"}
-    told = [(p, c.error) for p, c in sorted(snapshot.claims.items()) if c.error][:_ERRORS]
-    for p, error in told:
-        yield {"partition": p, "text": error}
+    for p in _with_errors(snapshot.claims):
+        yield {"partition": snapshot.names.get(p, str(p)), "text": snapshot.claims[p].error}
 
 
 def waiting_for(
@@ -257,7 +314,7 @@ def waiting_for(
     ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
     if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
         drained = sorted({node.executor for node in capable})
-        return f"an executor that offers `{type_name}` and is not drained (`distop drain {drained[0]} --undo`)"
+        return f"an executor that offers `{type_name}` and is not drained ({command('drain', drained[0], '--undo')})"
     if stage is Stage.WAITING:
         return "its due time, or the operations before it"
     if stage is Stage.PLANNING:

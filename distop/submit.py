@@ -17,19 +17,22 @@ from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
-from distop.core.digest import plan_digest
+from distop.core.digest import plan_digest, request_digest
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, WHOLE, History, OperationRef, Phase, Spec, TableRecord
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.records import read, word
 from distop.core.txn import Get, GetResult
 from distop.errors import (
-    DistopError,
     Incompatible,
     InvalidArgument,
     NotFound,
     OperationStartError,
     OutcomeUnknown,
     UnknownBehavior,
+    UnreadableRecord,
 )
+from distop.reading import readable
+from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,16 +192,16 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
     if record.kv is None and wanted.table != CLUSTER_TABLE:
         raise NotFound(
             f"there is no table {wanted.table!r}: register it with "
-            f"`distop table add {wanted.table} --format parquet --location DIR`"
+            f"{command('table', 'add', wanted.table, '--format', 'parquet', '--location', 'DIR')}"
         )
     if declaration.needs_table and wanted.table == CLUSTER_TABLE:
         raise InvalidArgument(f"{wanted.type} works on a table: name one instead of {CLUSTER_TABLE}")
     obj = _object(declaration, wanted)
     running = catalog.running(run_ops.kv)
     await _check_conflicts(etcd, keys, wanted, declaration, running)
-    ref = OperationRef(wanted.table, wanted.type, obj, int(following.kv.value) if following.kv is not None else 1)
+    ref = OperationRef(wanted.table, wanted.type, obj, read(word(int), following.kv) if following.kv is not None else 1)
     seen = t.Counters(running, _mod(run_ops), ref.instance, _mod(following))
-    spec = _spec(wanted, declaration, TableRecord.decode(record.kv.value) if record.kv is not None else None)
+    spec = _spec(wanted, declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None)
     planned = _whole() if wanted.table == CLUSTER_TABLE else None
     txn = t.start(keys, ref, seen, spec, wanted.arg, planned)
     try:
@@ -208,11 +211,11 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
             f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
             f"again with request_id={wanted.request_id!r}, which starts it only if it was not"
         ) from error
-    if result.succeeded or _won(result, wanted.request_id):
+    if result.succeeded or _won(result, wanted, ref):
         return ref
     current = _get(result, 4)
     if spec.one_at_a_time and current is not None:
-        holder = OperationRef(ref.table, ref.type, ref.object, int(current.value))
+        holder = OperationRef(ref.table, ref.type, ref.object, read(word(int), current))
         raise Incompatible(
             f"{_name(ref)} cannot start while {holder} runs: {wanted.type} runs one at a time"
             + (" for each object" if obj else "")
@@ -230,12 +233,27 @@ def _get(result: TxnResult, position: int) -> KeyValue | None:
     return answer.kv if isinstance(answer, GetResult) else None
 
 
-def _won(result: TxnResult, request_id: str) -> bool:
+def _won(result: TxnResult, wanted: Request, ref: OperationRef) -> bool:
     """An earlier copy of a refused start was applied: its request id stands in the spec, or in the history (T9)."""
     spec, history = _get(result, 2), _get(result, 3)
-    return (spec is not None and Spec.decode(spec.value).request_id == request_id) or (
-        history is not None and History.decode(history.value).request_id == request_id
-    )
+    try:
+        return (spec is not None and _is_of(read(Spec.decode, spec), wanted, ref)) or (
+            history is not None and _is_of(read(History.decode, history), wanted, ref)
+        )
+    except UnreadableRecord:
+        return False  # we wrote nothing that we cannot read
+
+
+def _is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
+    """The operation was started by this request. Raises InvalidArgument where its id was used for another one."""
+    if found.request_id != wanted.request_id:
+        return False
+    if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
+        raise InvalidArgument(
+            f"the request id {wanted.request_id!r} has started {ref}, with another argument or other partitions: "
+            "repeat that request as it was, or choose a new id"
+        )
+    return True
 
 
 def _name(ref: OperationRef) -> str:
@@ -259,6 +277,7 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         wanted.partitions,
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
+        request_digest=request_digest(wanted.arg, wanted.partitions),
     )
 
 
@@ -284,9 +303,9 @@ def _object(declaration: Declaration, wanted: Request) -> str:
 
 async def _declaration(etcd: EtcdClient, keys: Keys, type_name: str, found: GetResult) -> Declaration:
     if found.kv is not None:
-        return Declaration.decode(found.kv.value)
+        return read(Declaration.decode, found.kv)
     listing = await etcd.list(*keys.family(K.BEHAVIOR), keys_only=True)
-    published = ", ".join(sorted(keys.parse(kv.key).type for kv in listing.kvs))
+    published = ", ".join(sorted(kv.key.rpartition(".")[2] for kv in listing.kvs))
     known = f"published: {published}" if published else "none is published yet"
     raise UnknownBehavior(
         f"there is no behavior {type_name!r} ({known}); an executor that has it installed must have been started once"
@@ -302,7 +321,7 @@ async def _check_conflicts(
         return
     answers = await etcd.read(*(Get(keys.behavior(name)) for name in types))
     others = {
-        name: Declaration.decode(answer.kv.value).conflicts_with if answer.kv is not None else ()
+        name: read(Declaration.decode, answer.kv).conflicts_with if answer.kv is not None else ()
         for name, answer in zip(types, answers, strict=True)
     }
     excluding = catalog.excluded_by(wanted.type, declaration.conflicts_with, others)
@@ -332,7 +351,8 @@ async def _active(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> l
 
 
 async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef | None:
-    """The operation that this request has started before, if any.
+    """The operation that this request has started before, if any. Raises InvalidArgument where its id was used for
+    another request.
 
     It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
     the start fail. Active ones first, then the history, since an operation goes from there to here.
@@ -341,13 +361,10 @@ async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> Operati
     for n in range(0, len(found), 100):
         page = found[n : n + 100]
         for ref, answer in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
-            if answer.kv is not None and Spec.decode(answer.kv.value).request_id == wanted.request_id:
+            if answer.kv is not None and _is_of(read(Spec.decode, answer.kv), wanted, ref):
                 return ref
-    for kv in (await etcd.list(*catalog.type_family(keys, K.HISTORY, wanted.table, wanted.type), page=100)).kvs:
-        try:
-            parsed = keys.parse(kv.key)
-            if parsed.ref is not None and not parsed.name and History.decode(kv.value).request_id == wanted.request_id:
-                return parsed.ref
-        except (DistopError, ValueError, KeyError):
-            continue
+    listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, wanted.table, wanted.type), page=100)
+    for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
+        if _is_of(record, wanted, ref := catalog.refs(keys, [kv])[0]):
+            return ref
     return None

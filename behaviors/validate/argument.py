@@ -47,6 +47,14 @@ TYPE_PATTERN = (
     rf"|({_any_case('decimal', 'dec', 'numeric')})(\(\s*({_DIGITS})\s*(,\s*(0|{_DIGITS})\s*)?\))?)\s*$"
 )
 _TYPE = re.compile(TYPE_PATTERN)
+_GREATER = "|".join(rf"{d}\s*,\s*\1[{d + 1}-9]" for d in range(9))
+_NOT_MORE_PLACES = (
+    rf"(?!.*\(\s*(?:([123]?)(?:{_GREATER})"
+    r"|[1-9]\s*,\s*[1-9][0-9]|1[0-9]\s*,\s*[23][0-9]|2[0-9]\s*,\s*3[0-9])\s*\))"
+)
+"""In front of the pattern: not two numbers of which the second is greater (the same tens, or none, and more ones; or
+more tens). So a start is refused, not the planning.
+"""
 _TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
 
 
@@ -103,13 +111,13 @@ class Fits(_Model):
     """A cast to the type and back gives an equal value."""
 
     column: Column
-    type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": TYPE_PATTERN})]
+    type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": _NOT_MORE_PLACES + TYPE_PATTERN})]
 
     @model_validator(mode="after")
     def _is_a_type(self) -> Fits:
         if not _TYPE.fullmatch(self.type):
             raise _wrong(f"{self.type!r} is not {_TYPE_IS}")
-        # Of a decimal: the precision, then the scale, which no pattern of a bearable length can compare.
+        # Of a decimal: the precision, then the scale.
         digits = [int(d) for d in re.findall(r"[0-9]+", self.type)]
         if len(digits) == 2 and digits[1] > digits[0]:
             raise _wrong(f"{self.type!r} has more decimal places than digits")
@@ -230,6 +238,7 @@ class Argument(_Model):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
+        schema["properties"]["checks"]["x-unique-by"] = "name"  # so that a start is refused, not the planning
         schema["properties"]["since"] = {"enum": ["not available yet"], "description": "Comes later."}
         # The contract's own example has ``"max_violations": null``.
         schema["properties"]["max_violations"] = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    op: Annotated[str | None, typer.Argument(metavar="[OP]", help="Only this operation, and what it needs.")] = None,
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Only this operation, and what it needs.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All operations (so it is without OP).")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with each new revision.")] = False,
 ) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _CLOCK_TOLERANCE = 5.0
 _JAVA_LIMIT = 20.0
 _SHOWN = 5
+_AT_ONCE = 20
+"""Records in one answer: a history record has up to a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ async def _store(client: Client) -> list[Finding]:
         await _space(client),
         await _clock(client),
         await _nodes(client),
-        await _keys(client),
+        *await _keys(client),
     ]
 
 
@@ -178,12 +180,25 @@ async def _nodes(client: Client) -> Finding:
     return Finding("executors", "ok", f"{len(live)} alive with {slots} slots, for {', '.join(types) or 'no type'}")
 
 
-async def _keys(client: Client) -> Finding:
+async def _keys(client: Client) -> list[Finding]:
+    from distop.core import records
     from distop.core.orphans import orphans
+    from distop.core.txn import Get
 
     listing = await client.etcd.list(*client.keys.everything(), keys_only=True)
-    wrong = orphans(client.keys, [kv.key for kv in listing.kvs])
-    if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        return Finding("keys", "error", "; ".join(wrong[:_SHOWN]) + more)
-    return Finding("keys", "ok", f"{len(listing.kvs)} keys, none orphaned")
+    found = [kv.key for kv in listing.kvs]
+    wanted, unreadable = records.to_check(client.keys, found), []
+    for n in range(0, len(wanted), _AT_ONCE):
+        answers = await client.etcd.read(*(Get(key) for key in wanted[n : n + _AT_ONCE]))
+        unreadable += records.unreadable(client.keys, [a.kv for a in answers if a.kv is not None])
+    return [
+        _wrong("keys", orphans(client.keys, found), f"{len(found)} keys, none orphaned"),
+        _wrong("records", unreadable, f"{len(wanted)} records, all readable"),
+    ]
+
+
+def _wrong(name: str, wrong: list[str], fine: str) -> Finding:
+    if not wrong:
+        return Finding(name, "ok", fine)
+    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return Finding(name, "error", "; ".join(wrong[:_SHOWN]) + more)

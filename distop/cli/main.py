@@ -133,6 +133,9 @@ def _fail(error: Exception, code: int, text: str) -> int:
 
 def _configure_logs() -> None:
     settings = current.settings()
+    if not current.debug:
+        # Before gRPC is loaded: it writes what it does to stderr by itself, a line for each handshake that fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     level = settings.get("log_level") if _chosen("log_level") else "warning"
     from distop import logs
 

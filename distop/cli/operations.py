@@ -8,6 +8,7 @@ import typer
 
 from distop.cli import output
 from distop.cli.context import check_waiting, current, parse_argument
+from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ class Interrupted(Exception):
 
 
 def _goes_on(op: str) -> str:
-    return f"{op} goes on: follow it with `distop watch {op}`, stop it with `distop cancel {op}`"
+    return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
 def _ended(result: OperationResult) -> None:
@@ -218,7 +219,7 @@ async def _nothing(client: Client, table: str | None) -> list[Any]:
     return []
 
 
-def ls(table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None) -> None:
+def ls(table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None) -> None:
     """List the operations that have not ended."""
     _check_table(table)
 
@@ -362,7 +363,7 @@ def resume(op: OP) -> None:
 
 
 def history(
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
 ) -> None:
     """List the operations that have ended."""

@@ -54,10 +54,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, rig
         return
     out = console()
     if not out.is_terminal:
-        widths = [max(len(row[n]) for row in [columns, *lines]) for n in range(len(columns))]
-        for row in ([name.upper() for name in columns], *lines):
-            padded = zip(columns, row, widths, strict=True)
-            say("  ".join(c.rjust(w) if name in right else c.ljust(w) for name, c, w in padded).rstrip())
+        from rich.cells import cell_len  # some characters take two columns, others none
+
+        shown = [[name.upper() for name in columns], *lines]
+        widths = [max(cell_len(row[n]) for row in shown) for n in range(len(columns))]
+        for row in shown:
+            cells = []
+            for name, cell, width in zip(columns, row, widths, strict=True):
+                blank = " " * (width - cell_len(cell))
+                cells.append(f"{blank}{cell}" if name in right else f"{cell}{blank}")
+            say("  ".join(cells).rstrip())
         return
     from rich.table import Table
     from rich.text import Text

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.codec import loads
+from distop.core import records
 from distop.core.txn import Delete, Get, Put, Txn, unchanged
 from distop.errors import InvalidArgument
 
@@ -57,9 +57,8 @@ def remove_table(keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None
 
 
 def running(run_ops: KeyValue | None) -> dict[str, int]:
-    """runOps as a mapping without zeros."""
-    counts = loads(run_ops.value) if run_ops is not None else {}
-    return {str(t): int(n) for t, n in counts.items() if int(n) > 0}
+    """runOps as a mapping without zeros. Raises UnreadableRecord."""
+    return records.read(records.counts, run_ops) if run_ops is not None else {}
 
 
 def type_family(keys: Keys, family: str, table: str, type_name: str) -> tuple[str, str]:

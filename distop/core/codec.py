@@ -83,3 +83,17 @@ def from_ranges(text: str) -> list[int]:
         first, _, last = run.partition("-")
         out.extend(range(int(first), int(last or first) + 1))
     return out
+
+
+MAX_FAILED_BYTES = 64 * 1024
+"""How long the text may be that names the failed jobs: a decision and a history record are read whole."""
+
+
+def failed_text(ordinals: Iterable[int]) -> tuple[str, bool]:
+    """The failed jobs as ranges (``3,7-9``): the first ones, as many as :data:`MAX_FAILED_BYTES` hold, and whether
+    that is not all of them. How many they are stands beside it.
+    """
+    text = to_ranges(ordinals)
+    if len(text) <= MAX_FAILED_BYTES:
+        return text, False
+    return text[: text.rindex(",", 0, MAX_FAILED_BYTES + 1)], True

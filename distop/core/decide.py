@@ -12,9 +12,9 @@ from zlib import crc32
 
 from distop.core import finishing as f
 from distop.core import transitions as t
-from distop.core.codec import SCHEMA_VERSION, from_rfc3339
+from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
 from distop.core.jobs import Claim, Tried, told
-from distop.core.model import Cancel, Decision, State, failed_text
+from distop.core.model import Cancel, Decision, State
 from distop.core.states import Stage
 
 if TYPE_CHECKING:

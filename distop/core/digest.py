@@ -1,9 +1,12 @@
-"""The digest of a plan, which ties its chunks to it."""
+"""Digests: of a plan, which ties its chunks to it, and of what a start asks for."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING
+
+from distop.core.codec import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,3 +18,10 @@ def plan_digest(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def request_digest(arg: bytes, partitions: Iterable[str] | None) -> str:
+    """SHA-256 in hex over the argument and the partitions asked for, whatever the order of fields and names."""
+    names = sorted(partitions) if partitions is not None else None
+    asked = json.dumps([loads(arg), names], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(asked.encode()).hexdigest()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, loads
 from distop.core.model import MAX_ARGUMENT_BYTES, Spec
+from distop.core.records import read
 from distop.core.txn import Get, Put
 
 if TYPE_CHECKING:
@@ -71,10 +72,15 @@ def reads(keys: Keys, ref: OperationRef) -> tuple[Get, Get, Get]:
 
 
 def decode(found: Sequence[GetResult]) -> Kept | None:
-    """What was read; None where nothing was kept."""
-    arg, spec, rows = (answer.kv.value if answer.kv is not None else None for answer in found)
+    """What was read; None where nothing was kept. Raises UnreadableRecord."""
+    arg, spec, rows = (answer.kv for answer in found)
     if arg is None or spec is None or rows is None:
         return None
-    known = loads(rows)
+    failed, unfinished = read(_decode_rows, rows)
+    return Kept(arg.value, read(Spec.decode, spec), failed, unfinished)
+
+
+def _decode_rows(value: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    known = loads(value)
     failed = tuple(row["name"] for row in known if row.get("failed"))
-    return Kept(arg, Spec.decode(spec), failed, tuple(row["name"] for row in known if not row.get("failed")))
+    return failed, tuple(row["name"] for row in known if not row.get("failed"))

@@ -12,13 +12,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten, to_ranges
+from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 CLUSTER_TABLE = "@cluster"
 """The table name of operations that belong to no table: one job, named :data:`WHOLE`."""
@@ -144,11 +144,14 @@ class Spec:
     version: int = SCHEMA_VERSION
     rerun_of: str = ""
     """The operation of whose partitions this one runs some again."""
+    request_digest: str = ""
+    """Of what was asked for under the request id (``digest.request_digest``): the same id stands for nothing else."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
             "v": self.version,
             "request_id": self.request_id,
+            "request_digest": self.request_digest,
             "time": self.time,
             "submitter": self.submitter,
             "table": self.table.to_json() if self.table else None,
@@ -174,6 +177,7 @@ class Spec:
             bool(data.get("one_at_a_time", False)),
             int(data.get("v", SCHEMA_VERSION)),
             data.get("rerun_of", ""),
+            data.get("request_digest", ""),
         )
 
 
@@ -262,20 +266,6 @@ class Attempts:
         return cls(int(data.get("attempts", 0)), data.get("error", ""), data.get("retry_at", ""))
 
 
-MAX_FAILED_BYTES = 64 * 1024
-"""How long the text may be that names the failed jobs: a decision and a history record are read whole."""
-
-
-def failed_text(ordinals: Iterable[int]) -> tuple[str, bool]:
-    """The failed jobs as ranges (``3,7-9``): the first ones, as many as :data:`MAX_FAILED_BYTES` hold, and whether
-    that is not all of them. How many they are stands beside it.
-    """
-    text = to_ranges(ordinals)
-    if len(text) <= MAX_FAILED_BYTES:
-        return text, False
-    return text[: text.rindex(",", 0, MAX_FAILED_BYTES + 1)], True
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``<root>.decision``: the verdict by the jobs, fixed before the completion code runs (never recounted)."""
@@ -285,7 +275,7 @@ class Decision:
     success: int
     failed: int
     failed_ranges: str = ""
-    """The failed jobs' ordinals, as :func:`failed_text` gives them."""
+    """The failed jobs' ordinals, as :func:`codec.failed_text` gives them."""
     attempts: int = 0
     """Completion attempts that ended in an unexpected error."""
     error: str = ""
@@ -345,12 +335,14 @@ class History:
     errors: tuple[Mapping[str, Any], ...] = ()
     """The first few errors: ``{"partition": name or None, "text": …}``."""
     failed_ranges: str = ""
-    """Ordinals of the failed jobs, as :func:`failed_text` gives them: ``3,7-9``."""
+    """Ordinals of the failed jobs, as :func:`codec.failed_text` gives them: ``3,7-9``."""
     request_id: str = ""
     cancel: Cancel | None = None
     failed_truncated: bool = False
     """``failed_ranges`` names only the first of the failed jobs."""
     rerun_of: str = ""
+    request_digest: str = ""
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -364,6 +356,7 @@ class History:
             "errors": [dict(e) for e in self.errors],
             "failed": self.failed_ranges,
             "request_id": self.request_id,
+            "request_digest": self.request_digest,
         }
         if self.cancel is not None:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
@@ -396,4 +389,5 @@ class History:
             Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
             bool(data.get("failed_truncated", False)),
             data.get("rerun_of", ""),
+            data.get("request_digest", ""),
         )

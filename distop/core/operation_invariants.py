@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.core.codec import failed_text
 from distop.core.digest import plan_digest
-from distop.core.model import State, failed_text
+from distop.core.model import State
 from distop.core.plan import decode_chunk
 from distop.core.states import Stage
 

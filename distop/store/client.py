@@ -18,7 +18,7 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
 from distop.store.config import EtcdConfig
-from distop.store.failures import Failure, Fate, rejection
+from distop.store.failures import Failure, Fate
 from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
@@ -127,11 +127,11 @@ class EtcdClient:
                 if last.fate is Fate.FINAL and last.code == "PERMISSION_DENIED":
                     return  # known here, though not allowed this key
                 if last.fate is Fate.FINAL:
-                    raise rejection(last, "The first read") from None
+                    raise self.transport.rejection(last, "the first read") from None
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
-                            "This etcd wants a user name and password: give them.", code=last.code, detail=last.detail
+                            "this etcd wants a user name and password: give them", code=last.code, detail=last.detail
                         ) from None
                     await self._repeater.fresh_token(error.token)
             await asyncio.sleep(min(pause, max(left, 0)))
@@ -147,7 +147,7 @@ class EtcdClient:
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
         return (
             f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
-            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)."
+            "start etcd there, or name its endpoints (--etcd HOST:PORT or DISTOP_ETCD)"
         )
 
     async def close(self) -> None:
@@ -180,12 +180,12 @@ class EtcdClient:
         except RequestFailed as error:
             failure = error.failure
             if failure.fate is Fate.FINAL:
-                raise rejection(failure, f"The {txn.label or 'transaction'}") from None
+                raise self.transport.rejection(failure, f"the {txn.label or 'transaction'}") from None
             if failure.fate is Fate.UNKNOWN:
-                raise OutcomeUnknown(f"Whether etcd applied the transaction is not known: {failure}.") from None
+                raise OutcomeUnknown(f"whether etcd applied the transaction is not known: {failure}") from None
             if failure.fate is Fate.TOKEN:
                 await self._repeater.fresh_token(error.token)
-            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}.") from None
+            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}") from None
         return decode_txn(response)
 
     # ---- reads, all linearizable
@@ -281,7 +281,7 @@ class EtcdClient:
                 raise
         granted, _ = await self.time_to_live(lease_id)
         if granted <= 0:
-            raise LeaseNotFound("The lease ended before its grant was answered.")
+            raise LeaseNotFound("the lease ended before its grant was answered")
         return granted
 
     async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:

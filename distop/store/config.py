@@ -62,7 +62,7 @@ class EtcdConfig:
     ``endpoints``: texts as :func:`parse_endpoint` takes them, comma lists too. ``ca_cert``, ``cert``, ``key``: paths
     of PEM files; any of them, or an ``https`` endpoint, means TLS. Times are seconds: ``connect_timeout`` bounds
     ``connect()``, ``request_timeout`` one attempt of a request, ``read_timeout`` the repetitions of a read
-    (None: for ever, as daemons want it). ``namespace`` is only carried here: ``core.keys`` spells it into keys.
+    (None: for ever, as daemons want it). ``namespace`` is only named in errors here: ``core.keys`` spells it into keys.
     ``accept_defects``: work with a server that is refused for its defects, as tests of several members have to.
 
     Raises InvalidArgument where the fields do not fit together.

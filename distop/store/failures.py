@@ -72,13 +72,23 @@ def classify(code: str, detail: str) -> Failure:
     return Failure(Fate.UNKNOWN, code, detail, elsewhere=code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
 
 
-def rejection(failure: Failure, what: str = "The request") -> EtcdRejected:
-    """The exception for a failure that is FINAL."""
+def rejection(
+    failure: Failure, what: str = "the request", *, user: str | None = None, keys: str = "distOp"
+) -> EtcdRejected:
+    """The exception for a failure that is FINAL. ``user``: who we are there; ``keys``: what all our keys begin with."""
+    if "permission denied" in failure.detail.lower():
+        return PermissionDenied(
+            f"etcd does not permit {f'the user {user!r}' if user else 'us'} {what}: a role of "
+            f"{'that' if user else 'our'} user needs read and write on all keys that begin with {keys} "
+            f"(`etcdctl role grant-permission ROLE readwrite {keys} --prefix`)",
+            code=failure.code,
+            detail=failure.detail,
+        )
     text, words = failure.detail.lower(), f"{what} was refused by etcd: {failure.detail or failure.code}"
     if "lease not found" in text:
-        return LeaseNotFound(f"{words}.", code=failure.code, detail=failure.detail)
+        return LeaseNotFound(words, code=failure.code, detail=failure.detail)
     if "has been compacted" in text:
-        return Compacted(f"{words}.", detail=failure.detail)
+        return Compacted(words, detail=failure.detail)
     if failure.code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or "authentication failed" in text:
-        return PermissionDenied(f"{words}.", code=failure.code, detail=failure.detail)
-    return EtcdRejected(f"{words}.", code=failure.code, detail=failure.detail)
+        return PermissionDenied(words, code=failure.code, detail=failure.detail)
+    return EtcdRejected(words, code=failure.code, detail=failure.detail)

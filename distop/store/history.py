@@ -104,7 +104,7 @@ class HistoryReader:
                 self._client.transport.check()
                 limit = self._client.config.connect_timeout + self._client.config.request_timeout
                 if not self._follow and time.monotonic() - heard > limit:
-                    raise EtcdUnavailable(f"etcd's history cannot be read on: {describe(error)}.") from None
+                    raise EtcdUnavailable(f"etcd's history cannot be read on: {describe(error)}") from None
                 log.log(logging.DEBUG if told else logging.WARNING, "reading etcd's history: %s; trying again", error)
                 told = True
             await asyncio.sleep(pause)
@@ -193,4 +193,4 @@ class HistoryReader:
         """Raises EtcdRejected when etcd refuses to be watched, and goes on doing so."""
         self._refused += reopen.refused
         if self._refused >= _REFUSALS:
-            raise EtcdRejected(f"etcd refuses to tell its history: {reopen.reason}.", detail=reopen.reason)
+            raise EtcdRejected(f"etcd refuses to tell its history: {reopen.reason}", detail=reopen.reason)

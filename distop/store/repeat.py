@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown
-from distop.store.failures import Failure, Fate, rejection
+from distop.store.failures import Failure, Fate
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Repeater:
                     if attempts.tokens == 1 and refusal is None:
                         continue
             if failure.fate is Fate.FINAL:
-                refusal = rejection(failure, f"The {attempts.what}")
+                refusal = self._transport.rejection(failure, f"the {attempts.what}")
             if refusal is not None:
                 raise self._refused(attempts, refusal) from refusal
             if failure.fate is Fate.UNKNOWN and not attempts.harmless:
@@ -168,8 +168,8 @@ class Repeater:
         if not attempts.unknown:
             return refused
         return OutcomeUnknown(
-            f"Whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
-            f"repetition was refused: {refused.detail or refused}."
+            f"whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
+            f"repetition was refused: {refused.detail or refused}"
         )
 
     def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
@@ -178,7 +178,7 @@ class Repeater:
             heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
         if attempts.unknown:
             return OutcomeUnknown(
-                f"Whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells."
+                f"whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells"
             )
         endpoints = ", ".join(self._config.endpoints)
-        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}.")
+        return EtcdUnavailable(f"etcd at {endpoints} did not take the {attempts.what} in the time allowed{heard}")

@@ -116,7 +116,7 @@ class Session:
             except RequestFailed:
                 await asyncio.wait([self.lost], timeout=0.1)
             if self.lost.done():
-                raise SessionLost(f"The session is over before it began: {self.lost.result()}.")
+                raise SessionLost(f"the session is over before it began: {self.lost.result()}")
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._guard(), name="distop-session-guard"),
@@ -208,16 +208,16 @@ class Session:
         try:
             result = await self._client.commit(txn, until=self.lost)
         except LeaseNotFound:
-            raise SessionLost("The lease ended before the node key was written.") from None
+            raise SessionLost("the lease ended before the node key was written") from None
         except (OutcomeUnknown, EtcdUnavailable) as error:
             if self.lost.done():
-                raise SessionLost(f"The session is over before it began: {self.lost.result()}.") from error
+                raise SessionLost(f"the session is over before it began: {self.lost.result()}") from error
             raise
         found = result.responses[-1]
         node = found.kv if isinstance(found, GetResult) else None
         # A refusal is our own earlier copy when the key is on our lease (T9).
         if node is None or node.lease != self.lease_id:
-            raise SessionLost(f"The node key {self.node_key} exists already: an incarnation is used once.")
+            raise SessionLost(f"the node key {self.node_key} exists already: an incarnation is used once")
         self.create_revision = node.create_revision
 
     async def _keep_alive(self) -> None:

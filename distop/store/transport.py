@@ -9,13 +9,14 @@ import asyncio
 import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, PermissionDenied
+from distop.core.keys import OP
+from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, PermissionDenied
+from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.failures import Failure, Fate, classify, rejection
 
@@ -159,7 +160,7 @@ class Transport:
     # ---- channels
 
     def open(self) -> None:
-        """Make the channels (they connect when first used). Raises InvalidArgument for unreadable certificates."""
+        """Make the channels (they connect when first used). Raises InvalidArgument for unusable certificates."""
         if self._members:
             return
         credentials = self._credentials() if self._config.secure else None
@@ -167,16 +168,8 @@ class Transport:
             self._members.append(_Member(endpoint.address, channels.get()(endpoint.address, credentials)))
 
     def _credentials(self) -> grpc.ChannelCredentials:
-        def read(path: str | None) -> bytes | None:
-            if not path:
-                return None
-            try:
-                return Path(path).read_bytes()
-            except OSError as error:
-                raise InvalidArgument(f"The certificate file {path} cannot be read: {error.strerror}.") from error
-
-        config = self._config
-        return grpc.ssl_channel_credentials(read(config.ca_cert), read(config.key), read(config.cert))
+        found = certificates.read(self._config)
+        return grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
 
     @property
     def size(self) -> int:
@@ -208,7 +201,7 @@ class Transport:
         if self._changed is not None:
             raise self._changed
         if self._closed:
-            raise EtcdUnavailable("The etcd client is closed.")
+            raise EtcdUnavailable("the etcd client is closed")
 
     def _member(self) -> _Member:
         self.check()
@@ -234,7 +227,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             raise self.failed(error, member.address, token) from None
         except grpc.aio.UsageError as error:
-            raise EtcdUnavailable("The etcd client is closed.") from error
+            raise EtcdUnavailable("the etcd client is closed") from error
         self.see(response.header, linearizable_after=seen if method.path.startswith("/etcdserverpb.KV/") else 0)  # type: ignore[attr-defined]
         return response
 
@@ -266,13 +259,13 @@ class Transport:
         if header.cluster_id and header.cluster_id != self._cluster_id:
             if self._cluster_id:
                 self._fail_closed(
-                    f"The etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
+                    f"the etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
                     f"(id {header.cluster_id:x}, it was {self._cluster_id:x})"
                 )
             self._cluster_id = header.cluster_id
         if header.revision < linearizable_after:
             self._fail_closed(
-                f"The etcd behind {', '.join(self._config.endpoints)} went back from revision "
+                f"the etcd behind {', '.join(self._config.endpoints)} went back from revision "
                 f"{linearizable_after} to {header.revision}"
             )
         if header.revision > self._seen_revision:
@@ -281,7 +274,7 @@ class Transport:
     def _fail_closed(self, what: str) -> None:
         self._changed = ClusterChanged(
             f"{what}: it was replaced or restored from a snapshot. Nothing known of it holds any more; "
-            "restart this process once the restored state has been audited."
+            "restart this process once the restored state has been audited"
         )
         log.error("%s", self._changed)
         raise self._changed
@@ -319,8 +312,14 @@ class Transport:
     def _refused(self, failure: Failure) -> Exception:
         if failure.code in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             return PermissionDenied(
-                f"etcd does not accept the user {self._config.username!r} with this password: correct them.",
+                f"etcd does not accept the user {self._config.username!r} with this password: correct them",
                 code=failure.code,
                 detail=failure.detail,
             )
-        return rejection(failure, "The authentication")
+        return self.rejection(failure, "the authentication")
+
+    def rejection(self, failure: Failure, what: str) -> EtcdRejected:
+        """The exception for a failure that is FINAL, which names our user and our keys."""
+        namespace = self._config.namespace
+        keys = f"{namespace}/{OP}" if namespace else OP
+        return rejection(failure, what, user=self._config.username, keys=keys)

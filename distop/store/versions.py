@@ -27,17 +27,17 @@ def judge(version: tuple[int, ...], members: int) -> Verdict:
         return Verdict()
     name = ".".join(map(str, version))
     if version < (3, 4):
-        return Verdict(refused=f"etcd {name} is too old: use 3.5.33, 3.6.14, 3.7.1 or newer.")
+        return Verdict(refused=f"etcd {name} is too old: use 3.5.33, 3.6.14, 3.7.1 or newer")
     if (3, 5, 0) <= version <= (3, 5, 2):
         if members > 1:
             return Verdict(
                 refused=f"etcd {name} can lose consistency between members after a crash (etcd issue 13766): "
-                "upgrade the cluster to 3.5.33, 3.6.14, 3.7.1 or newer."
+                "upgrade the cluster to 3.5.33, 3.6.14, 3.7.1 or newer"
             )
-        return Verdict(warning=f"etcd {name} can corrupt its data in a crash; it will do for a development node only.")
+        return Verdict(warning=f"etcd {name} can corrupt its data in a crash; it will do for a development node only")
     least = next((good for good in RECOMMENDED if good[:2] == version[:2]), None)
     if version < RECOMMENDED[0] or (least is not None and version < least):
-        return Verdict(warning=f"etcd {name} has known faults that are fixed in 3.5.33, 3.6.14 and 3.7.1: upgrade it.")
+        return Verdict(warning=f"etcd {name} has known faults that are fixed in 3.5.33, 3.6.14 and 3.7.1: upgrade it")
     return Verdict()
 
 

@@ -225,7 +225,7 @@ class Feed:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._end_with(EtcdUnavailable(f"The watch of {self.name} is closed."))
+        self._end_with(EtcdUnavailable(f"the watch of {self.name} is closed"))
 
     # ---- the loop
 

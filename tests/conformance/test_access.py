@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,7 +72,9 @@ async def test_users() -> None:
             await client.commit(Txn((), (Put("ours.a", b"4"),)))
             with pytest.raises(PermissionDenied):
                 await client.commit(Txn((), (Put("theirs.a", b""),)))
-            with pytest.raises(PermissionDenied):
+            with pytest.raises(
+                PermissionDenied, match="the user 'worker' the read: .* all keys that begin with distOp "
+            ):
                 await client.get("theirs.a")
             with pytest.raises(PermissionDenied):
                 await Feed(client, "theirs.", "theirs/", lambda batch: None).start()
@@ -166,3 +171,39 @@ async def test_client_certificates(certificates: Certificates) -> None:
         with pytest.raises(EtcdUnavailable, match="certificate"):
             await stranger.connect()
         await stranger.close()
+
+
+def test_tls_that_does_not_fit_is_one_line_for_people(
+    tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
+) -> None:
+    """In a process of its own: gRPC writes to the real stderr, and is told not to before it is loaded."""
+    for endpoint, options, code, words in (
+        (tls_etcd.endpoint, ("--cacert", certificates.other_ca), 3, "was not accepted"),
+        (tls_etcd.endpoint, ("--cacert", certificates.server_key), 2, certificates.server_key),
+        (f"https://127.0.0.1:{shared_etcd.port}", ("--cacert", certificates.ca), 3, "does not speak TLS"),
+        (f"127.0.0.1:{tls_etcd.port}", (), 3, "it speaks TLS: write https://"),
+    ):
+        command = [sys.executable, "-m", "distop.cli", "ls", "--etcd", endpoint, "--connect-timeout", "1", *options]
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("DISTOP_", "GRPC_"))}
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (code, "", 1), ran
+        assert words in ran.stderr
+
+
+async def test_a_command_that_etcd_does_not_permit_says_what_the_role_needs() -> None:
+    async with EmbeddedEtcd(compaction=None) as server:
+        await enable_users(server.endpoint)
+        options = ["--etcd", server.endpoint, "--namespace", "prod", "--user", WORKER["username"]]
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("DISTOP_", "GRPC_"))}
+        ran = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "distop.cli", "table", "ls", *options],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**env, "DISTOP_PASSWORD": WORKER["password"]},
+        )
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (3, "", 1), ran
+        assert "the user 'worker'" in ran.stderr
+        assert "all keys that begin with prod/distOp" in ran.stderr

@@ -17,7 +17,7 @@ from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get
 from distop.submit import find_request, request, submit
-from tests.support.etcd import own_etcd, shared_etcd
+from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
 
 if TYPE_CHECKING:
@@ -248,6 +248,29 @@ async def test_one_request_gives_one_operation(client: aio.Client, hand: Hand) -
     assert again.ref == ops[0].ref, "the history knows the request"
 
 
+async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions(
+    client: aio.Client, hand: Hand
+) -> None:
+    first = await client.start_operation("noop", TABLE, {"a": 1, "b": 2}, partitions=["x", "y"], request_id="r")
+
+    async def check() -> None:
+        same = await client.start_operation("noop", TABLE, {"b": 2, "a": 1}, partitions=["y", "x"], request_id="r")
+        assert same.ref == first.ref
+        for arg, names in (({"a": 1}, ["x", "y"]), ({"a": 1, "b": 2}, ["x"]), ({"a": 1, "b": 2}, None)):
+            with pytest.raises(distop.InvalidArgument, match=f"'r' has started {first.ref}, with another argument"):
+                await client.start_operation("noop", TABLE, arg, partitions=names, request_id="r")
+
+    await check()
+    await hand.plan(first.parts, "n1", [])
+    await hand.finish(first.parts, "n1", State.SUCCESS)
+    await hand.clean(first.parts, "n1")
+    await check()
+    ops = await asyncio.gather(
+        *(client.start_operation("noop", TABLE, {"n": n}, request_id="race") for n in range(5)), return_exceptions=True
+    )
+    assert sorted(type(op).__name__ for op in ops) == ["InvalidArgument"] * 4 + ["Operation"]
+
+
 async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
     wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
     assert await find_request(client.etcd, client.keys, wanted) is None
@@ -285,8 +308,44 @@ async def test_status_tells_what_an_operation_waits_for(client: aio.Client, hand
     await hand.report(op.parts, 3, fences[3])
     seen = await op.status()
     assert seen.waiting_for == "retry of 1 job, the next at 2013-01-01T00:00:02.500Z"
-    assert seen.errors == ({"partition": 2, "text": "disk full"},)
+    assert seen.errors == ({"partition": "c", "text": "disk full"},)
     assert [s.op for s in await client.operations()] == [op.ref]
+
+
+async def test_what_is_left_is_measured_since_the_work_began_again(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    await hand.plan(op.parts, "n1", ["a", "b", "c", "d"])
+    fences = await hand.claim(op.parts, "n1", 0, 1)
+    await hand.report(op.parts, 0, fences[0])
+    assert (await op.status()).eta_seconds is not None
+    await op.pause()
+    assert (await op.status()).eta_seconds is None
+    await op.resume()
+    seen = await op.status()
+    assert (seen.stage, seen.jobs["running"]) == ("open", 1)
+    assert seen.eta_seconds is None, "nothing has ended since"
+    await hand.report(op.parts, 1, fences[1])
+    await hand.claim(op.parts, "n1", 2)
+    known = client.operation(op.ref)
+    for status in (await op.status(), await known.status(), await known.status()):
+        assert status.eta_seconds is not None
+
+
+async def test_errors_name_partitions_wherever_in_the_plan_they_stand(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    # Long names in the second half: the chunks are not alike, and where an ordinal stands cannot be calculated.
+    names = [f"{'x' * (10 if n < 6_000 else 200)}{n}" for n in range(9_000)]
+    await hand.plan(op.parts, "n1", names)
+    plan = await client.etcd.get(client.keys.of(op.parts, "plan"))
+    assert plan is not None
+    assert json.loads(plan.value)["chunks"] > 2
+    told = [0, 4_321, 6_100, 7_777, 8_999]
+    fences = await hand.claim(op.parts, "n1", *told)
+    for n in told:
+        await hand.wait_again(op.parts, n, fences[n], "disk full")
+    seen = await op.status()
+    assert [error["partition"] for error in seen.errors] == [names[n] for n in told]
+    assert (await op.status()).errors == seen.errors
 
 
 async def test_status_without_a_capable_executor(client: aio.Client, hand: Hand) -> None:
@@ -484,7 +543,14 @@ def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:
         configure(client=object())
 
 
-async def test_an_outage_in_the_middle_of_waiting_is_waited_out(own_etcd: EmbeddedEtcd) -> None:
+async def test_an_outage_in_the_middle_of_waiting_is_waited_out(
+    own_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "distop.client")
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "distop.client"]
+
     async with aio.connect(own_etcd.endpoint) as client:
         hand = Hand(client.etcd, client.keys)
         await hand.publish("noop")
@@ -494,9 +560,14 @@ async def test_an_outage_in_the_middle_of_waiting_is_waited_out(own_etcd: Embedd
         waiting = asyncio.create_task(op.wait(60))
         await hand.plan(op.parts, "n1", [])
         own_etcd.kill()
+        await until(lambda: bool(said()), "a word that etcd is waited for")
         await asyncio.to_thread(own_etcd.restart)
+        await until(lambda: len(said()) > 1, "a word that etcd answers again")
         await hand.finish(op.parts, "n1", State.SUCCESS)
         assert (await waiting).state == "success"
+        told, again = said()
+        assert told.startswith("waiting for etcd: ")
+        assert again == "etcd answers again"
 
 
 def test_no_etcd_is_one_sentence_after_the_connect_timeout() -> None:

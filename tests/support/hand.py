@@ -126,6 +126,7 @@ class Hand:
             tuple(errors),
             "",
             about.request_id,
+            request_digest=about.request_digest,
         )
         await self._commit(
             f.finish(

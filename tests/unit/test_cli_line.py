@@ -8,12 +8,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.cells import cell_len
 
 from distop.cli import operations
 from distop.cli.catalog import absolute
 from distop.cli.context import parse_argument, parse_options, take_globals
-from distop.cli.output import duration
+from distop.cli.output import console, duration, table
 from distop.errors import InvalidArgument
+from distop.suggest import command
 from tests.support.command import distop_command
 
 if TYPE_CHECKING:
@@ -118,6 +120,16 @@ def test_no_etcd_is_one_sentence_and_code_3(argv: list[str], distop_command: Cal
     assert ran.code == 3
 
 
+def test_a_host_name_that_is_not_known_is_told_from_a_port_where_nothing_answers(
+    distop_command: Callable[..., Ran],
+) -> None:
+    """`.invalid` is no name anywhere (RFC 2606)."""
+    unknown = distop_command("ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.2")
+    assert (unknown.code, "nothing answers" in unknown.sentence) == (3, False)
+    assert "nohost.invalid:2379 (the " in unknown.sentence, unknown.sentence
+    assert "127.0.0.1:1 (nothing answers there)" in distop_command("ls", *CLOSED).sentence
+
+
 def test_doctor_tells_of_the_machine_even_without_etcd(distop_command: Callable[..., Ran]) -> None:
     ran = distop_command("doctor", *CLOSED, "--json")
     assert ran.code == 3
@@ -163,6 +175,13 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
     assert distop_command("--version").out.startswith("distop ")
 
 
+def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
+    for argv, usage in ((("ls",), "[TABLE]"), (("history",), "[TABLE]"), (("audit",), "[OP]")):
+        shown = distop_command(*argv, "--help").out
+        assert f" {usage}\n" in shown
+        assert f"[{usage}]" not in shown
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from distop.cli.main import run; run(['--help']); "
@@ -197,3 +216,25 @@ def test_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert [duration(s) for s in (0.04, 12.4, 125, 11_400)] == ["0.0 s", "12 s", "2 min 05 s", "3 h 10 min"]
     assert json.loads(json.dumps(duration(None))) == ""
+
+
+def test_columns_stand_under_each_other_in_any_script(capsys: pytest.CaptureFixture[str]) -> None:
+    console.cache_clear()
+    table(("name", "n", "end"), [("订单 🛒", 7, "|"), ("orders", 12_345, "|"), ("e\u0301t\u00e9", 1, "|")], "", ("n",))
+    console.cache_clear()
+    lines = capsys.readouterr().out.splitlines()
+    assert [cell_len(line[: line.index("|")]) for line in lines[1:]] == [cell_len("订单 🛒  12345  ")] * 3
+    assert lines[0] == "NAME         N  END"
+    assert lines[1] == "订单 🛒      7  |"
+
+
+@pytest.mark.parametrize(
+    "words", [("watch", "a b/noop/1"), ("drain", "it's"), ("cancel", "t/noop/1"), ("show", "$(x)")]
+)
+def test_suggested_commands_can_be_pasted(words: tuple[str, ...]) -> None:
+    suggested = command(*words)
+    assert suggested[0] == suggested[-1] == "`"
+    echoed = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {suggested[1:-1]}"], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert echoed.stdout.splitlines() == ["distop", *words]

@@ -120,3 +120,10 @@ def test_a_client_configured_with_wrong_types(arguments: dict[str, object], word
     with pytest.raises(InvalidArgument, match=words) as caught:
         configure(**arguments)  # type: ignore[arg-type]
     assert "--" not in str(caught.value), "a Python call has no options"
+
+
+def test_of_several_pairs_the_wrong_one_is_shown() -> None:
+    for name, value in (("label", ["zone=a", "foo"]), ("spark_conf", "a=1,foo")):
+        with pytest.raises(InvalidArgument) as caught:
+            Settings({name: value}, env={}, file=False).get(name)
+        assert str(caught.value) == f"--{name.replace('_', '-')} must be written as K=V, not 'foo'"

@@ -41,7 +41,7 @@ def test_fates(code: str, detail: str, fate: Fate) -> None:
     [
         ("NOT_FOUND", "etcdserver: requested lease not found", LeaseNotFound),
         ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted),
-        ("PERMISSION_DENIED", "etcdserver: permission denied", PermissionDenied),
+        ("UNAUTHENTICATED", "etcdserver: no", PermissionDenied),
         ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", PermissionDenied),
         ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", EtcdRejected),
     ],
@@ -51,3 +51,15 @@ def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdReje
     assert type(error) is kind
     assert error.detail == detail
     assert detail in str(error)
+
+
+def test_a_denied_permission_says_who_needs_what() -> None:
+    denied = Failure(Fate.FINAL, "PERMISSION_DENIED", "etcdserver: permission denied")
+    error = rejection(denied, "the read", user="worker", keys="prod/distOp")
+    assert type(error) is PermissionDenied
+    assert str(error) == (
+        "etcd does not permit the user 'worker' the read: a role of that user needs read and write on all keys that "
+        "begin with prod/distOp (`etcdctl role grant-permission ROLE readwrite prod/distOp --prefix`)"
+    )
+    assert "permit us" in str(rejection(denied))
+    assert error.detail == "etcdserver: permission denied"

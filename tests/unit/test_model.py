@@ -193,13 +193,13 @@ def test_states() -> None:
 
 
 def test_the_text_of_failed_jobs_is_bounded() -> None:
-    assert m.failed_text([3, 7, 8, 9]) == ("3,7-9", False)
-    assert m.failed_text([]) == ("", False)
-    assert m.failed_text(range(1_000_000)) == ("0-999999", False)
+    assert codec.failed_text([3, 7, 8, 9]) == ("3,7-9", False)
+    assert codec.failed_text([]) == ("", False)
+    assert codec.failed_text(range(1_000_000)) == ("0-999999", False)
     failed = range(0, 200_000, 2)
-    text, truncated = m.failed_text(failed)
+    text, truncated = codec.failed_text(failed)
     assert truncated
-    assert len(text) <= m.MAX_FAILED_BYTES
+    assert len(text) <= codec.MAX_FAILED_BYTES
     kept = codec.from_ranges(text)
     assert kept == list(failed)[: len(kept)]
     assert len(kept) > 5_000

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distop.core.codec import dumps
 from distop.errors import InvalidArgument
-from distop.schema import NOT_YET, check_argument, encode_argument
+from distop.schema import NOT_YET, UNIQUE_BY, check_argument, encode_argument
 
 
 class Strict(BaseModel):
@@ -120,3 +120,20 @@ def test_arguments_as_json() -> None:
     with pytest.raises(InvalidArgument, match="512 KiB"):
         encode_argument("x" * 530_000)
     encode_argument({"NaN": "Infinity"})
+
+
+def test_no_two_of_an_array_have_the_same_name() -> None:
+    schema = {"properties": {"parts": {"type": "array", UNIQUE_BY: "name"}}}
+    for parts in (
+        [],
+        [{"name": "a"}, {"name": "b"}],
+        [{}, {}],
+        [{"name": None}, {"name": None}],
+        ["a", "a"],
+        "no list",
+    ):
+        check_argument("t", {"properties": {"parts": {UNIQUE_BY: "name"}}}, dumps({"parts": parts}))
+    twice = dumps({"parts": [{"name": "a"}, {}, {"name": "é"}, {"name": "é"}]})
+    with pytest.raises(InvalidArgument) as caught:
+        check_argument("t", schema, twice)
+    assert str(caught.value) == 'the argument of t does not fit: at parts: two of them have the name "é"'

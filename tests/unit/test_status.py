@@ -12,7 +12,7 @@ from distop.core.declaration import Rules
 from distop.core.jobs import Claim
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
-from distop.status import Snapshot, judge
+from distop.status import Pace, Snapshot, judge
 
 REF = OperationRef("t", "noop", "", 1)
 STARTED = 1_000_000.0
@@ -59,18 +59,36 @@ def test_without_a_capable_executor(nodes: dict[str, Any]) -> None:
 
 
 def test_numbers() -> None:
-    counted = replace(OPEN, success=4, failed=1, claims={5: HELD, 6: WAITS}, cancel=Cancel("user", "x"))
+    counted = replace(
+        OPEN, success=4, failed=1, claims={5: HELD, 6: WAITS}, cancel=Cancel("user", "x"), pace=Pace(STARTED, 5)
+    )
     seen = judge(counted, CAPABLE, STARTED + 20)
     assert seen.cancel == {"reason": "user", "text": "x"}
     assert seen.jobs == {"total": 10, "success": 4, "failed": 1, "running": 1, "waiting": 1}
     assert seen.progress == 0.5
     assert seen.eta_seconds == 20.0
     assert judge(OPEN, CAPABLE, STARTED + 20).eta_seconds is None
-    assert judge(replace(OPEN, success=4), CAPABLE, STARTED - 3600).eta_seconds == 0.0, "a clock behind the submitter's"
+    assert judge(counted, CAPABLE, STARTED - 3600).eta_seconds == 0.0, "a clock behind the executors'"
     empty = judge(replace(OPEN, plan=Plan(0, "", "", 0)), CAPABLE, STARTED)
     assert (empty.progress, empty.waiting_for) == (1.0, "completion")
     assert not seen.ended
-    assert seen.to_json()["errors"] == [{"partition": 6, "text": "disk full"}]
+    assert seen.to_json()["errors"] == [{"partition": "6", "text": "disk full"}], "its name was not to be had"
+    named = judge(replace(counted, names={6: "day=6"}), CAPABLE, STARTED + 20)
+    assert named.errors == ({"partition": "day=6", "text": "disk full"},)
+
+
+def test_what_is_left_is_told_while_jobs_run_as_fast_as_they_do() -> None:
+    paced = replace(OPEN, success=6, claims={6: HELD}, pace=Pace(STARTED + 100, 2))
+    assert judge(paced, CAPABLE, STARTED + 110).eta_seconds == 20.0, "2 jobs took 10 s; 4 are left"
+    assert judge(replace(paced, pace=Pace()), CAPABLE, STARTED + 110).eta_seconds is None, "none has ended since"
+    for waits, nodes in (
+        (paced, {}),
+        (replace(paced, claims={}), CAPABLE),
+        (replace(paced, state=State.PAUSED), CAPABLE),
+    ):
+        seen = judge(waits, nodes, STARTED + 110)
+        assert seen.waiting_for is not None
+        assert seen.eta_seconds is None, seen.waiting_for
 
 
 def test_a_full_etcd_is_what_everything_waits_for() -> None:

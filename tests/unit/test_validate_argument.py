@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 from jsonschema.exceptions import best_match
 from pydantic import ValidationError
 
+from distop.errors import InvalidArgument
+from distop.schema import check_argument
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Argument
 
@@ -136,10 +140,31 @@ def test_fits_takes_a_type_as_spark_spells_it(kind: str) -> None:
     Argument.model_validate(arg)
 
 
+def test_a_decimal_of_more_places_than_digits_is_refused_when_the_operation_is_submitted() -> None:
+    """By the schema alone, for each pair of numbers."""
+    pattern = re.compile(SCHEMA["$defs"]["Fits"]["properties"]["type"]["pattern"])
+    for digits in range(1, 39):
+        for places in range(39):
+            for kind in (f"decimal({digits},{places})", f" DEC( {digits} , {places} ) "):
+                assert bool(pattern.search(kind)) == (places <= digits), kind
+    arg = {"checks": [{"fits": {"column": "a", "type": "decimal(2,5)"}}]}
+    with pytest.raises(InvalidArgument, match=r"at checks\[0\].fits.type: .*decimal\(2,5\).* is not a Spark SQL type"):
+        check_argument("validate", SCHEMA, json.dumps(arg).encode())
+
+
 def test_two_checks_of_one_name_are_refused() -> None:
     with pytest.raises(ValidationError) as refused:
         Argument.model_validate({"checks": [{"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"}]})
     assert [e["msg"] for e in refused.value.errors()] == ["two checks are named 'n'"]
+
+
+def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() -> None:
+    def submitted(*checks: dict[str, str]) -> None:
+        check_argument("validate", SCHEMA, json.dumps({"checks": checks}).encode())
+
+    submitted({"not_null": "a"}, {"not_null": "a"}, {"not_null": "a", "name": "n"})
+    with pytest.raises(InvalidArgument, match='at checks: two of them have the name "n"'):
+        submitted({"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"})
 
 
 def test_the_declaration() -> None:

@@ -1,0 +1,150 @@
+"""Reading what stands in etcd: the one place where a value becomes a record, or an error that names its key.
+
+A value may have been written by a later release, by a person, or by something else that uses the same etcd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.core import keys as K
+from distop.core.codec import SCHEMA_VERSION, loads
+from distop.core.declaration import Declaration
+from distop.core.draining import Drain
+from distop.core.jobs import Claim
+from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
+from distop.core.plan import Plan
+from distop.errors import InvalidArgument, UnreadableRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from distop.core.keys import Keys, ParsedKey
+    from distop.core.txn import KeyValue
+
+T = TypeVar("T")
+
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What decoding raises for a value that is not of the form looked for."""
+_SHAPES: Mapping[str, type] = {"str": str, "Mapping[str, Any]": dict, "Mapping[str, str]": dict}
+"""Fields that the decoders take as they are, by their annotation: a record whose name is a number would fail later,
+where nobody knows its key any more.
+"""
+_SHOWN = 60
+
+
+def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
+    """The record that stands at a key. Raises UnreadableRecord, which names the key and what is wrong with it."""
+    try:
+        record = decode(kv.value)
+        _check(record)
+    except _WRONG as error:
+        raise UnreadableRecord(f"the record at {kv.key} cannot be read: {_why(kv.value, error)}") from error
+    return record
+
+
+def _check(record: Any) -> None:
+    kind: Any = type(record)
+    for name, wanted in _shapes(kind):
+        value = getattr(record, name)
+        if not isinstance(value, wanted):
+            raise TypeError(f"{name!r} is {_shown(value)}")
+
+
+@lru_cache(maxsize=64)
+def _shapes(kind: Any) -> tuple[tuple[str, type], ...]:
+    # Thousands of claims of one kind are read in a row.
+    if not is_dataclass(kind):
+        return ()
+    return tuple((field.name, _SHAPES[str(field.type)]) for field in fields(kind) if str(field.type) in _SHAPES)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _why(value: bytes, error: BaseException) -> str:
+    try:
+        data: Any = loads(value)
+    except (ValueError, RecursionError):
+        return f"{_shown(value)} is not what belongs there"
+    version = data.get("v") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        return f"it is of version {version}, and this release knows version {SCHEMA_VERSION}: use a later release"
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    if isinstance(data, dict):
+        return str(error)
+    return f"{_shown(value)} is not what belongs there"
+
+
+def word(kind: Callable[[str], T]) -> Callable[[bytes], T]:
+    """The decoder of a plain word or number."""
+    return lambda value: kind(value.decode())
+
+
+def counts(value: bytes) -> dict[str, int]:
+    """The decoder of runOps; without zeros."""
+    return {str(name): int(n) for name, n in loads(value).items() if int(n) > 0}
+
+
+_OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
+    K.NODE: Node.decode,
+    K.NODE_DRAIN: Drain.decode,
+    K.BEHAVIOR: Declaration.decode,
+    K.TABLE: TableRecord.decode,
+    K.CLAIM: Claim.decode,
+    K.PENDING: word(Phase),
+    K.COORDINATOR: word(str),
+}
+_OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
+    "runOps": counts,
+    "nextInstanceId": word(int),
+    "current": word(int),
+    "arg": loads,
+    "spec": Spec.decode,
+    "state": word(State),
+    "cancel": Cancel.decode,
+    "plan": Plan.decode,
+    "planning": Attempts.decode,
+    "decision": Decision.decode,
+}
+
+
+def decoder(key: ParsedKey) -> Callable[[bytes], object] | None:
+    """What reads the value of a key; None for what is large or as many as jobs, and for a gate, which says nothing."""
+    if key.family in _OF_FAMILY:
+        return _OF_FAMILY[key.family]
+    if key.family == K.HISTORY and not key.name:
+        return History.decode
+    if key.chunk >= 0 or (key.family == K.OP and key.partition >= 0):
+        return None
+    return _OF_OPERATION.get(key.name)
+
+
+def to_check(keys: Keys, found: Iterable[str]) -> list[str]:
+    """Those of these keys whose values :func:`unreadable` can judge."""
+    wanted = []
+    for key in found:
+        try:
+            if decoder(keys.parse(key)) is not None:
+                wanted.append(key)
+        except InvalidArgument:
+            continue  # core.orphans tells of it
+    return wanted
+
+
+def unreadable(keys: Keys, found: Iterable[KeyValue]) -> list[str]:
+    """A sentence for each of these records that cannot be read."""
+    wrong = []
+    for kv in found:
+        decode = decoder(keys.parse(kv.key))
+        try:
+            if decode is not None:
+                read(decode, kv)
+        except UnreadableRecord as error:
+            wrong.append(str(error))
+    return wrong

@@ -1,0 +1,142 @@
+"""Records that cannot be read: of a later release, or written by something else. None of them breaks more than what
+needs it, and whoever needs it is told its key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.model import OperationRef
+from tests.integration.test_cli import TABLE, World, end
+from tests.support.command import distop_command
+from tests.support.etcd import shared_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.command import Ran
+    from tests.support.hand import Hand
+
+__all__ = ["distop_command", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+def world(shared_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> World:
+    return World(shared_etcd.endpoint, distop_command)
+
+
+def put(world: World, key: Callable[[Any], str], value: bytes) -> str:
+    """Write a value, and return its key."""
+    keys: list[str] = []
+
+    async def write(hand: Hand) -> None:
+        keys.append(key(hand.keys))
+        await hand.put(keys[0], value)
+
+    world.play(write)
+    return keys[0]
+
+
+def only_warnings(text: str) -> list[str]:
+    lines = text.splitlines()
+    assert all("it is left out" in line for line in lines), text
+    return lines
+
+
+OP = OperationRef(TABLE, "noop", "", 1)
+NEXT = OperationRef(TABLE, "noop", "", 2)
+
+
+def test_a_history_record_that_is_not_json(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    world.play(lambda hand: end(hand, str(OP)))
+    key = put(world, lambda keys: keys.history(NEXT), b"{oops")
+    listed = world.distop("history", "--json")
+    assert [record["op"] for record in listed.json] == [str(OP)]
+    (warning,) = only_warnings(listed.err)
+    assert f"the record at {key} cannot be read: b'{{oops' is not what belongs there" in warning
+    assert [r["op"] for r in world.distop("history", "--limit", "1", "--json").json] == [str(OP)], (
+        "one that can be read"
+    )
+    for command in (("show",), ("watch",), ("cancel",), ("rerun",)):
+        ran = world.distop(*command, str(NEXT))
+        assert (ran.code, key in ran.sentence) == (3, True), command
+    doctor = world.distop("doctor", "--json")
+    findings = {check["name"]: check for check in doctor.json["checks"]}
+    assert doctor.code == 1
+    assert findings["keys"]["status"] == "ok"
+    assert (findings["records"]["status"], key in findings["records"]["text"]) == ("error", True)
+
+
+def test_a_table_record_of_a_later_release(world: World) -> None:
+    key = put(world, lambda keys: keys.table("v2"), b'{"v":2,"newname":"x"}')
+    ran = world.distop("start", "noop", "v2")
+    assert (ran.code, ran.sentence) == (
+        3,
+        f"the record at {key} cannot be read: "
+        "it is of version 2, and this release knows version 1: use a later release",
+    )
+    listed = world.distop("table", "ls", "--json")
+    assert [table["name"] for table in listed.json] == [TABLE]
+    assert len(only_warnings(listed.err)) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b'{"v":2}', "version 2"),
+        (b'{"v":1}', "the field 'type_name' is missing"),
+        (b'{"v":1,"type_name":7}', "'type_name' is 7"),
+        (b"[]", "b'[]' is not what belongs there"),
+    ],
+)
+def test_a_declaration(world: World, value: bytes, words: str) -> None:
+    key = put(world, lambda keys: keys.behavior("foo"), value)
+    ran = world.distop("start", "foo", TABLE)
+    assert (ran.code, key in ran.sentence, words in ran.sentence) == (3, True, True), ran.sentence
+    listed = world.distop("behaviors", "--json")
+    assert [b["type_name"] for b in listed.json] == ["noop", "purge"]
+    assert len(only_warnings(listed.err)) == 1
+    assert "foo" in world.distop("start", "bar", TABLE).sentence, "it is published, whatever it says"
+
+
+def test_a_node_and_records_of_an_operation(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    node = put(world, lambda keys: keys.node("n2"), b'{"v":1,"state":"dancing"}')
+    listed = world.distop("nodes", "--json")
+    assert [n["incarnation"] for n in listed.json] == ["n1"]
+    assert node in only_warnings(listed.err)[0]
+    spec = put(world, lambda keys: keys.of(OP, "spec"), b"\xff")
+    ran = world.distop("show", str(OP))
+    assert ran.code == 3
+    assert spec in ran.err
+    listed = world.distop("ls", "--json")
+    assert listed.json == []
+    assert len(only_warnings(listed.err)) == 2
+    doctor = world.distop("doctor")
+    assert (doctor.code, node in doctor.out, spec in doctor.out) == (1, True, True)
+
+
+def test_counters_that_are_none(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    for key, value in (
+        (lambda keys: keys.next_instance(TABLE, "noop"), b"many"),
+        (lambda keys: keys.run_ops(TABLE), b"[1]"),
+    ):
+        name = put(world, key, value)
+        ran = world.distop("start", "noop", TABLE)
+        assert (ran.code, name in ran.sentence) == (3, True), ran
+    assert world.distop("table", "rm", TABLE).code == 3
+
+
+def test_audit_names_the_key(world: World) -> None:
+    world.distop("start", "noop", TABLE)
+    key = put(world, lambda keys: keys.of(OP, "spec"), b"{oops")
+    ran = world.distop("audit")
+    assert (ran.code, key in ran.out + ran.err) == (1, True), ran
+    assert "defect" not in ran.err
