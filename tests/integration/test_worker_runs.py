@@ -18,6 +18,7 @@ from distop.core.codec import MAX_ERROR_TEXT
 from distop.worker import protocol
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.launch import CREDENTIALS
 from distop.worker.sinks import RunSink
 from tests.support.behaviors import sample_env
 
@@ -112,6 +113,21 @@ async def test_declarations_of_all_that_can_be_loaded(worker: Worker) -> None:
     assert not declared["sample"].batch
     assert declared["sample"].conflicts_with == ("other",)
     assert "does" in declared["sample"].arg_schema["properties"]
+
+
+async def test_neither_guardian_nor_child_has_the_credentials(
+    tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CREDENTIALS:
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("DISTOP_ETCD", "etcd1:2379")
+    async with started(tmp_path, sample_env) as worker:
+        end = (await run(worker, request({"a": "environment"}, "a", tmp_path)))["a"]
+    assert {"DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_USER", "DISTOP_KEY"} <= CREDENTIALS
+    assert CREDENTIALS.isdisjoint(end.result["child"])
+    assert CREDENTIALS.isdisjoint(end.result["guardian"])
+    assert "DISTOP_ETCD" in end.result["child"]
+    assert "DISTOP_ETCD" in end.result["guardian"]
 
 
 ONE_EACH = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "large", "object", "nan"], strict=True))

@@ -69,6 +69,10 @@ class Sample(Behavior):
             act(action, partition, ctx)
         if action == "files":
             return {"files": len(partition.files)}
+        if action == "environment":
+            with open(f"/proc/{os.getppid()}/environ") as file:
+                guardian = [entry.partition("=")[0] for entry in file.read().split("\0")]
+            return {"child": [n for n in os.environ if n.startswith("DISTOP_")], "guardian": guardian}
         if action == "stage":
             return {"stage": ctx.stage, "work_dir": str(ctx.work_dir)}  # type: ignore[attr-defined]
         if action == "large":
