@@ -11,6 +11,7 @@ from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 if TYPE_CHECKING:
     import asyncio
 
+    from distop.capability import Capability
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
@@ -41,7 +42,9 @@ class Context:
     worker: Worker
     reporter: Reporter
     types: frozenset[str]
-    """The operation types that this node offers."""
+    """The operation types that are installed on this node."""
+    capability: Capability
+    """Which of them it can run."""
     arguments: dict[OperationRef, Any]
     """Of the operations that were asked for last; see :meth:`argument`."""
     caught_up_at: int
@@ -77,6 +80,10 @@ class Context:
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
+
+    def serves(self, type_name: str) -> bool:
+        """This node works for operations of the type."""
+        return type_name in self.types and self.capability.serves(type_name)
 
     @property
     def draining(self) -> bool:

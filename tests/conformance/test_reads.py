@@ -10,7 +10,7 @@ import pytest
 from distop.core.txn import Get, Put, Txn
 from distop.errors import Compacted
 from distop.store import transport as wire
-from tests.support.etcd import connected
+from tests.support.etcd import compacted, connected
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
@@ -76,7 +76,7 @@ async def test_a_compaction_while_paging_starts_the_list_anew(
             pages += method is wire.RANGE
             if pages == 2:
                 newest = await other.commit(Txn((), tuple(Put(f"k{number}", b"new") for number in range(10))))
-                await other.compact(newest.revision)
+                await compacted(other, newest.revision)
             return answer
 
         monkeypatch.setattr(client.transport, "unary", between_pages)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import logs
+from distop.capability import Capability
 from distop.config import ExecutorConfig
 from distop.coordinator import Coordinator
 from distop.core import keys as K
@@ -82,6 +83,7 @@ async def life(etcd: EmbeddedEtcd, tmp_path: Path) -> AsyncIterator[Life]:
         ctx.client, ctx.keys, ctx.log = client, Keys(), logs.get()
         ctx.incarnation, ctx.executor_id, ctx.types = "inc-1", "ex", frozenset({"noop"})
         ctx.cluster = ClusterView(ctx.keys)
+        ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
         ctx.lost = asyncio.get_running_loop().create_future()
         one = Life(ctx)
