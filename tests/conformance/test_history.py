@@ -134,7 +134,7 @@ async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
 
 
 async def test_who_may_not_read_is_refused(own_etcd: EmbeddedEtcd) -> None:
-    from tests.conformance.test_access import WORKER, enable_users
+    from tests.support.users import WORKER, enable_users
 
     await enable_users(own_etcd.endpoint)
     async with connected(own_etcd.endpoint, **WORKER) as client:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.jobs import JobState
-from tests.conformance.test_access import admin
 from tests.support.certificates import make_certificates
 from tests.support.command import distop_command
 from tests.support.contract import etcdctl
@@ -21,6 +20,7 @@ from tests.support.daemons import eventually
 from tests.support.etcd import compacted, connected, own_etcd, shared_etcd
 from tests.support.plants import opened
 from tests.support.pour import pour
+from tests.support.users import admin
 from tests.support.world import World
 
 if TYPE_CHECKING:
