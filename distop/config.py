@@ -46,9 +46,10 @@ class ClientConfig:
 class ExecutorConfig:
     """What an executor daemon is told.
 
-    ``executor_id`` None: the host's name. ``shared_dir`` "": ``_distop/`` under each table's location. ``slots``: jobs,
-    or batches of one operation's jobs, at a time. ``ttl``: seconds until a silent daemon counts as gone. ``poll``:
-    seconds between the listings that back every watch. ``history_limit``: history records kept per table.
+    ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
+    under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds until
+    a silent daemon counts as gone. ``poll``: seconds between the listings that back every watch. ``history_limit``:
+    history records kept per table.
     """
 
     etcd: EtcdConfig
