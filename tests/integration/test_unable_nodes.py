@@ -93,3 +93,33 @@ def test_a_job_alone_on_a_node_without_java_fails_at_once(
     assert result.state == "failed"
     assert "JAVA_HOME is /nonexistent" in result.errors[0]["text"]
     assert (tmp_path / "diary").read_text().splitlines().count("start a") == 1
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("call", ["plan", "complete"])
+def test_planning_and_completion_are_left_to_another_too(
+    group: Daemons,
+    sample_env: dict[str, str],  # noqa: F811
+    call: str,
+) -> None:
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    (ann,) = group.start("ann", ttl=10, env={**sample_env, **NO_JAVA})
+    group.start("bob", ttl=10, env=sample_env, options=("--spark-master", "local[2]"))
+    group.client.drain("bob", wait=True)
+    operation = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {call: "spark-use"}})
+    group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")
+    group.eventually(lambda: "gives up coordinating" in ann.log.read_text(), "ann coordinates no longer")
+    group.client.undrain("bob")
+    assert operation.wait(200).state == "success", group.tails()
+
+
+@pytest.mark.parametrize("call", ["plan", "complete"])
+def test_planning_and_completion_fail_at_once_where_no_node_can(
+    group: Daemons,
+    sample_env: dict[str, str],  # noqa: F811
+    call: str,
+) -> None:
+    group.start("ann", ttl=10, env={**sample_env, **NO_JAVA})
+    result = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {call: "spark-use"}}).wait(60)
+    assert result.state == "failed"
+    assert "JAVA_HOME is /nonexistent" in result.errors[0]["text"]

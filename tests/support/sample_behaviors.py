@@ -183,6 +183,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         company = subprocess.Popen(["sleep", "600"], process_group=0)
         Path(ctx.work_dir, "company").write_text(str(company.pid))
         time.sleep(600)
+    if action == "spark-use":
+        ctx.spark.range(1).count()
     if action == "spark-wait":
         Path(ctx.work_dir, "spark-wait").touch()
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
