@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.core import heartbeats
 from distop.core.keys import check_namespace, encode
 from distop.errors import InvalidArgument
 from distop.store.config import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
@@ -45,9 +46,10 @@ class ClientConfig:
 class ExecutorConfig:
     """What an executor daemon is told.
 
-    ``executor_id`` None: the host's name. ``shared_dir`` "": ``_distop/`` under each table's location. ``slots``: jobs,
-    or batches of one operation's jobs, at a time. ``ttl``: seconds until a silent daemon counts as gone. ``poll``:
-    seconds between the listings that back every watch. ``history_limit``: history records kept per table.
+    ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
+    under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds until
+    a silent daemon counts as gone. ``poll``: seconds between the listings that back every watch. ``history_limit``:
+    history records kept per table.
     """
 
     etcd: EtcdConfig
@@ -338,10 +340,21 @@ def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:
     return home / "distop" / encode(executor_id or socket.gethostname() or "executor")
 
 
+def check_heartbeats(master: str, ttl: float, spark_conf: Mapping[str, str]) -> None:
+    """Refuse sessions that end before Spark executors on other nodes notice. Raises InvalidArgument."""
+    own = {"spark.executor.heartbeatInterval", "spark.executor.heartbeat.maxFailures"} <= spark_conf.keys()
+    if not master.startswith("local") and ttl < heartbeats.LEAST_TTL and not own:
+        raise InvalidArgument(
+            f"with the Spark master {master} a ttl of {ttl:g} s is too short: at least {heartbeats.LEAST_TTL:g} s, so "
+            "that Spark executors on other nodes stop before their jobs are run by another executor"
+        )
+
+
 def executor_config(settings: Settings, env: Mapping[str, str] | None = None) -> ExecutorConfig:
     """What an executor daemon is told. Raises InvalidArgument."""
     executor_id = settings.get("id")
     work_dir = settings.get("work_dir")
+    check_heartbeats(settings.get("spark_master"), settings.get("ttl"), settings.get("spark_conf"))
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),

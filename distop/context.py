@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
+    from distop.capability import Capability
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
@@ -45,7 +46,9 @@ class Context:
     reporter: Reporter
     local: LocalJobs
     types: frozenset[str]
-    """The operation types that this node offers."""
+    """The operation types that are installed on this node."""
+    capability: Capability
+    """Which of them it can run."""
     arguments: dict[OperationRef, Any]
     """Of the operations that were asked for last; see :meth:`argument`."""
     caught_up_at: int
@@ -100,6 +103,10 @@ class Context:
     async def announce_released(self) -> None:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
+
+    def serves(self, type_name: str) -> bool:
+        """This node works for operations of the type."""
+        return type_name in self.types and self.capability.serves(type_name)
 
     @property
     def draining(self) -> bool:

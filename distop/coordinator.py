@@ -362,10 +362,12 @@ class Coordinator:
         op = self._view.operations.get(ref)
         if op is None or op.spec is None:
             return True
+        if error.kind == "unable" and self._ctx.capability.cannot(ref.type, str(error)):
+            return False  # it is for another node to do
         attempts = (op.planning.value.attempts if op.planning is not None else 0) + 1
         text = f"planning failed: {error}"
         self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        if error.kind == "fatal" or decide.gives_up(op.spec.rules, attempts):
+        if error.kind in ("fatal", "unable") or decide.gives_up(op.spec.rules, attempts):
             decision = Decision(State.FAILED, 0, 0, 0, error=text)
             return await self._commit(t.give_up(self._keys, op.ref, self._guard, op.state_mod, decision))
         due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))

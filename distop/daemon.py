@@ -12,6 +12,7 @@ import fcntl
 import re
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 from distop import logs
@@ -24,6 +25,7 @@ from distop.errors import (
     NotAllowed,
     PermissionDenied,
     SessionLost,
+    UsageError,
 )
 from distop.incarnation import Incarnation
 from distop.localjobs import RunFiles
@@ -42,6 +44,14 @@ PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
 LONG_LIFE = 60.0
 """An incarnation that lived so long (seconds) starts the back-off anew."""
+
+
+def check_system(platform: str = sys.platform) -> None:
+    """Raises UsageError where a child could not be stopped in time: that takes CLOCK_BOOTTIME, /proc, prctl, pidfds."""
+    if platform != "linux":
+        raise UsageError(
+            f"an executor runs on Linux only, and this is {platform}: its jobs could not be stopped in time"
+        )
 
 
 @contextlib.contextmanager
@@ -84,10 +94,11 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
 async def run_executor(config: ExecutorConfig) -> int:
     """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
 
-    Raises NotAllowed or InvalidArgument where it cannot begin at all (its work directory, certificates that cannot be
-    used), and ClusterChanged when the etcd behind the
+    Raises UsageError or NotAllowed where it cannot begin at all (its system, its work directory, certificates that
+    cannot be used), and ClusterChanged when the etcd behind the
     endpoints is not the one that it worked with.
     """
+    check_system()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

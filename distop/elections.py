@@ -65,11 +65,11 @@ class Elections:
             else:
                 role.cluster_changed()
         wanted = self._wanted()
-        if self._ctx.draining:
-            for subject in sorted(self._roles.keys() - wanted):
-                if subject not in self._work:
-                    self._ctx.log.info("drains: gives up coordinating %s on %s", subject[1], subject[0])
-                    self._give_up(subject, self._roles[subject].fence)
+        for subject in sorted(self._roles.keys() - wanted):
+            unfit = self._ctx.draining or not self._ctx.serves(subject[1])
+            if unfit and subject not in self._work:
+                self._ctx.log.info("gives up coordinating %s on %s: another can", subject[1], subject[0])
+                self._give_up(subject, self._roles[subject].fence)
         for subject in sorted(wanted):
             self._idle_since.pop(subject, None)
             held = self._held(subject)
@@ -93,7 +93,7 @@ class Elections:
         cluster = self._ctx.cluster
         if self._ctx.draining:
             return {s for s in cluster.ending_types() if s[1] in self._ctx.types and not cluster.capable(s[1])}
-        return {subject for subject in cluster.wanted_types() if subject[1] in self._ctx.types}
+        return {subject for subject in cluster.wanted_types() if self._ctx.serves(subject[1])}
 
     def poll(self) -> None:
         """The regular look: take up elections that name me, resign from idle ones."""

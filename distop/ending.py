@@ -90,7 +90,7 @@ class Ending:
         assert op.spec is not None
         assert op.decision is not None
         ref, spec = op.ref, op.spec
-        if ref.type not in self._ctx.types:
+        if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
         argument = await self._ctx.argument(ref)
@@ -123,8 +123,10 @@ class Ending:
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
         assert op.decision is not None
+        if error.kind == "unable" and self._ctx.capability.cannot(op.ref.type, str(error)):
+            return False  # it is for another node to do
         attempts = decision.attempts + 1
-        if error.kind == "fatal":
+        if error.kind in ("fatal", "unable"):
             attempts = max(attempts, op.spec.rules.retry.attempts)
         text = f"completion failed: {error}"
         self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})

@@ -9,10 +9,7 @@ may be answered by doing something else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 
 class DistopError(Exception):
@@ -165,8 +162,3 @@ def describe(error: BaseException) -> str:
     """One line for people: the message, or the type's name where there is none."""
     text = str(error).strip()
     return text if text else type(error).__name__
-
-
-def details(error: BaseException) -> Mapping[str, str]:
-    """The error as the fields of a record: ``type`` and ``message``."""
-    return {"type": type(error).__name__, "message": describe(error)}

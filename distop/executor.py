@@ -89,15 +89,17 @@ class Executor:
         return bool(self._serving or self._runs) or any(op.held for op in self._operations.values())
 
     def _stopping(self, op: OpenOperation) -> bool:
-        """No job of it may start any more. Of one that is only paused, what is claimed already still runs."""
-        cluster = self._ctx.cluster
-        halted = self._leaving or self._ctx.draining
-        return halted or (op.ref not in cluster.gates and cluster.pending.get(op.ref) is not Phase.PAUSED)
+        """No job of it may start any more."""
+        return self._leaving or self._ctx.draining or op.ref not in self._ctx.cluster.gates
 
     def _closed(self, op: OpenOperation) -> None:
-        """The gate is gone: no more claims. What runs is stopped, unless the operation is only paused."""
+        """The gate is gone: no more claims. What runs is stopped, or where the operation is only paused, what has not
+        begun is released.
+        """
         phase = self._ctx.cluster.pending.get(op.ref)
-        if op.held and phase is not Phase.PAUSED:
+        if op.held and phase is Phase.PAUSED:
+            self._ctx.worker.pause(str(op.ref))
+        elif op.held:
             if not op.told_to_stop:
                 where = {"operation": str(op.ref)}
                 self._ctx.log.info("the operation is %s: stopping its jobs", phase or "gone", extra=where)
@@ -156,7 +158,7 @@ class Executor:
                 self._serving[self._quiet] = asyncio.ensure_future(self._serve(self._quiet, 1))
             return None
         self._quiet = None
-        open_here = [ref for ref in ctx.cluster.gates if ref.type in ctx.types and ref not in self._serving]
+        open_here = [ref for ref in ctx.cluster.gates if ctx.serves(ref.type) and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)
             if op is not None and op.held and op.spec.rules.batch:

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop import __version__
+from distop.capability import Capability
 from distop.clock import time, uuid
 from distop.context import Context
 from distop.core import keys as K
-from distop.core.draining import NodeState, node_state
+from distop.core.draining import node_state
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Node
@@ -73,6 +74,7 @@ class Incarnation(Context):
         self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
         self.cluster = ClusterView(self.keys)
         self.types = frozenset()
+        self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
         self.arguments = {}
         self.caught_up_at = 0
         self._make_worker = make_worker
@@ -155,6 +157,7 @@ class Incarnation(Context):
             shared_dir=c.shared_dir,
             spark_master=c.spark_master,
             spark_conf=c.spark_conf,
+            ttl=c.ttl,
             log_level=c.log_level,
         )
 
@@ -183,6 +186,7 @@ class Incarnation(Context):
             self.session.node_key_gone()
             return
         gone = any(inc not in nodes for inc in before)
+        self.capability.nodes_changed(before)
         released = any(
             key.family == K.NODE
             and key.id != self.incarnation
@@ -214,22 +218,29 @@ class Incarnation(Context):
             await self.session.update(self._node.encode())
 
     def activity_changed(self) -> None:
-        if self._caught_up and self._said_now() is not self._node.state and self._saying is None:
+        if self._caught_up and self._said_now() != self._node and self._saying is None:
             self._saying = asyncio.ensure_future(self._say())
 
-    def _said_now(self) -> NodeState:
-        return node_state(self.draining, self.executor.busy or self.elections.busy)
+    def _can_less(self) -> None:
+        self.activity_changed()
+        self.elections.cluster_changed()
+
+    def _said_now(self) -> Node:
+        state = node_state(self.draining, self.executor.busy or self.elections.busy)
+        unable = self.capability.unable
+        return replace(self._node, state=state, behaviors=tuple(sorted(self.types - unable.keys())), unable={**unable})
 
     async def _say(self) -> None:
-        """Have the node record tell whether this node drains, and whether it is empty."""
+        """Have the node record tell whether this node drains, whether it is empty, and what it cannot do."""
         try:
-            while (state := self._said_now()) is not self._node.state:
+            while self._said_now() != self._node:
                 async with self._announcing:
-                    self._node = replace(self._node, state=state)
+                    before, self._node = self._node.state, self._said_now()
                     await self.session.update(self._node.encode())
-                self.log.info("this node is %s", state)
+                if self._node.state is not before:
+                    self.log.info("this node is %s", self._node.state)
         except DistopError as error:
-            self.log.debug("could not tell that this node is %s: %s", self._said_now(), describe(error))
+            self.log.debug("could not tell what this node is: %s", describe(error))
         finally:
             self._saying = None
 

@@ -184,7 +184,9 @@ class Jobs:
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
         keys, p, claim, rules = self._ctx.keys, event.partition, held.claim, op.spec.rules
-        if event.kind in ("cancelled", "refused"):
+        if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error):
+            event = replace(event, kind="fatal")  # nobody else can do it either
+        if event.kind in ("cancelled", "refused", "unable"):
             self._released()
             return claiming.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self._ctx.executor_id))
         if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):

@@ -310,7 +310,9 @@ def waiting_for(
         return None
     capable = [node for node in nodes.values() if type_name in node.behaviors]
     if not capable:
-        return f"an executor that offers `{type_name}`"
+        unable = [(node.executor, node.unable[type_name]) for node in nodes.values() if type_name in node.unable]
+        why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
+        return f"an executor that offers `{type_name}`{why}"
     ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
     if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
         drained = sorted({node.executor for node in capable})

@@ -67,6 +67,12 @@ def plain_path(uri: str) -> str:
     return unquote(uri)
 
 
+def spark_path(path: str) -> str:
+    """A planned path as Spark is to take it: one without a scheme would be looked for in Hadoop's default file system,
+    while its footer is read here. Hadoop unescapes nothing in it."""
+    return f"file://{path}" if path.startswith("/") else path
+
+
 def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
     """The group with these files alone."""
     return replace(group, files=tuple(files))
@@ -89,8 +95,8 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
         # Paths are what they are: `*` or `{` in a name is no pattern.
         reader = session.read.schema(schema).option("__globPaths__", "false")
         if group.partition_columns:
-            reader = reader.option("basePath", group.base)
-        frame = reader.parquet(*(f[0] for f in group.files))
+            reader = reader.option("basePath", spark_path(group.base))
+        frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
         if keep:
             _relations[key] = frame
         while len(_relations) > KEPT_RELATIONS:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from distop.client import Client
 
 _CLOCK_TOLERANCE = 5.0
-_JAVA_LIMIT = 20.0
 _SHOWN = 5
 _AT_ONCE = 20
 """Records in one answer: a history record has up to a megabyte."""
@@ -69,28 +65,11 @@ def _boot_clock() -> Finding:
     return Finding("boot clock", "error", "there is no CLOCK_BOOTTIME: executors need Linux to know their deadline")
 
 
-def find_java() -> str | None:
-    """The java that Spark would start: JAVA_HOME's, else the one on PATH."""
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        return shutil.which(str(Path(home) / "bin" / "java"))
-    return shutil.which("java")
-
-
 def _java() -> Finding:
-    from distop.core.versions import judge_java
+    from distop.java import judge
 
-    java = find_java()
-    if java is None:
-        home = os.environ.get("JAVA_HOME")
-        where = f"JAVA_HOME is {home}, which holds no bin/java" if home else "there is no java on PATH"
-        return Finding("java", "error", f"{where}: executors need Java 17 or newer")
-    try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_LIMIT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("java", "error", f"{java} could not be run: {error}")
-    judged = judge_java(done.stderr + done.stdout)
-    return Finding("java", judged.level, f"{judged.text} ({java})")
+    judged = judge(os.environ)
+    return Finding("java", judged.level, judged.text)
 
 
 def _spark() -> Finding:
@@ -177,7 +156,13 @@ async def _nodes(client: Client) -> Finding:
         return Finding("executors", "warning", "none is alive: start one with `distop executor`")
     types = sorted({name for node in live.values() for name in node.behaviors})
     slots = sum(node.slots for node in live.values())
-    return Finding("executors", "ok", f"{len(live)} alive with {slots} slots, for {', '.join(types) or 'no type'}")
+    alive = f"{len(live)} alive with {slots} slots, for {', '.join(types) or 'no type'}"
+    cannot = [
+        f"{node.executor} cannot run {', '.join(sorted(node.unable))}: {next(iter(node.unable.values()))}"
+        for node in sorted(live.values(), key=lambda node: node.executor)
+        if node.unable
+    ]
+    return Finding("executors", "warning" if cannot else "ok", "; ".join([alive, *cannot]))
 
 
 async def _keys(client: Client) -> list[Finding]:

@@ -318,7 +318,10 @@ def pause(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs any more.")] = False,
     timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
 ) -> None:
-    """Pause an operation: no more jobs start; running ones finish, or are stopped."""
+    """Pause an operation: running jobs finish, or are stopped with --now.
+
+    Types that run in batches (validate, noop) finish whole batches, which may be all of a small operation: use --now.
+    """
     check_waiting(wait, timeout)
     ref = _parse(op)
 

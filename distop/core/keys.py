@@ -184,10 +184,6 @@ class Keys:
         """All of ``distOpClaim.<table>.<type>.``."""
         return prefix_range(f"{self._prefix}{CLAIM}.{encode(table)}.{check_type_name(type_name)}.")
 
-    def table_range(self, table: str) -> tuple[str, str]:
-        """All of ``distOp.<table>.``."""
-        return prefix_range(f"{self._prefix}{OP}.{encode(table)}.")
-
     def roots(self, ref: OperationRef) -> tuple[str, str]:
         """The operation's root and the root of its claims, without a delimiter at their ends."""
         last, root, claims = self._last
@@ -202,10 +198,6 @@ class Keys:
     def of(self, ref: OperationRef, name: str) -> str:
         """``<root>.<name>``: arg, spec, state, cancel, plan, planning, decision."""
         return f"{self._op(ref, OP)}.{name}"
-
-    def root_range(self, ref: OperationRef) -> tuple[str, str]:
-        """Every key under the operation's root."""
-        return prefix_range(f"{self._op(ref, OP)}.")
 
     def chunk(self, ref: OperationRef, number: int) -> str:
         return f"{self._op(ref, OP)}.plan.{number:06d}"

@@ -195,6 +195,8 @@ class Node:
     """Grows each time this daemon set claims to waiting: others then look for work that their watches, which
     see no claims, would miss until the next poll."""
     state: NodeState = NodeState.ACTIVE
+    unable: Mapping[str, str] = field(default_factory=dict)
+    """Types that are installed, but need what cannot be had here (``behaviors`` leaves them out), and what that is."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -208,6 +210,7 @@ class Node:
                 "version": self.version,
                 "released": self.released,
                 "state": str(self.state),
+                **({"unable": dict(self.unable)} if self.unable else {}),
             }
         )
 
@@ -223,6 +226,7 @@ class Node:
             data.get("version", ""),
             int(data.get("released", 0)),
             NodeState(data.get("state", "active")),
+            data.get("unable") or {},
         )
 
 

@@ -71,12 +71,10 @@ def java_major(output: str) -> int | None:
 
 
 def judge_java(output: str) -> Judgement:
-    """What ``java -version`` printed."""
+    """What ``java -version`` printed; of an error the text says what that java is."""
     major = java_major(output)
     if major is None:
-        return Judgement("error", f"Java's version could not be read: install Java {OLDEST_JAVA} or newer")
+        return Judgement("error", "does not tell its version")
     if major < OLDEST_JAVA:
-        return Judgement(
-            "error", f"Java {major} is too old: install Java {OLDEST_JAVA} or newer, and point JAVA_HOME there"
-        )
+        return Judgement("error", f"is version {major}")
     return Judgement("ok", f"Java {major}")

@@ -6,7 +6,6 @@ The rules it keeps are in docs/etcd-rules.md; they are cited by number.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -172,21 +171,6 @@ class EtcdClient:
         attempts = Attempts(txn.label or "transaction", deadline, until=until)
         response = await self._repeater.send(wire.TXN, request, attempts)
         return decode_txn(response, repeated=attempts.unknown)
-
-    async def try_commit(self, txn: Txn) -> TxnResult:
-        """One attempt. Raises OutcomeUnknown, or EtcdUnavailable when it was certainly not applied."""
-        try:
-            response = await self.transport.unary(wire.TXN, encode_txn(txn), self.config.request_timeout)
-        except RequestFailed as error:
-            failure = error.failure
-            if failure.fate is Fate.FINAL:
-                raise self.transport.rejection(failure, f"the {txn.label or 'transaction'}") from None
-            if failure.fate is Fate.UNKNOWN:
-                raise OutcomeUnknown(f"whether etcd applied the transaction is not known: {failure}") from None
-            if failure.fate is Fate.TOKEN:
-                await self._repeater.fresh_token(error.token)
-            raise EtcdUnavailable(f"etcd did not take the transaction: {failure}") from None
-        return decode_txn(response)
 
     # ---- reads, all linearizable
 
@@ -365,11 +349,6 @@ class EtcdClient:
             Member(member.ID, member.name, tuple(member.clientURLs), tuple(member.peerURLs), member.isLearner)
             for member in response.members
         )
-
-    async def compact(self, revision: int) -> None:
-        """Drop the history before ``revision``; one that is compacted already is fine."""
-        with contextlib.suppress(Compacted):
-            await self._read(wire.COMPACT, rpc.CompactionRequest(revision=revision))
 
     async def _read(self, method: Method[Request, Response], request: Request) -> Response:
         """A request that may be repeated freely."""

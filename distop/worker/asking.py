@@ -20,7 +20,6 @@ class Asking:
     """Calls to the child. The worker gives it what it needs."""
 
     config: WorkerConfig
-    incarnation: str
     _caller: Caller
     _gate: Gate
 
@@ -88,7 +87,7 @@ class Asking:
         Raises WorkerError with the first error, and (``transient``) where all together, with the wait for a child, take
         longer than the configured time. ``superseded``: see JobContext."""
         request = RunRequest(op, type, arg, table, tuple(items), batch=False)
-        await self._cleanup(request, items, incarnation or self.incarnation, self._gate, superseded=superseded)
+        await self._cleanup(request, items, incarnation or self.config.incarnation, self._gate, superseded=superseded)
 
     async def _cleanup(
         self,

@@ -13,9 +13,10 @@ from distop.core.model import TableRecord
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, UsageError
 from distop.worker import protocol, shared
+from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
 from distop.worker.explain import explain
-from distop.worker.runner import dump, is_fatal, validate
+from distop.worker.runner import dump, validate
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ class Call:
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             text = str(error) if fatal and told and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)
-            kind = "fatal" if fatal else "transient"
-            self._env.outbox.send(
-                protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text)  # type: ignore[typeddict-item]
-            )
+            kind = kind_of(error) if fatal else "transient"
+            self._env.outbox.send(protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
             self._env.spark.unbind()
 

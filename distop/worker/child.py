@@ -98,6 +98,9 @@ class Child:
                     run.cancel(message.get("partitions"), keep=message.get("keep", False))
             elif (call := self._calls.get(message["call"])) is not None:
                 call.cancel()
+        elif kind == "pause":
+            if (run := self._runs.get(message["run"])) is not None:
+                run.pause()
         elif kind == "probe":
             run = self._runs.get(message["run"])
             stubborn = run is not None and run.stubborn(message["grace"])

@@ -38,7 +38,9 @@ class Environment:
         self.work_dir = work_dir
         self.shared_dir: str = config["shared_dir"]
         self.outbox = outbox
-        self.spark = SparkHolder(config["spark_master"], config["executor"], work_dir, config["spark_conf"])
+        self.spark = SparkHolder(
+            config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]
+        )
         self.log = logging.getLogger("distop.child")
         self.stopping = False
         """The child was told to end: errors of jobs say nothing about them any more."""

@@ -56,8 +56,6 @@ class Worker(Asking):
 
     def __init__(self, config: WorkerConfig, *, log: logging.Logger | None = None) -> None:
         self.config = config
-        self.incarnation = config.incarnation
-        """The incarnation that new requests work under."""
         self._log = log or logging.getLogger("distop.worker")
         self._keeper = Keeper(config, self._log)
         self._slots = asyncio.Semaphore(config.slots)
@@ -89,19 +87,9 @@ class Worker(Asking):
         """A child is there now."""
         return self._keeper.child is not None
 
-    def notify_death(self, callback: Callable[[Death], None]) -> None:
-        """Have ``callback`` called whenever a child died or had to be killed; another one is started by itself."""
-        self._keeper.on_death = callback
-
     def set_deadline(self, boottime: float) -> None:
         """The time (seconds of CLOCK_BOOTTIME) at which the guardian kills the child; 0: none."""
         self._keeper.set_deadline(boottime)
-
-    def renew(self, incarnation: str, deadline: float) -> None:
-        """Go on under a new session. What is left of requests made under the former one ends as cancelled or
-        refused; that the former child is dead was for :meth:`abort` or the guardian to see to."""
-        self.incarnation = incarnation
-        self.set_deadline(deadline)
 
     async def abort(self, reason: str) -> None:
         """Kill the child at once. Returns when all of its processes are dead and all that was asked for before has
@@ -149,7 +137,7 @@ class Worker(Asking):
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
     ) -> None:
         """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded."""
-        run = RunSink(request, self.incarnation, on_events, on_status, on_progress, self._log)
+        run = RunSink(request, self.config.incarnation, on_events, on_status, on_progress, self._log)
         self._runs.add(run)
         task = self._spawn(self._in_slot(run))
         try:
@@ -214,7 +202,7 @@ class Worker(Asking):
 
     async def _settle(self, run: RunSink, death: Death) -> bool:
         """After a death: end what must not be run again. Whether that was all."""
-        if death.final or run.incarnation != self.incarnation or self._keeper.stopping:
+        if death.final or self._keeper.stopping:
             run.end_rest("cancelled", str(death))
         elif gone := [p for p in run.pending if p in run.cancelled]:
             run.end_rest("cancelled", await self._clean_after(run, gone), gone)
@@ -226,7 +214,7 @@ class Worker(Asking):
         if not gone:
             return ""
         try:
-            await self._cleanup(run.request, [run.pending[p] for p in gone], run.incarnation)
+            await self._cleanup(run.request, [run.pending[p] for p in gone], self.config.incarnation)
         except WorkerError as error:
             self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, error)
             return f"the cleanup failed: {error}"
@@ -238,8 +226,6 @@ class Worker(Asking):
         """Send jobs to the child and wait for their ends; the child's death if it came first."""
         child = await self._keeper.ready()
         ordinals = [p for p in ordinals if p in run.pending]
-        if run.incarnation != self.incarnation:
-            raise WorkerError("transient", "the session that the jobs were claimed in is over")
         request, number = run.request, next(self._numbers)
         run.child, run.number = child, number
         run.done = asyncio.get_running_loop().create_future()
@@ -280,19 +266,26 @@ class Worker(Asking):
 
     # ------------------------------------------------------------------ cancel
 
-    def cancel_runs(self, op: str, partitions: Collection[int] | None = None) -> None:
+    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
         """Stop these jobs of an operation (None: all; its calls go on). What does not stop within the configured
         grace loses its child."""
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
     def release(self, op: str) -> None:
-        """Stop all jobs of an operation as :meth:`cancel_runs` does, but not for good: a job that can go on from its
+        """Stop all jobs of an operation as :meth:`cancel` does, but not for good: a job that can go on from its
         checkpoint is not cleaned up after. Jobs that were cancelled stay so."""
         for run in [r for r in self._runs if r.request.op == op]:
             self._cancel(run, list(run.pending), keep=True)
 
-    cancel = cancel_runs
+    def pause(self, op: str) -> None:
+        """End as refused those jobs of an operation that have not begun; what has begun goes on. Of a batch nobody but
+        the behavior knows which have, so that all of it goes on."""
+        for run in [r for r in self._runs if r.request.op == op]:
+            if run.child is None:
+                run.end_rest("refused", "the operation was paused before the job began")
+            else:
+                run.child.send(protocol.PauseMessage(t="pause", run=run.number))
 
     def cancel_calls(self, op: str) -> None:
         """Stop planning, completion and cleanup of an operation, also where they only wait for a child: each ends with

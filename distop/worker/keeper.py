@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from distop.worker import protocol
 from distop.worker.guardian import boottime
 from distop.worker.launch import Child
-from distop.worker.model import Death, WorkerConfig, WorkerError
+from distop.worker.model import WorkerConfig, WorkerError
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from distop.core.declaration import Declaration
 
@@ -34,7 +34,6 @@ class Keeper:
         self.declarations: tuple[Declaration, ...] = ()
         self.skipped: dict[str, str] = {}
         self.deaths = 0
-        self.on_death: Callable[[Death], None] | None = None
         self.stopping = False
         self._log = log
         self._deadline = 0.0
@@ -173,8 +172,6 @@ class Keeper:
             return
         self.deaths += 1
         self._log.warning("%s", death)
-        if self.on_death is not None:
-            self.on_death(death)
         if self._aborting or death.reason == "aborted":
             return  # the next request starts one, if there is any
         with contextlib.suppress(WorkerError):

@@ -17,11 +17,22 @@ from distop.worker.model import Death, WorkerError
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Mapping
 
     from distop.worker.model import WorkerConfig
 
 MARKER = "DISTOP_CHILD"
 """The environment variable that tells the processes of one child from all others."""
+
+
+CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
+"""What the daemon proves itself to etcd with. The child needs none of it, and what it runs can ask for its environment:
+a CHECK, for one, by Spark's ``java_method``."""
+
+
+def environment(own: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of guardian and child."""
+    return {name: value for name, value in {**own, **added}.items() if name not in CREDENTIALS}
 
 
 class Sink(Protocol):
@@ -61,7 +72,7 @@ class Child:
         self._path = logs.new_log(config.work_dir)
         self._control, control = socket.socketpair()
         data, theirs = socket.socketpair()
-        environment = {**os.environ, **config.env, MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+        added = {**config.env, MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
         command = [
             *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
             *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
@@ -73,7 +84,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=log_file,
-                    env=environment,
+                    env=environment(os.environ, added),
                     pass_fds=(control.fileno(), theirs.fileno()),
                     start_new_session=True,
                 )
@@ -97,6 +108,7 @@ class Child:
                 shared_dir=config.shared_dir,
                 spark_master=config.spark_master,
                 spark_conf=dict(config.spark_conf),
+                ttl=config.ttl,
                 executor=config.executor,
                 log_level=config.log_level,
             )

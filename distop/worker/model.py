@@ -30,6 +30,8 @@ class WorkerConfig:
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     """Settings of the user: they win over distop's own."""
+    ttl: float = 10.0
+    """Of the session that the jobs are claimed in, in seconds: Spark executors on other nodes stop within it."""
     log_level: str = "info"
     grace: float = 10.0
     """Seconds for a job to stop when told to, before its child is killed."""
@@ -86,7 +88,8 @@ class JobEnded:
     ``success`` and ``verdict`` (JobFailed) are answers; ``error`` is an unexpected error; ``fatal`` one that no
     retry mends; ``crash``: the job killed its child, alone in it; ``cancelled``: told to stop, and cleaned up (or
     stopped with its whole session; one that was only released keeps what its checkpoint speaks of); ``refused``: not
-    started, and not the job's fault. The last two are released, not blamed.
+    started, and not the job's fault; ``unable``: it needs what cannot be had on this node, another may have it. The
+    last three are released, not blamed.
     """
 
     partition: int
@@ -121,10 +124,11 @@ class CompleteResult:
 
 class WorkerError(DistopError):
     """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
-    that is not installed); ``crash``: the child died; ``transient``: anything else.
+    that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``crash``: the
+    child died; ``transient``: anything else.
     """
 
-    def __init__(self, kind: Literal["transient", "fatal", "crash"], message: str) -> None:
+    def __init__(self, kind: Literal["transient", "fatal", "unable", "crash"], message: str) -> None:
         super().__init__(message)
         self.kind = kind
 

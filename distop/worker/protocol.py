@@ -31,7 +31,7 @@ EXIT_DAEMON_GONE = 71
 _LENGTH = struct.Struct(">I")
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused"]
+Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused", "unable"]
 
 
 class ProtocolError(Exception):
@@ -49,6 +49,7 @@ class ConfigMessage(TypedDict):
     shared_dir: str
     spark_master: str
     spark_conf: dict[str, str]
+    ttl: float
     executor: str
     log_level: str
 
@@ -84,6 +85,13 @@ class DeadlineMessage(TypedDict):
 
     t: Literal["deadline"]
     boottime: float
+
+
+class PauseMessage(TypedDict):
+    """Let what has begun of a run go on, and refuse the rest."""
+
+    t: Literal["pause"]
+    run: int
 
 
 class CancelMessage(TypedDict):
@@ -175,6 +183,7 @@ ToChild = (
     ConfigMessage
     | RunMessage
     | DeadlineMessage
+    | PauseMessage
     | CancelMessage
     | ProbeMessage
     | PlanMessage
@@ -263,7 +272,7 @@ class ResultMessage(TypedDict):
 class FailedMessage(TypedDict):
     t: Literal["failed"]
     call: int
-    kind: Literal["transient", "fatal"]
+    kind: Literal["transient", "fatal", "unable"]
     message: str
 
 

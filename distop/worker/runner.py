@@ -16,17 +16,20 @@ from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
+from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import Context, Environment
 from distop.worker.explain import explain, explain_argument, headline
 from distop.worker.guardian import boottime
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OUTCOME_MARGIN = 1024
 """What an outcome's other fields take at most, besides result and error."""
+
+
+NOT_BEGUN = "the operation was paused before the job began"
 
 
 class Refused(Exception):
@@ -55,6 +58,7 @@ class Run:
         self._cancelled: dict[int, float] = {}
         self._keep = False
         """What was cancelled is only released."""
+        self._paused = False
         self._lock = threading.Lock()
         self._current: tuple[int, ...] = ()
         self._since = time.monotonic()
@@ -81,6 +85,10 @@ class Run:
             for ordinal in self._items if partitions is None else partitions:
                 self._cancelled.setdefault(ordinal, now)
         self.interrupt()
+
+    def pause(self) -> None:
+        """Begin nothing more."""
+        self._paused = True
 
     def interrupt(self) -> None:
         """Cancel the Spark jobs of what runs now, if all of it is to stop."""
@@ -110,7 +118,7 @@ class Run:
         except Refused as error:
             self._end_all("refused", str(error))
         except UsageError as error:
-            self._end_all("fatal", str(error))
+            self._end_all(kind_of(error), str(error))
         except BaseException as error:
             self._env.log.exception("run %d of %s broke", self.number, self.op)
             self._check_spark(error)
@@ -130,11 +138,21 @@ class Run:
             self._run_batches(behavior, list(self._items), cleans)
             return
         for ordinal in self._items:
+            if not self._begin([ordinal]):
+                continue
             try:
                 self._run_one(behavior, ordinal, cleans)
             finally:
                 self._set_current((), "")
                 self._env.spark.unbind()
+
+    def _begin(self, group: list[int]) -> list[int]:
+        """Those of a group that are to begin now; of a run that was paused: those that were cancelled before."""
+        if not self._paused:
+            return group
+        for ordinal in [p for p in group if p not in self._cancelled]:
+            self._end(ordinal, "refused", None, NOT_BEGUN, time.time())
+        return [p for p in group if p in self._cancelled]
 
     def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
         partition, attempt, fence, progress = self._items[ordinal]
@@ -174,6 +192,8 @@ class Run:
         groups = [(ordinals, self._cleanup_first)]
         while groups:
             group, cleanup = groups.pop()
+            if not (group := self._begin(group)):
+                continue
             try:
                 error, started = self._run_batch(behavior, group, cleanup and cleans, cleans)
             finally:
@@ -230,7 +250,7 @@ class Run:
                         break  # all that is left was cancelled: do not wait for the generator to notice
         except UsageError as error:
             for ordinal in [p for p in group if p in self._open]:
-                self._end(ordinal, "fatal", None, str(error), started)
+                self._end(ordinal, kind_of(error), None, str(error), started)
         except BaseException as error:
             self._check_spark(error)
             broke = error
@@ -307,7 +327,7 @@ class Run:
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
         elif is_fatal(behavior, error, self._env.log):
             text = str(error) if isinstance(error, DistopError) else explain(error)
-            self._end(ordinal, "fatal", None, text or headline(error), started)
+            self._end(ordinal, kind_of(error), None, text or headline(error), started)
         else:
             self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
             self._end(ordinal, "error", None, explain(error), started)
@@ -364,17 +384,6 @@ def dump(value: Any) -> bytes:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def is_fatal(behavior: Behavior, error: BaseException, log: logging.Logger) -> bool:
-    """What the behavior says of an error; where that breaks too, the error is one that is tried again."""
-    if isinstance(error, UsageError):
-        return True
-    try:
-        return bool(behavior.is_fatal(error))
-    except Exception:
-        log.exception("is_fatal of %s broke", behavior.type_name)
-        return False
 
 
 def validate(behavior: Behavior, arg: Any) -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop import java
+from distop.core import heartbeats
 from distop.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-MINIMUM_JAVA = 17
 ANSWER_SETTING = "spark.distop.jvmAnswer"
 """A setting of ours among Spark's: seconds without an answer after which a JVM counts as hung."""
 ANSWER_SECONDS = 60.0
@@ -33,41 +32,22 @@ ASK_EVERY, WAIT = 5.0, 0.5
 
 
 class SparkUnavailable(UsageError):
-    """Spark cannot run here: Java is missing or too old. No retry on this node mends it."""
+    """Spark cannot run here: Java is missing or too old. No retry on this node mends it, but another node may do."""
 
 
 class SparkDied(Exception):
     """The JVM or its SparkContext is gone: this process is of no more use."""
 
 
-def java_version(text: str) -> int | None:
-    """The major version in the output of ``java -version``: 17 from ``"17.0.15"``, 8 from ``"1.8.0_292"``."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
-        return None
-    major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major
-
-
 def check_java(environment: Mapping[str, str]) -> None:
-    """Raises SparkUnavailable unless Spark would find a Java of :data:`MINIMUM_JAVA` or newer."""
-    home = environment.get("JAVA_HOME")
-    java = f"{home}/bin/java" if home else shutil.which("java")
-    where = f"JAVA_HOME is {home}, where no bin/java can be run" if home else "no java is on the PATH"
-    if java is None or shutil.which(java) is None:
-        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {where}")
-    try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {java} cannot be run ({error})") from None
-    version = java_version(done.stderr + done.stdout)
-    if version is None or version < MINIMUM_JAVA:
-        found = f"is version {version}" if version else "does not tell its version"
-        raise SparkUnavailable(f"Java {MINIMUM_JAVA} or newer is needed: {java} {found}")
+    """Raises SparkUnavailable unless Spark would find a Java that it can run on."""
+    judged = java.judge(environment)
+    if judged.level == "error":
+        raise SparkUnavailable(judged.text)
 
 
-def settings(master: str, executor: str, work_dir: Path, user: Mapping[str, str]) -> dict[str, str]:
-    """distop's settings of the session, with the user's on top."""
+def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> dict[str, str]:
+    """distop's settings of the session, with the user's on top. ``ttl``: of the etcd session, in seconds."""
     local = work_dir / "spark"
     conf = {
         "spark.app.name": f"distop-{executor}",
@@ -88,20 +68,22 @@ def settings(master: str, executor: str, work_dir: Path, user: Mapping[str, str]
             "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
         }
     else:
-        # An executor whose driver was killed or frozen must stop before the claims that it works under can be
-        # taken over: after interval × failures, which is below the session's time to live.
-        conf |= {"spark.executor.heartbeatInterval": "2s", "spark.executor.heartbeat.maxFailures": "3"}
+        # A Spark executor that is cut off from its driver must stop before the claims that it works under can be
+        # taken over.
+        conf |= {
+            "spark.executor.heartbeatInterval": f"{int(heartbeats.interval(ttl) * 1000)}ms",
+            "spark.executor.heartbeat.maxFailures": str(heartbeats.FAILURES),
+        }
     return {**conf, **user}
 
 
 class SparkHolder:
     """The session of this process, or none yet."""
 
-    def __init__(self, master: str, executor: str, work_dir: Path, user: Mapping[str, str]) -> None:
+    def __init__(self, master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> None:
         self._master = master
-        self._executor = executor
+        self._settings = settings(master, executor, work_dir, ttl, user)
         self._work_dir = work_dir
-        self._user = user
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._bound = threading.local()
@@ -207,7 +189,7 @@ class SparkHolder:
         except ImportError as error:
             raise SparkUnavailable(f"PySpark is needed and cannot be imported: {error}") from error
         builder = SparkSession.builder.master(self._master)
-        for key, value in settings(self._master, self._executor, self._work_dir, self._user).items():
+        for key, value in self._settings.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         self._quieten(session)

@@ -18,6 +18,7 @@ from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.worker.guardian import session_members
 from soaking.cluster import NAMES, PROXIED, STEADY
+from tests.support.etcd import compacted
 from tests.support.proxy import Mode
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class Faults:
             return None
 
         async def ask(client: EtcdClient) -> None:
-            await client.compact(revision)
+            await compacted(client, revision)
 
         return f"up to revision {revision}" if self._ask(ask) else None
 

@@ -15,10 +15,13 @@ import pytest
 from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.support.context import Ran, run_operation
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.footers import as_old_writers_did
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -446,3 +449,35 @@ def test_unpartitioned_folders_are_groups_of_files(table: Table) -> None:
     table.options = {"group_files": 2}
     assert len(plan_table(replace(table.record)).partitions) == 3
     assert table.agrees({"not_null": "x"}, between("x", 0, 3)) == [("violated", 5), ("violated", 1)]
+
+
+def test_local_paths_are_local_whatever_spark_s_default_file_system_is(table: Table, spark: SparkSession) -> None:
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("fs.defaultFS", "hdfs://nowhere.invalid:8020")
+    table.context = lambda record: FakeContext(table.directory.parent / "work", record, elsewhere)
+    table.options["partition_types"] = {"k": "string"}
+    table.add("k=a b%20#c/one two.parquet", {"x": [1, 2, None]})
+    assert table.agrees({"not_null": "x"}, {"check": "k = 'a b #c'"}) == [("violated", 1), ("valid", 0)]
+
+
+@pytest.mark.parametrize("writer", [b"parquet-mr version 1.8.1 (build 4aba4da)", b"a writer of its own version 3.0.0"])
+def test_the_deprecated_bounds_of_old_writers_compared_signed(table: Table, writer: bytes) -> None:
+    """Old writers compared the bytes of texts, and unsigned numbers, as signed ones, and left no other bounds."""
+    huge = 2**63 + 5
+    columns = {"text": ["a", "é"], "u": pa.array([1, huge], pa.uint64()), "i": [-3, 4]}
+    path = table.add("a.parquet", columns)
+    bounds = {
+        "text": ("é".encode(), b"a"),
+        "u": (huge.to_bytes(8, "little"), (1).to_bytes(8, "little")),
+        "i": ((-3).to_bytes(8, "little", signed=True), (4).to_bytes(8, "little")),
+    }
+    as_old_writers_did(path, writer, bounds)
+    assert pq.read_metadata(path).created_by == writer.decode()
+    assert table.agrees(between("text", "b"), between("text", high="b"), between("u", 0, 100), between("i", -3, 4)) == [
+        ("violated", 1),
+        ("violated", 1),
+        ("violated", 1),
+        ("valid", 0),
+    ]
+    # What is compared in the same way either way is still believed.
+    assert table.run(between("i", -3, 4), statistics="only").report["checks"][0]["verdict"] == "valid"

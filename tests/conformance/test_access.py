@@ -14,45 +14,21 @@ import pytest
 from distop.core.txn import Put, Txn
 from distop.errors import EtcdUnavailable, PermissionDenied
 from distop.store import transport as wire
-from distop.store._proto import auth_pb2
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.session import Session
-from distop.store.transport import Method
 from distop.store.watch import Feed
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.etcd import Mirror, connected, until
 from tests.support.proxy import TcpProxy
+from tests.support.users import ROOT, WORKER, enable_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.etcd
-
-ROOT = {"username": "root", "password": "of all evil"}
-WORKER = {"username": "worker", "password": "bee"}
-
-
-async def admin(client: EtcdClient, name: str, request: object) -> None:
-    response = getattr(rpc, f"Auth{name.removeprefix('Auth')}Response")
-    method = Method(f"/etcdserverpb.Auth/{name}", type(request).SerializeToString, response.FromString)  # type: ignore[attr-defined]
-    await client.transport.unary(method, request, 5.0)
-
-
-async def enable_users(endpoint: str) -> None:
-    """Users root and worker; worker may only touch ``ours.``."""
-    async with connected(endpoint) as client:
-        for user in (ROOT, WORKER):
-            await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user["username"], password=user["password"]))
-        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="root"))
-        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="ours"))
-        permission = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"ours.", range_end=b"ours/")
-        await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="ours", perm=permission))
-        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
-        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
-        await admin(client, "AuthEnable", rpc.AuthEnableRequest())
 
 
 async def test_users() -> None:

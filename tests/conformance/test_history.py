@@ -11,7 +11,7 @@ import pytest
 from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdRejected, EtcdUnavailable
 from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
-from tests.support.etcd import connected, until
+from tests.support.etcd import compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def test_compacted_history_begins_with_what_was_there(own_etcd: EmbeddedEt
         await put(client, "h.a")
         at = await put(client, "h.b")
         later = (await client.commit(Txn((), (Delete("h.a"),)))).revision
-        await client.compact(at)
+        await compacted(client, at)
         beginning, revision, end = await read(client)
         assert isinstance(beginning, Beginning)
         assert (beginning.revision, beginning.lost) == (at, 1)
@@ -94,7 +94,7 @@ async def test_what_is_compacted_under_the_reader_is_told_to_be_lost(own_etcd: E
             proxy.set(Mode.BLACK_HOLE)
             await put(client, "h.b")
             at = await put(client, "h.c")
-            await client.compact(at)
+            await compacted(client, at)
             proxy.set(Mode.PASS)
             await until(lambda: isinstance(steps[-1], Beginning), "the loss")
             beginning = steps[-1]
@@ -134,7 +134,7 @@ async def test_an_etcd_that_goes_away_ends_it(own_etcd: EmbeddedEtcd) -> None:
 
 
 async def test_who_may_not_read_is_refused(own_etcd: EmbeddedEtcd) -> None:
-    from tests.conformance.test_access import WORKER, enable_users
+    from tests.support.users import WORKER, enable_users
 
     await enable_users(own_etcd.endpoint)
     async with connected(own_etcd.endpoint, **WORKER) as client:

@@ -11,7 +11,7 @@ from distop.core.txn import Get, Put, Txn
 from distop.errors import Compacted, OutcomeUnknown
 from distop.store import transport as wire
 from distop.store.embedded import EmbeddedEtcd
-from tests.support.etcd import connected
+from tests.support.etcd import compacted, connected
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
@@ -77,7 +77,7 @@ async def test_a_compaction_while_paging_starts_the_list_anew(
             pages += method is wire.RANGE
             if pages == 2:
                 newest = await other.commit(Txn((), tuple(Put(f"k{number}", b"new") for number in range(10))))
-                await other.compact(newest.revision)
+                await compacted(other, newest.revision)
             return answer
 
         monkeypatch.setattr(client.transport, "unary", between_pages)

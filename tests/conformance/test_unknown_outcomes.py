@@ -71,8 +71,6 @@ async def test_the_deadline_ends_in_an_unknown_outcome(shared_etcd: EmbeddedEtcd
         proxy.set(Mode.DROP_ANSWERS)
         with pytest.raises(OutcomeUnknown, match="identical"):
             await lossy.commit(claim(f"{prefix}c", b"me"), deadline=0.7)
-        with pytest.raises(OutcomeUnknown):
-            await lossy.try_commit(claim(f"{prefix}d", b"me"))
 
 
 async def test_a_lost_session_ends_the_repetitions(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
@@ -106,7 +104,7 @@ async def test_a_request_under_way_when_the_server_dies(own_etcd: EmbeddedEtcd) 
         own_etcd.pause()
         commit = asyncio.ensure_future(client.commit(claim("c", b"me")))
         with pytest.raises(OutcomeUnknown):
-            await client.try_commit(claim("other", b""))
+            await client.commit(claim("other", b""), deadline=0.5)
         own_etcd.kill()
         await asyncio.to_thread(own_etcd.restart)
         result = await commit

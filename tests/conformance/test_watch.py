@@ -10,7 +10,7 @@ import pytest
 from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdUnavailable
 from distop.store.watch import Feed, WatchStream, decode_response
-from tests.support.etcd import Mirror, connected, until
+from tests.support.etcd import Mirror, compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ async def test_compaction_while_lagging(own_etcd: EmbeddedEtcd) -> None:  # W6
         last = 0
         for number in range(20):
             last = await put(writer, "t.", c=str(number))
-        await writer.compact(last)
+        await compacted(writer, last)
         proxy.set(Mode.PASS)
         await feed.reached(last)
         assert mirror.values == {"t.b": b"1", "t.c": b"19"}  # the deletion of a is implied by the listing

@@ -11,14 +11,14 @@ import pytest
 from distop.core.model import OperationRef, TableRecord
 from distop.core.txn import Put, Txn
 from distop.store.embedded import EmbeddedEtcd, free_ports
-from tests.conformance.test_access import admin
 from tests.integration.test_daemons import holders
 from tests.support.command import distop_command
 from tests.support.contract import dump, etcdctl
 from tests.support.daemons import Daemons, daemons, eventually
-from tests.support.etcd import EtcdCluster, connected
+from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
 from tests.support.replay import Written, audited, violations
+from tests.support.users import admin
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_compaction_under_a_watcher_that_lags(
 
         async def compact(client: Any) -> None:
             revision = (await client.commit(Txn((), (Put("somebody", b"else"),)))).revision
-            await client.compact(revision)
+            await compacted(client, revision)
 
         do(etcd.endpoint, compact)
         proxy.set(Mode.PASS)
@@ -239,7 +239,7 @@ def clear(server: EmbeddedEtcd) -> None:
     import subprocess
 
     async def compact(client: Any) -> None:
-        await client.compact((await client.status()).revision)
+        await compacted(client, (await client.status()).revision)
 
     def ctl(*words: str) -> None:
         command = [etcdctl(), "--endpoints", server.endpoint, *words]

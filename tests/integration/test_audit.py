@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.jobs import JobState
-from tests.conformance.test_access import admin
 from tests.support.certificates import make_certificates
 from tests.support.command import distop_command
 from tests.support.contract import etcdctl
 from tests.support.daemons import eventually
-from tests.support.etcd import connected, own_etcd, shared_etcd
+from tests.support.etcd import compacted, connected, own_etcd, shared_etcd
 from tests.support.plants import opened
 from tests.support.pour import pour
+from tests.support.users import admin
 from tests.support.world import World
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def etcdctl_put(endpoint: str, key: str, value: str) -> None:
 def compact(endpoint: str, revision: int) -> None:
     async def ask() -> None:
         async with connected(endpoint) as client:
-            await client.compact(revision)
+            await compacted(client, revision)
 
     asyncio.run(ask())
 

@@ -167,7 +167,6 @@ async def test_cancelling_runs_leaves_calls_alone(worker: Worker, tmp_path: Path
     call = begin(worker, kind, "hold", tmp_path)
     await until(begun(kind, tmp_path), "the call goes on")
     worker.cancel(OP)
-    worker.cancel_runs(OP)
     worker.cancel_calls("t/sample/2")
     # Whatever was said to the child has arrived once it answers this.
     assert (await worker.plan("t/sample/3", "sample", {}, TABLE, None)).count == 0

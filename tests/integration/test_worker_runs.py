@@ -18,6 +18,7 @@ from distop.core.codec import MAX_ERROR_TEXT
 from distop.worker import protocol
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.launch import CREDENTIALS
 from distop.worker.sinks import RunSink
 from tests.support.behaviors import sample_env
 
@@ -112,6 +113,21 @@ async def test_declarations_of_all_that_can_be_loaded(worker: Worker) -> None:
     assert not declared["sample"].batch
     assert declared["sample"].conflicts_with == ("other",)
     assert "does" in declared["sample"].arg_schema["properties"]
+
+
+async def test_neither_guardian_nor_child_has_the_credentials(
+    tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CREDENTIALS:
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("DISTOP_ETCD", "etcd1:2379")
+    async with started(tmp_path, sample_env) as worker:
+        end = (await run(worker, request({"a": "environment"}, "a", tmp_path)))["a"]
+    assert {"DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_USER", "DISTOP_KEY"} <= CREDENTIALS
+    assert CREDENTIALS.isdisjoint(end.result["child"])
+    assert CREDENTIALS.isdisjoint(end.result["guardian"])
+    assert "DISTOP_ETCD" in end.result["child"]
+    assert "DISTOP_ETCD" in end.result["guardian"]
 
 
 ONE_EACH = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "large", "object", "nan"], strict=True))
@@ -241,6 +257,35 @@ async def test_one_partition_is_cancelled_others_go_on(worker: Worker, tmp_path:
     assert worker.deaths == 0
 
 
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_pause_refuses_what_has_not_begun(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    """One after the other, what comes next; of a batch, what is left of it when it breaks."""
+    task = asyncio.create_task(run(worker, request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch)))
+    await until(lambda: "start a" in diary(tmp_path), "the job runs")
+    worker.pause("t/sample/2")
+    worker.pause(OP)
+    # Whatever was said to the child has arrived once it answers this.
+    await worker.cleanup("t/sample/3", "sample", {}, None, [])
+    (tmp_path / "work/ops" / OP / "go").touch()
+    ends = await task
+    assert kinds(ends) == "a:success b:refused c:refused d:refused"
+    assert "paused" in ends["c"].error
+    assert [line for line in diary(tmp_path) if line != "start a"] == (["batch a b c d"] if batch else [])
+
+
+async def test_a_pause_refuses_what_waits_for_a_slot(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with started(tmp_path, sample_env, slots=1) as worker:
+        first = asyncio.create_task(run(worker, request({"a": "hold"}, "a", tmp_path)))
+        await until(lambda: "start a" in diary(tmp_path), "the job runs")
+        second = asyncio.create_task(run(worker, request({}, "bc", tmp_path, batch=True)))
+        await until(lambda: len(worker._runs) == 2, "another waits")
+        worker.pause(OP)
+        (tmp_path / "work/ops" / OP / "go").touch()
+        assert kinds(await second) == "b:refused c:refused"
+        assert kinds(await first) == "a:success"
+        assert diary(tmp_path) == ["start a"]
+
+
 async def test_a_job_that_does_not_listen_loses_its_child(worker: Worker, tmp_path: Path) -> None:
     deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
     other = RunRequest("t/sample/2", "noop", {"sleep": 1.5}, None, request({}, "x", tmp_path).items, batch=False)
@@ -302,8 +347,8 @@ async def test_at_the_deadline_all_ends_and_a_new_session_goes_on(worker: Worker
     assert kinds(await task) == "a:cancelled b:cancelled"
     waiting = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
     await until(lambda: bool(worker._runs) and not worker.running, "a run waits for a session")
-    worker.renew("inc-2", boottime() + 3600)
-    assert kinds(await waiting) == "a:refused"
+    worker.set_deadline(boottime() + 3600)
+    assert kinds(await waiting) == "a:success"
     assert kinds(await run(worker, request({}, "a", tmp_path, deadline=boottime() + 3600))) == "a:success"
 
 
@@ -381,13 +426,13 @@ async def test_stop_after_who_waited_for_the_start_gave_up(tmp_path: Path, sampl
     assert not worker.running
 
 
-async def test_a_child_killed_from_outside_is_replaced(worker: Worker, tmp_path: Path) -> None:
-    told: list[str] = []
-    worker.notify_death(lambda death: told.append(str(death)))
+async def test_a_child_killed_from_outside_is_replaced(
+    worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = child_pid(worker)
     os.kill(before, signal.SIGKILL)
-    await until(lambda: bool(told) and worker.running, "a new child")
-    assert "killed by signal 9" in told[0]
+    await until(lambda: worker.deaths == 1 and worker.running, "a new child")
+    assert "killed by signal 9" in caplog.text
     assert kinds(await run(worker, request({}, "a", tmp_path))) == "a:success"
     assert child_pid(worker) != before
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.txn import KeyValue
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd, free_ports
@@ -40,6 +42,11 @@ async def connected(endpoint: str, **options: Any) -> AsyncIterator[EtcdClient]:
     """A connected client."""
     async with EtcdClient(EtcdConfig((endpoint,), **options)) as client:
         yield client
+
+
+async def compacted(client: EtcdClient, revision: int) -> None:
+    """Drop etcd's history before a revision."""
+    await client.transport.unary(wire.COMPACT, rpc.CompactionRequest(revision=revision), 5.0)
 
 
 async def until(condition: Callable[[], bool], what: str = "the state waited for", timeout: float = 20.0) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.keys import prefix_range
 from distop.core.model import Attempts, Decision, History, OperationRef, Spec, State
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put
@@ -391,7 +392,7 @@ def a_job_comes_back(world: World, ref: OperationRef) -> None:
 
 @plant(9)
 def gone_while_it_runs(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(*world.keys.root_range(ref)), Delete(world.keys.gate(ref)))
+    world.tamper(Delete(*prefix_range(f"{world.keys.root(ref)}.")), Delete(world.keys.gate(ref)))
 
 
 @plant(10)

@@ -69,6 +69,10 @@ class Sample(Behavior):
             act(action, partition, ctx)
         if action == "files":
             return {"files": len(partition.files)}
+        if action == "environment":
+            with open(f"/proc/{os.getppid()}/environ") as file:
+                guardian = [entry.partition("=")[0] for entry in file.read().split("\0")]
+            return {"child": [n for n in os.environ if n.startswith("DISTOP_")], "guardian": guardian}
         if action == "stage":
             return {"stage": ctx.stage, "work_dir": str(ctx.work_dir)}  # type: ignore[attr-defined]
         if action == "large":
@@ -179,6 +183,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         company = subprocess.Popen(["sleep", "600"], process_group=0)
         Path(ctx.work_dir, "company").write_text(str(company.pid))
         time.sleep(600)
+    if action == "spark-use":
+        ctx.spark.range(1).count()
     if action == "spark-wait":
         Path(ctx.work_dir, "spark-wait").touch()
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()

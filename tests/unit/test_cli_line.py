@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -140,6 +142,8 @@ def test_doctor_tells_of_the_machine_even_without_etcd(distop_command: Callable[
 def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
     distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """There is none that could be caused from outside, or it would be mended: so one is put in."""
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by zero\nand more")
 
@@ -153,14 +157,18 @@ def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
     assert "Traceback" in ran.err
 
 
-def test_an_interrupt_is_code_130(distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(operations, "parse_argument", interrupted)
-    ran = distop_command("start", "a", "b")
-    assert (ran.code, ran.out) == (130, "")
-    assert "interrupted" in ran.err
+def test_an_interrupt_is_code_130(tmp_path: Path) -> None:
+    pipe = tmp_path / "argument"
+    os.mkfifo(pipe)
+    # A shell starts what runs in its background without the signal.
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listening}; from distop.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "start", "a", "b", "--arg", f"@{pipe}"]
+    # The pipe opens once the command reads from it.
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as command, pipe.open("w"):
+        command.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+    assert (command.returncode, out, err) == (130, "", "interrupted\n")
 
 
 def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:

@@ -127,3 +127,19 @@ def test_of_several_pairs_the_wrong_one_is_shown() -> None:
         with pytest.raises(InvalidArgument) as caught:
             Settings({name: value}, env={}, file=False).get(name)
         assert str(caught.value) == f"--{name.replace('_', '-')} must be written as K=V, not 'foo'"
+
+
+REMOTE = "spark://h:7077"
+OWN = ["spark.executor.heartbeatInterval=200ms", "spark.executor.heartbeat.maxFailures=2"]
+
+
+def test_a_ttl_too_short_for_spark_on_other_nodes_is_refused(tmp_path: Path) -> None:
+    flags = {"work_dir": str(tmp_path), "spark_master": REMOTE}
+    with pytest.raises(InvalidArgument, match=r"with the Spark master spark://h:7077 a ttl of 5 s is too short"):
+        executor_config(Settings({**flags, "ttl": "5"}, {}, file=False))
+    assert executor_config(Settings({**flags, "ttl": "6"}, {}, file=False)).ttl == 6
+    # Whoever sets both answers for them.
+    with pytest.raises(InvalidArgument, match="too short"):
+        executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN[:1]}, {}, file=False))
+    assert executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN}, {}, file=False)).ttl == 2
+    assert executor_config(Settings({**flags, "ttl": "2", "spark_master": "local[4]"}, {}, file=False)).ttl == 2

@@ -9,12 +9,7 @@ import pytest
 from distop.testing.simulation.worker import SimWorker
 from distop.worker.host import Worker
 
-TESTS_ALONE = {"notify_death", "renew", "deaths", "running"}
-ASKED = sorted(
-    name
-    for name in dir(Worker)
-    if not name.startswith("_") and callable(getattr(Worker, name)) and name not in TESTS_ALONE
-)
+ASKED = sorted(name for name in dir(Worker) if not name.startswith("_") and callable(getattr(Worker, name)))
 
 
 @pytest.mark.parametrize("name", ASKED)

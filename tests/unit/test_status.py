@@ -58,6 +58,12 @@ def test_without_a_capable_executor(nodes: dict[str, Any]) -> None:
         assert judge(snapshot, nodes, STARTED).waiting_for == "an executor that offers `noop`"
 
 
+def test_why_nobody_offers_the_type() -> None:
+    unable = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
+    said = "an executor that offers `noop` (e1 cannot: Java 17 or newer is needed)"
+    assert judge(OPEN, unable, STARTED).waiting_for == said
+
+
 def test_numbers() -> None:
     counted = replace(
         OPEN, success=4, failed=1, claims={5: HELD, 6: WAITS}, cancel=Cancel("user", "x"), pace=Pace(STARTED, 5)

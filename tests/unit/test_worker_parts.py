@@ -19,7 +19,7 @@ from distop.worker.calls import select
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
 from distop.worker.model import WorkerError
-from distop.worker.spark import SparkUnavailable, check_java, java_version, settings
+from distop.worker.spark import SparkUnavailable, check_java, settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,14 +184,6 @@ def test_log_files_are_few_and_bounded(tmp_path: Path) -> None:
     assert logs.tail(tmp_path / "none") == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_292"', 8), ('openjdk version "21"', 21), ("", None)],
-)
-def test_java_versions(text: str, version: int | None) -> None:
-    assert java_version(text) == version
-
-
 def test_an_old_java_is_refused_in_one_sentence(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -204,10 +196,24 @@ def test_an_old_java_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_users_settings_win(tmp_path: Path) -> None:
-    conf = settings("local[3]", "ex", tmp_path, {"spark.ui.enabled": "true", "spark.x": "y"})
+    conf = settings("local[3]", "ex", tmp_path, 10.0, {"spark.ui.enabled": "true", "spark.x": "y"})
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.x"] == "y"
     assert conf["spark.sql.session.timeZone"] == "UTC"
     assert conf["spark.scheduler.mode"] == "FAIR"
-    assert "spark.driver.host" not in settings("spark://h:7077", "ex", tmp_path, {})
+    assert "spark.driver.host" not in settings("spark://h:7077", "ex", tmp_path, 10.0, {})
     assert os.fspath(tmp_path) in conf["spark.local.dir"]
+
+
+@pytest.mark.parametrize("ttl", [6.0, 10.0, 30.0, 600.0])
+def test_spark_executors_elsewhere_stop_before_their_jobs_are_taken_over(tmp_path: Path, ttl: float) -> None:
+    conf = settings("spark://h:7077", "ex", tmp_path, ttl, {})
+    interval = int(conf["spark.executor.heartbeatInterval"].removesuffix("ms")) / 1000
+    failures = int(conf["spark.executor.heartbeat.maxFailures"])
+    # Up to one interval until the first that fails; the lease was renewed a third of its time ago at most.
+    assert interval * (failures + 1) <= ttl * 2 / 3
+    assert 1.0 <= interval <= 10.0
+
+
+def test_a_local_spark_has_no_heartbeats_of_ours(tmp_path: Path) -> None:
+    assert not [name for name in settings("local[2]", "ex", tmp_path, 2.0, {}) if "heartbeat" in name]

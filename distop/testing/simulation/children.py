@@ -67,6 +67,7 @@ class Run:
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
         self.told = asyncio.Event()
+        self.begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, events: Sequence[JobEnded]) -> None:

@@ -122,6 +122,7 @@ class SimWorker:
         cleanup = run.request.cleanup_first
         while run.pending:
             child = self._ready()
+            run.begun = True
             child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
             await first(run.done, child.died)
             if run.done.done():
@@ -222,16 +223,19 @@ class SimWorker:
 
     # ----------------------------------------------------------------- cancel
 
-    def cancel_runs(self, op: str, partitions: Collection[int] | None = None) -> None:
+    def pause(self, op: str) -> None:
+        for run in list(self._runs):
+            if run.request.op == op and not run.begun:
+                run.end([JobEnded(p, "refused", None, "paused before it began") for p in list(run.pending)])
+
+    def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
         for run in list(self._runs):
             if run.request.op == op:
                 self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
-    cancel = cancel_runs
-
     def release(self, op: str) -> None:
-        """As :meth:`cancel_runs`: what a checkpoint speaks of is in memory, and stays in any case."""
-        self.cancel_runs(op)
+        """As :meth:`cancel`: what a checkpoint speaks of is in memory, and stays in any case."""
+        self.cancel(op)
 
     def _cancel(self, run: Run, partitions: list[int]) -> None:
         fresh = [p for p in partitions if p not in run.cancelled]

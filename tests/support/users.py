@@ -1,0 +1,40 @@
+"""Users and roles of a real etcd."""
+
+from __future__ import annotations
+
+from distop.store._proto import auth_pb2
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.client import EtcdClient
+from distop.store.transport import Method
+from tests.support.etcd import connected
+
+ROOT = {"username": "root", "password": "of all evil"}
+WORKER = {"username": "worker", "password": "bee"}
+
+
+async def admin(client: EtcdClient, name: str, request: object) -> None:
+    """A request of etcd's Auth service."""
+    response = getattr(rpc, f"Auth{name.removeprefix('Auth')}Response")
+    method = Method(f"/etcdserverpb.Auth/{name}", type(request).SerializeToString, response.FromString)  # type: ignore[attr-defined]
+    await client.transport.unary(method, request, 5.0)
+
+
+async def grant(client: EtcdClient, first: str, after: str) -> None:
+    """Let the worker read and write these keys, too."""
+    permission = auth_pb2.Permission(
+        permType=auth_pb2.Permission.READWRITE, key=first.encode(), range_end=after.encode()
+    )
+    await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="ours", perm=permission))
+
+
+async def enable_users(endpoint: str, first: str = "ours.", after: str = "ours/") -> None:
+    """Users root and worker; worker may only touch these keys."""
+    async with connected(endpoint) as client:
+        for user in (ROOT, WORKER):
+            await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user["username"], password=user["password"]))
+        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="root"))
+        await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="ours"))
+        await grant(client, first, after)
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
+        await admin(client, "AuthEnable", rpc.AuthEnableRequest())

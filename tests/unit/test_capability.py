@@ -1,0 +1,108 @@
+"""Which types a node serves once it has found out what it cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop import logs
+from distop.capability import MAY_RETURN, Capability
+from distop.clock import System, source
+from distop.core.keys import Keys
+from distop.core.model import Node
+from distop.core.view import ClusterView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WHY = "Java 17 or newer is needed: no java is on the PATH"
+ABLE = Node("ex", "host", 1, ("validate",))
+UNABLE = replace(ABLE, behaviors=(), unable={"validate": WHY})
+
+
+class Clock(System):
+    """A clock that stands still unless it is moved."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    one = Clock()
+    token = source.set(one)
+    yield one
+    source.reset(token)
+
+
+class Cluster:
+    """Some nodes, of which ``me`` finds out what it can."""
+
+    def __init__(self, **nodes: Node) -> None:
+        self.view = ClusterView(Keys())
+        self.view.nodes.update(me=replace(ABLE, executor="me"), **nodes)
+        self.changes = 0
+        self.mine = Capability(self.view, "me", logs.get(), self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def becomes(self, incarnation: str, node: Node | None) -> None:
+        before = dict(self.view.nodes)
+        if node is None:
+            del self.view.nodes[incarnation]
+        else:
+            self.view.nodes[incarnation] = node
+        self.mine.nodes_changed(before)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_another_offers_is_left_to_it() -> None:
+    cluster = Cluster(other=ABLE)
+    assert cluster.mine.serves("validate")
+    assert cluster.mine.cannot("validate", WHY)
+    assert cluster.mine.cannot("validate", WHY), "each of its jobs tells so"
+    assert cluster.mine.unable == {"validate": WHY}
+    assert cluster.changes == 1
+    assert not cluster.mine.serves("validate")
+    assert cluster.mine.serves("noop")
+
+
+@pytest.mark.usefixtures("clock")
+def test_where_nobody_else_can_it_fails_at_once() -> None:
+    assert not Cluster().mine.cannot("validate", WHY)
+    assert not Cluster(other=UNABLE).mine.cannot("validate", WHY)
+    # A drained node can, once it is drained no longer.
+    drained = Cluster(other=ABLE)
+    drained.view.drains.add("ex")
+    assert drained.mine.cannot("validate", WHY)
+
+
+@pytest.mark.usefixtures("clock")
+def test_two_that_find_out_at_once_do_not_wait_for_each_other() -> None:
+    cluster = Cluster(other=ABLE)
+    assert cluster.mine.cannot("validate", WHY)
+    cluster.becomes("other", UNABLE)
+    assert cluster.mine.serves("validate"), "the operation has to be told"
+    assert not cluster.mine.cannot("validate", WHY)
+
+
+def test_a_capable_node_that_vanished_may_come_back(clock: Clock) -> None:
+    cluster = Cluster(other=ABLE)
+    cluster.becomes("other", None)
+    assert cluster.mine.cannot("validate", WHY)
+    assert not cluster.mine.serves("validate")
+    clock.now += MAY_RETURN
+    assert cluster.mine.serves("validate")
+    assert not cluster.mine.cannot("validate", WHY)
+    cluster.becomes("again", ABLE)
+    assert not cluster.mine.serves("validate")
+
+
+def test_a_node_record_keeps_it() -> None:
+    assert Node.decode(UNABLE.encode()) == UNABLE
+    assert b"unable" not in ABLE.encode()
