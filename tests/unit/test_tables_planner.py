@@ -211,3 +211,13 @@ def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:
         "assert not {'pyarrow', 'pydantic', 'pyspark'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_types_of_columns_that_are_not_there_are_refused_when_the_table_is_added(tmp_path: Path) -> None:
+    put(tmp_path / "parts", "day=1/a.parquet", "day=2/a.parquet")
+    put(tmp_path / "flat", "a.parquet")
+    assert check_table(record(tmp_path / "parts", partition_types={"day": "int"}))
+    with pytest.raises(InvalidArgument, match="names 'dax', which is no partition column of .* \\(it has: day\\)"):
+        check_table(record(tmp_path / "parts", partition_types={"dax": "int"}))
+    with pytest.raises(InvalidArgument, match="names 'day', .* \\(it has: none\\)"):
+        check_table(record(tmp_path / "flat", partition_types={"day": "int"}))
