@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.validate import scan
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.facts import Unreadable
 from distop_behaviors.validate.footers import unchanged
 from distop_behaviors.validate.part import WHERE
@@ -71,7 +71,7 @@ class Isolated:
                 return counts
             except Exception as e:
                 self._check_stop()
-                if scan.is_unexpected(e):
+                if failures.is_unexpected(e):
                     raise
                 found = self._blame(e, left, files, group, checks)
                 if not found and attempts:
@@ -90,7 +90,7 @@ class Isolated:
     ) -> bool:
         """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
         found = False
-        broken = scan.broken_file(error, group.files)
+        broken = failures.broken_file(error, group.files)
         for part in parts:
             try:
                 for file in files[part.plan.partition]:
@@ -155,9 +155,9 @@ class Isolated:
             else:
                 scan.count(self._session, group, {check: self._checks[check]}, self._where)
         except Exception as e:
-            if scan.is_unexpected(e):
+            if failures.is_unexpected(e):
                 raise
-            return scan.sentence_of(e)
+            return failures.sentence_of(e)
         return "an error"
 
     def _halves(
@@ -181,7 +181,7 @@ class Isolated:
             try:
                 found = scan.count(self._session, self._group_of(files), {n: self._checks[n]}, self._where)
             except Exception as e:
-                if scan.is_unexpected(e):
+                if failures.is_unexpected(e):
                     raise
                 part.tallies[n].fail(f"partition {part.plan.name}: {_cause(e)}")
                 continue
@@ -192,4 +192,4 @@ class Isolated:
 
 
 def _cause(error: Exception) -> str:
-    return scan.sentence_of(error)
+    return failures.sentence_of(error)
