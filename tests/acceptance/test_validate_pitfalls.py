@@ -14,6 +14,7 @@ from distop.tables import plan_table
 from distop_behaviors.validate import Validate
 from tests.support.checked import Table, between
 from tests.support.context import run_operation
+from tests.support.footers import with_old_statistics
 
 pytestmark = pytest.mark.spark
 
@@ -46,6 +47,26 @@ def test_the_bounds_of_old_96_bit_times_mean_nothing(table: Table) -> None:
     times = pa.array([0, 10**15, None], pa.timestamp("us"))
     table.add("a.parquet", {"x": times}, use_deprecated_int96_timestamps=True)
     assert table.agrees(between("x", "1980-01-01"), {"not_null": "x"}) == [("violated", 1), ("violated", 1)]
+
+
+@pytest.mark.parametrize("writer", ["parquet-mr version 1.8.1 (build x)", "parquet-mr", "impala version 2.0"])
+def test_deprecated_bounds_are_believed_of_signed_numbers_alone(table: Table, writer: str) -> None:
+    texts, whole, unsigned = ["aé", "aa", "b"], [-1, 5, None], pa.array([1, 2**31 + 5, 7], pa.uint32())
+    path = table.add("a.parquet", {"t": texts, "n": whole, "u": unsigned})
+    # As those writers compared: bytes and unsigned numbers as signed ones.
+    bounds = {"t": ("aé".encode(), b"b"), "u": ((2**31 + 5).to_bytes(4, "little"), (7).to_bytes(4, "little"))}
+    with_old_statistics(path, bounds, writer)
+    checks = [between("t", "ab"), between("t", "aa", "az"), between("u", 0, 100), between("n", -1, 5), between("n", 9)]
+    assert table.agrees(*checks, {"not_null": "n"}) == [
+        ("violated", 1),
+        ("violated", 2),
+        ("violated", 1),
+        ("valid", 0),
+        ("violated", 2),
+        ("violated", 1),
+    ]
+    only = table.run(*checks, statistics="only")
+    assert [c["verdict"] for c in only.report["checks"]] == [*["unknown"] * 3, "valid", "violated"]
 
 
 @pytest.mark.parametrize("as_integer", [True, False])

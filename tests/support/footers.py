@@ -1,0 +1,122 @@
+"""Parquet footers as writers made them before ``min_value`` and ``max_value``: Thrift's compact protocol, by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_STRUCT, _LIST, _SET, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 8, 7, 3, 1, 2
+_ROW_GROUPS, _COLUMN_ORDERS, _CREATED_BY = 4, 7, 6
+_CHUNKS, _META, _PATH, _STATISTICS = 1, 3, 3, 12
+_MAX, _MIN, _MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
+
+Fields = dict[int, tuple[int, Any]]
+"""A struct: type and value by field. Numbers stay the bytes that they are."""
+
+
+def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], writer: str) -> None:
+    """Rewrite the footer: each column's minimum and maximum stand in the deprecated fields alone, those of ``bounds``
+    as given; the order of columns is not told.
+    """
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer, _ = _read_struct(data, len(data) - 8 - size)
+    del footer[_COLUMN_ORDERS]
+    footer[_CREATED_BY] = (_BINARY, writer.encode())
+    for _, group in footer[_ROW_GROUPS][1][1]:
+        for _, chunk in group[_CHUNKS][1][1]:
+            meta = chunk[_META][1]
+            name = ".".join(part.decode() for _, part in meta[_PATH][1][1])
+            found: Fields = meta[_STATISTICS][1]
+            low, high = bounds.get(name) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
+            for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
+                found.pop(field, None)
+            found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
+    written = _struct(footer)
+    path.write_bytes(data[: len(data) - 8 - size] + written + len(written).to_bytes(4, "little") + b"PAR1")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, at
+
+
+def _read_struct(data: bytes, at: int) -> tuple[Fields, int]:
+    fields: Fields = {}
+    number = 0
+    while data[at]:
+        head = data[at]
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            raw, at = _varint(data, at)
+            number = (raw >> 1) ^ -(raw & 1)
+        kind = head & 0x0F
+        value: Any = None
+        if kind not in (_TRUE, _FALSE):
+            value, at = _read(data, at, kind)
+        fields[number] = (kind, value)
+    return fields, at + 1
+
+
+def _read(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind == _STRUCT:
+        return _read_struct(data, at)
+    if kind in (_LIST, _SET):
+        inner, count = data[at] & 0x0F, data[at] >> 4
+        at += 1
+        if count == 15:
+            count, at = _varint(data, at)
+        items = []
+        for _ in range(count):
+            item, at = _read(data, at, inner)
+            items.append((inner, item))
+        return (inner, items), at
+    if kind == _BINARY:
+        size, at = _varint(data, at)
+        return data[at : at + size], at + size
+    if kind in (_DOUBLE, _BYTE, _TRUE, _FALSE):
+        size = 8 if kind == _DOUBLE else 1
+        return data[at : at + size], at + size
+    _, end = _varint(data, at)
+    return data[at:end], end
+
+
+def _length(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _struct(fields: Fields) -> bytes:
+    out, last = b"", 0
+    for number in sorted(fields):
+        kind, value = fields[number]
+        assert 0 < number - last < 16, "the fields of Parquet's footers are close together"
+        out += bytes([(number - last) << 4 | kind]) + _value(kind, value)
+        last = number
+    return out + b"\0"
+
+
+def _value(kind: int, value: Any) -> bytes:
+    if value is None:
+        return b""
+    if kind == _STRUCT:
+        return _struct(value)
+    if kind in (_LIST, _SET):
+        inner, items = value
+        head = bytes([len(items) << 4 | inner]) if len(items) < 15 else bytes([0xF0 | inner]) + _length(len(items))
+        return head + b"".join(_value(inner, item) for _, item in items)
+    return _length(len(value)) + value if kind == _BINARY else bytes(value)
