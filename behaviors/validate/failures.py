@@ -36,7 +36,7 @@ _GONE_CONDITIONS = frozenset(
 )
 _GONE_TASK = re.compile(
     r"Job aborted due to stage failure: (?:Task \S+ in stage \S+ failed \d+ times, most recent failure: "
-    r"Lost task \S+ in stage \S+ \(TID \d+\)[^:]*: "
+    r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: "
     r"(?:ExecutorLostFailure|TaskKilled|FetchFailed|TaskResultLost|Resubmitted|java\.lang\.OutOfMemoryError)\b"
     r"|(?!Task ))"
 )

@@ -100,7 +100,15 @@ class Isolated:
             except Unreadable as e:
                 part.fail(str(e))
                 found = True
-        return found or self._blame_conditions(parts, group, checks)
+        if found:
+            return True
+        try:
+            scan.relation(self._session, group)
+        except Exception as e:
+            if failures.is_unexpected(e):
+                raise
+            return False  # no condition's fault: the files cannot be read together
+        return self._blame_conditions(parts, group, checks)
 
     def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
         found = False
@@ -171,9 +179,13 @@ class Isolated:
 
     def _checks_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
         """Each check of a partition by itself: some throw before they see a row."""
-        left = [n for n in self._checks if part.tallies[n].error is None]
+        left = [n for n in self._checks if part.tallies[n].pending]
         if len(left) <= 1:
-            part.fail(f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
+            text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
+            if self._where is not None:
+                part.fail(text)
+            for n in left:  # what statistics decided stays decided
+                part.tallies[n].fail(text)
             return {}
         merged: dict[str, Counts] = {}
         for n in left:

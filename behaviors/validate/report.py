@@ -115,7 +115,7 @@ class Result(BaseModel):
             whole["reasons"] = bounded(reasons, RESULT_ERROR_BYTES)
         if self.missing != []:
             whole["missing"] = self.missing
-        left = min(RESULT_SAMPLE_BYTES, RESULT_BYTES - _size(whole))
+        left = min(RESULT_SAMPLE_BYTES, RESULT_BYTES - _size(whole)) if any(c.samples for c in self.checks) else 0
         for check, data in zip(self.checks, checks, strict=True):
             if check.samples:
                 data["samples"], left = within([s.model_dump(mode="json") for s in check.samples], left)

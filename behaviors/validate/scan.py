@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.validate.expressions import attempted
-from distop_behaviors.validate.facts import ddl, quote
+from distop_behaviors.validate.facts import Unreadable, ddl, quote
 from distop_behaviors.validate.failures import plain_path, sentence_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
         if group.partition_columns:
             reader = reader.option("basePath", group.base)
         frame = reader.parquet(*(f[0] for f in group.files))
+        _hold_all(frame, group)
         # Spark's reader would make other values of some: bounds.path_value tells of which.
         typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
         if typed:
@@ -89,6 +90,15 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     else:
         _relations.move_to_end(key)
     return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+
+
+def _hold_all(frame: DataFrame, group: Group) -> None:
+    """Raises Unreadable where Spark leaves a file out, as it does by some names without a word: its rows would pass."""
+    found = frame._jdf.inputFiles()
+    if len(found) != len(group.files):
+        listed = {plain_path(path) for path in found}
+        left_out = next((f[0] for f in group.files if f[0] not in listed), None)
+        raise Unreadable(f"Spark does not read the file {left_out}: give it a name without '_' or '.' at its ends")
 
 
 def count(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> dict[str, Counts]:
@@ -183,8 +193,9 @@ def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
     """Why Spark refuses this condition on this group's columns, or None where it accepts it."""
     from pyspark.errors import AnalysisException
 
+    frame = relation(session, group)
     try:
-        relation(session, group).where(column)
+        frame.where(column)
     except AnalysisException as e:
         return sentence_of(e)
     return None

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from distop.behavior import PartitionPlan
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate
+from distop_behaviors.validate.failures import is_unexpected
 from tests.support.checked import between
+from tests.support.context import run_operation
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.support.checked import Table
 
 pytestmark = pytest.mark.spark
@@ -39,6 +51,21 @@ def test_words_in_the_data_are_no_trouble_of_spark(table: Table, word: str) -> N
         ("violated", 3, True),
     ]
     assert f"CAST_INVALID_INPUT] The value '{word}'" in ran.report["checks"][0]["error"]
+
+
+def test_a_spark_job_that_is_cancelled_says_nothing_of_the_data(spark: SparkSession) -> None:
+    def cancel() -> None:
+        deadline = time.monotonic() + 60
+        while not spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+            pass
+        spark.sparkContext.cancelAllJobs()
+
+    cancelling = threading.Thread(target=cancel)
+    cancelling.start()
+    with pytest.raises(Exception, match="SPARK_JOB_CANCELLED") as caught:
+        spark.range(10**12).where("id % 7 = 9").count()
+    cancelling.join()
+    assert is_unexpected(caught.value)
 
 
 def test_a_large_check_knows_all_its_columns(table: Table) -> None:
@@ -128,3 +155,40 @@ def test_typed_path_values_are_what_they_are_written_as(table: Table) -> None:
     )
     table.add("n=300/t=300/d=2013-02-01/s=2013-01-31/a.parquet", {"x": [1]})
     assert [v for v, _ in table.agrees(between("n", high=10), between("t", high=100))] == ["violated", "error"]
+
+
+def test_a_file_that_spark_leaves_out_does_not_pass(table: Table) -> None:
+    good = table.add("p=1/a.parquet", {"x": [1, -1]})
+    left_out = table.add("p=2/b.parquet._COPYING_", {"x": [-1, None]})
+    assert [p.name for p in plan_table(table.record).partitions] == ["p=1"]
+    plans = [
+        PartitionPlan(n, f"p={n + 1}", 1, ((str(f), f.stat().st_size, f.stat().st_mtime_ns),), values={"p": f"{n + 1}"})
+        for n, f in enumerate((good, left_out))
+    ]
+    arg = {"checks": [{"check": "x > 0"}, {"not_null": "x"}]}
+    ran = run_operation(Validate(), table.record, arg, table.context, partitions=plans)
+    assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["violated", "valid"]
+    assert f"Spark does not read the file {left_out}" in ran.by_name["p=2"].error
+    assert [c["verdict"] for c in ran.by_name["p=2"].result["checks"]] == ["error", "violated"]
+
+
+def test_days_of_the_julian_calendar_are_as_spark_reads_them(table: Table) -> None:
+    data = {
+        "d": pa.array([date(1000, 1, 1)]),
+        "t": pa.array([datetime(1000, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC")),
+    }
+    path = table.add("a.parquet", data)
+    checks = [between(c, "1000-01-01", "1000-01-01") for c in data]
+    assert table.agrees(*checks) == [("valid", 0)] * 2
+    with pq.ParquetWriter(path, pa.table(data).schema, store_schema=False) as writer:
+        writer.write_table(pa.table(data))
+        writer.add_key_value_metadata({"org.apache.spark.version": "2.4.8"})
+    assert table.agrees(*checks) == [("violated", 1)] * 2
+
+
+def test_a_folder_with_an_empty_value_fails_alone(table: Table) -> None:
+    table.add("c=/a.parquet", {"x": [1, None]})
+    table.add("c=1/a.parquet", {"x": [1, None]})
+    ran = table.run({"check": "c <> 'K'"}, {"not_null": "x"})
+    assert [c["verdict"] for c in ran.by_name["c="].result["checks"]] == ["error", "violated"]
+    assert [c["verdict"] for c in ran.by_name["c=1"].result["checks"]] == ["valid", "violated"]

@@ -57,7 +57,16 @@ def test_natural_order_tells_01_from_1() -> None:
 
 
 def test_hidden_files_and_folders_are_no_data(tmp_path: Path) -> None:
-    put(tmp_path, "p=1/a.parquet", "p=1/_SUCCESS", "p=1/.a.parquet.crc", "_distop/x/y", "_SUCCESS", ".hidden/b")
+    put(
+        tmp_path,
+        "p=1/a.parquet",
+        "p=1/_SUCCESS",
+        "p=1/.a.parquet.crc",
+        "p=1/b.parquet._COPYING_",
+        "_distop/x/y",
+        "_SUCCESS",
+        ".hidden/b",
+    )
     planned = plan_table(record(tmp_path))
     assert [(p.name, len(p.files)) for p in planned.partitions] == [("p=1", 1)]
 

@@ -88,6 +88,20 @@ def test_the_lattice(check: dict[str, Any], chunks: list[Chunk], leaf: Leaf, exp
     assert judge(check, *chunks, leaf=leaf) == expected
 
 
+@pytest.mark.parametrize(
+    ("leaf", "settled"),
+    [
+        (Leaf(("x",), "date", "date", 32), -141_427),
+        (Leaf(("x",), "timestamp", "timestamp", 64, 6), -2_208_988_800_000_000),
+        (Leaf(("x",), "timestamp", "timestamp", 64, 3), -2_208_988_800_000),
+    ],
+)
+def test_bounds_of_another_calendar_prove_nothing(leaf: Leaf, settled: int) -> None:
+    check = between("0001-01-01", "9999-12-31")
+    assert judge(check, Chunk(5, 0, settled, settled + 9), leaf=leaf) == PASS
+    assert judge(check, Chunk(5, 0, settled - 1, settled + 9), leaf=leaf) == UNKNOWN
+
+
 def test_a_file_without_rows_passes_and_a_missing_column_is_null() -> None:
     empty = FileFacts("f", 0)
     other = FileFacts("f", 7, {"y": "int"})
