@@ -173,7 +173,8 @@ class Ending:
         state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
         errors = await self._errors(ref, decision)
         if failure:
-            errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT)})
+            answered = {"verdict": True} if report is not None else {}
+            errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT), **answered})
         if decision.error:
             errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
         history = History(
@@ -254,6 +255,8 @@ class Ending:
             text = outcome.error if outcome is not None else ""
             name = outcome.name if outcome is not None else str(p)
             told: dict[str, Any] = {"partition": name, "text": shorten(text or "failed", ERROR_TEXT)}
+            if outcome is not None and outcome.result is not None:
+                told["verdict"] = True
             if outcome is not None and outcome.tried:
                 told["attempts"] = [one.to_json() for one in outcome.tried]
             errors.append(told)

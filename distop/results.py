@@ -35,8 +35,9 @@ class OperationResult:
     """How an operation ended.
 
     ``state``: success, failed or cancelled. ``report``: what the behavior's completion returned. ``jobs``: ``total``,
-    ``success`` and ``failed``. ``errors``: the first few, each ``{"partition": name or None, "text": …}``. ``seconds``:
-    from the start to the finish by the executors' clocks. ``record``: the whole history record.
+    ``success`` and ``failed``. ``errors``: the first few, each ``{"partition": name or None, "text": …}``, with
+    ``"verdict": True`` where a result or the report tells it in full. ``seconds``: from the start to the finish by the
+    executors' clocks. ``record``: the whole history record.
     """
 
     state: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.validate import footers, scan
-from distop_behaviors.validate.bounds import canonical
+from distop_behaviors.validate import failures, footers, scan
+from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import bad_pattern, condition, references
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
@@ -94,8 +94,10 @@ class Batch:
         try:
             return references(self._session, text)
         except ParseException as e:
-            failed[n] = f"the expression does not parse: {scan.sentence_of(e)}"
-            return ()
+            failed[n] = f"the expression does not parse: {failures.sentence_of(e)}"
+        except Unfit as e:
+            failed[n] = str(e)
+        return ()
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
         files = [f for p in plans for f in p.files]
@@ -129,17 +131,14 @@ class Batch:
         """Parts whose columns have the same names and types can be read by one query."""
         groups: dict[Any, list[Part]] = {}
         for part in parts:
-            key = (tuple(sorted(part.columns.items())), part.absent, tuple(self._path_columns(part, names)))
+            key = (tuple(sorted(part.columns.items())), part.absent, tuple(self._path_columns(part, names).items()))
             groups.setdefault(key, []).append(part)
         return list(groups.values())
 
-    def _path_columns(self, part: Part, names: Names) -> dict[str, str]:
+    def _path_columns(self, part: Part, names: Names) -> Mapping[str, str]:
         """All partition columns with their types, if one of them is named."""
         named = {*names.where, *(n for check in names.checks for n in check)}
-        values = part.plan.values
-        if not any(match(n, values) is not None for n in named):
-            return {}
-        return {v: canonical(self._types.get(v, "string")) for v in values}
+        return part.path_columns if any(match(n, part.path_columns) is not None for n in named) else {}
 
     def _group(self, part: Part, names: Names, files: Sequence[PlannedFile]) -> Group:
         of_path = self._path_columns(part, names)
@@ -251,7 +250,7 @@ class Batch:
             own = match(name, part.plan.values)
             mine = match(name, part.columns)
             if own is not None:
-                shown.append((name, (own,), canonical(self._types.get(own, "string"))))
+                shown.append((name, (own,), part.path_columns[own]))
             elif mine is not None:
                 shown.append((name, (mine,), part.columns[mine]))
             else:

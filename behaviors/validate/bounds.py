@@ -19,6 +19,8 @@ from distop_behaviors.validate.facts import decimal_of
 
 RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 MAX_DECIMAL = 10**38 - 1
+_LONGEST = 200
+"""Characters of a number in a path: a folder's name has at most 255."""
 
 _ALIASES = {
     "byte": "tinyint",
@@ -124,6 +126,48 @@ def member(value: Any, kind: str) -> Bound | None:
         raise Unfit(f"{value!r} is no value of a column of type {kind}")
     low, high = of(value, kind, up=True), of(value, kind, up=False)
     return low if low == high else None
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)")
+_FLOAT = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf(inity)?|nan)", re.IGNORECASE)
+_MOMENT = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:\d{2})?)?",
+    re.ASCII,
+)
+
+
+def path_value(column: str, text: str, kind: str) -> None:
+    """Raises Unfit where a partition's value in a path is none of the type that it is declared as, without loss.
+
+    Spark's reader wraps whole numbers that are too large there, and takes 1.2 for 0.12 in a decimal(9,2).
+    """
+    if not _is_value(text, kind):
+        raise Unfit(f"the value {text!r} of the partition column {column!r} is no {kind}")
+
+
+def _is_value(text: str, kind: str) -> bool:
+    group = family(kind)
+    ends = limits(kind)
+    if ends is not None:
+        if (_WHOLE if group == "whole" else _DECIMAL).fullmatch(text) is None or len(text) > _LONGEST:
+            return False
+        scale = decimal_of(kind)[1] if group == "decimal" else 0
+        unscaled = Fraction(text) * int("1" + "0" * scale)
+        return unscaled.denominator == 1 and ends[0] <= unscaled <= ends[1]
+    if group == "float":
+        return _FLOAT.fullmatch(text) is not None
+    if kind == "boolean":
+        return text.lower() in ("true", "false")
+    if group in ("date", "timestamp"):
+        found = _MOMENT.fullmatch(text)
+        if found is None or (group == "date" and found[4] is not None):
+            return False
+        try:
+            datetime(*(int(part) for part in found.groups("0")))  # type: ignore[arg-type]  # noqa: DTZ001
+        except ValueError:
+            return False
+    return True
 
 
 def limits(kind: str) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.facts import ddl, decimal_of, quote
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.facts import SparkType
 
 KEPT_CONDITIONS = 256
-_MAX_REFERENCES = 2_000
 _COMPACT_DIGITS = 18
 
 _conditions: dict[tuple[Any, ...], Column] = {}
@@ -177,19 +177,23 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
 def references(session: SparkSession, text: str) -> tuple[str, ...]:
     """The first parts of the column names in an expression (of ``a.b``: ``a``), in order.
 
-    Raises Spark's ParseException.
+    Raises Spark's ParseException; Unfit where ``*`` stands for columns: which are read depends on the other checks.
     """
     tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)
+    leaves = tree.collectLeaves().distinct()
+    # The JVM lists them, whatever their number: each call into it takes longer than all of Java's work here. Only
+    # those that look like a column are asked what they are, since text in quotes may look so too.
+    between = f"\n{uuid4()}\n"
     names: dict[str, None] = {}
-    todo, seen = [tree], 0
-    while todo and seen < _MAX_REFERENCES:
-        node = todo.pop(0)
-        seen += 1
-        if node.getClass().getSimpleName() == "UnresolvedAttribute":
-            names[str(node.nameParts().apply(0))] = None
+    for i, shown in enumerate(str(leaves.mkString(between)).split(between)):
+        if not shown.startswith("'") and not shown.endswith("*"):
             continue
-        children = node.children()
-        todo.extend(children.apply(i) for i in range(children.size()))
+        leaf = leaves.apply(i)
+        kind = leaf.getClass().getSimpleName()
+        if kind == "UnresolvedAttribute":
+            names[str(leaf.nameParts().apply(0))] = None
+        elif "Star" in kind:
+            raise Unfit("the expression has '*' in the place of columns: name the columns")
     return tuple(names)
 
 

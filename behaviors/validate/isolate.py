@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.validate import scan
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.facts import Unreadable
 from distop_behaviors.validate.footers import unchanged
 from distop_behaviors.validate.part import WHERE
@@ -71,7 +71,7 @@ class Isolated:
                 return counts
             except Exception as e:
                 self._check_stop()
-                if scan.is_unexpected(e):
+                if failures.is_unexpected(e):
                     raise
                 found = self._blame(e, left, files, group, checks)
                 if not found and attempts:
@@ -90,7 +90,7 @@ class Isolated:
     ) -> bool:
         """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
         found = False
-        broken = scan.broken_file(error, group.files)
+        broken = failures.broken_file(error, group.files)
         for part in parts:
             try:
                 for file in files[part.plan.partition]:
@@ -100,7 +100,15 @@ class Isolated:
             except Unreadable as e:
                 part.fail(str(e))
                 found = True
-        return found or self._blame_conditions(parts, group, checks)
+        if found:
+            return True
+        try:
+            scan.relation(self._session, group)
+        except Exception as e:
+            if failures.is_unexpected(e):
+                raise
+            return False  # no condition's fault: the files cannot be read together
+        return self._blame_conditions(parts, group, checks)
 
     def _blame_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
         found = False
@@ -155,9 +163,9 @@ class Isolated:
             else:
                 scan.count(self._session, group, {check: self._checks[check]}, self._where)
         except Exception as e:
-            if scan.is_unexpected(e):
+            if failures.is_unexpected(e):
                 raise
-            return scan.sentence_of(e)
+            return failures.sentence_of(e)
         return "an error"
 
     def _halves(
@@ -171,9 +179,13 @@ class Isolated:
 
     def _checks_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
         """Each check of a partition by itself: some throw before they see a row."""
-        left = [n for n in self._checks if part.tallies[n].error is None]
+        left = [n for n in self._checks if part.tallies[n].pending]
         if len(left) <= 1:
-            part.fail(f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
+            text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
+            if self._where is not None:
+                part.fail(text)
+            for n in left:  # what statistics decided stays decided
+                part.tallies[n].fail(text)
             return {}
         merged: dict[str, Counts] = {}
         for n in left:
@@ -181,7 +193,7 @@ class Isolated:
             try:
                 found = scan.count(self._session, self._group_of(files), {n: self._checks[n]}, self._where)
             except Exception as e:
-                if scan.is_unexpected(e):
+                if failures.is_unexpected(e):
                     raise
                 part.tallies[n].fail(f"partition {part.plan.name}: {_cause(e)}")
                 continue
@@ -192,4 +204,4 @@ class Isolated:
 
 
 def _cause(error: Exception) -> str:
-    return scan.sentence_of(error)
+    return failures.sentence_of(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop_behaviors.validate import statistics
-from distop_behaviors.validate.bounds import Unfit, canonical
+from distop_behaviors.validate.bounds import Unfit, canonical, path_value
 from distop_behaviors.validate.expressions import fit
 from distop_behaviors.validate.facts import (
     VOID,
@@ -104,7 +104,8 @@ class Tally:
 class Part:
     """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
     expressions name and none of them has; ``missing``: those of them that ``where`` names, None where the files
-    could not be read; ``rows``: None as long as ``where`` has not been counted.
+    could not be read; ``rows``: None as long as ``where`` has not been counted; ``path_columns``: the types of its
+    partition columns, of text where the value is none of the declared type.
     """
 
     plan: PartitionPlan
@@ -114,6 +115,7 @@ class Part:
     absent: tuple[str, ...] = ()
     missing: list[str] | None = field(default_factory=list)
     rows: int | None = 0
+    path_columns: Mapping[str, str] = field(default_factory=dict)
 
     def fail(self, text: str) -> None:
         """Nothing can be said of this partition."""
@@ -136,8 +138,23 @@ class _Columns:
 
     def __init__(self, facts: Sequence[FileFacts], values: Mapping[str, Any], types: Mapping[str, str]) -> None:
         self.of_path = {name: canonical(types.get(name, "string")) for name in values}
+        self._unfit: dict[str, Unfit] = {}
+        for name, value in values.items():
+            try:
+                if value is not None:
+                    path_value(name, value, self.of_path[name])
+            except Unfit as e:
+                self._unfit[name] = e
+                self.of_path[name] = "string"
         self._facts = facts
         self._merged: dict[str, tuple[str, SparkType, str | None] | None] = {}
+
+    def in_path(self, name: str) -> str | None:
+        """The partition column of this name. Raises Ambiguous, and Unfit where its value is none of its type."""
+        own = match(name, self.of_path)
+        if own in self._unfit:
+            raise self._unfit[own]
+        return own
 
     def find(self, name: str) -> tuple[str, SparkType, str | None] | None:
         """(name, type, problem) of a top-level column of the files; None where none has it. Raises Ambiguous."""
@@ -183,6 +200,7 @@ def prepare(
     """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
     part = Part(plan, facts, [Tally() for _ in argument.checks])
     columns = _Columns(facts, plan.values, types)
+    part.path_columns = columns.of_path
     part.missing = _resolve_where(part, columns, names)
     absent: dict[str, None] = dict.fromkeys(part.missing)
     for n, check in enumerate(argument.checks):
@@ -217,7 +235,7 @@ def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
 
 def _need(part: Part, columns: _Columns, name: str) -> bool:
     """Note that a top-level column is needed; False where there is none. Raises Unfit where it cannot be read."""
-    if match(name, columns.of_path) is not None:
+    if columns.in_path(name) is not None:
         return True
     found = columns.find(name)
     if found is None:
@@ -234,7 +252,7 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, na
             tally.missing.extend(n for n in names if not _need(part, columns, n))
             return
         text = check.column
-        own = match(text, columns.of_path)
+        own = columns.in_path(text)
         if own is not None:
             tally.target = Target((own,), columns.of_path[own])
             fit(check, tally.target.kind)

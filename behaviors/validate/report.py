@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,8 +18,13 @@ WORST_FIRST: tuple[Verdict, ...] = ("violated", "error", "unknown", "valid")
 
 MAX_TEXT = 256
 MAX_ERROR = 600
+RESULT_BYTES = 48 * 1024
+"""Of a result and its samples; the sentence that goes with it needs some of the 64 KiB too."""
+RESULT_ERROR_BYTES = 12 * 1024
 RESULT_SAMPLE_BYTES = 40 * 1024
+REPORT_ERROR_BYTES = 64 * 1024
 REPORT_SAMPLE_BYTES = 256 * 1024
+_NAMES = 5
 
 
 class Sample(BaseModel):
@@ -82,25 +87,67 @@ class Result(BaseModel):
     checks: list[CheckResult]
     missing: list[str] | None = Field(default_factory=list)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reasons(cls, data: Any) -> Any:
+        """The reverse of :meth:`compact`."""
+        if not isinstance(data, dict) or "reasons" not in data:
+            return data
+        reasons = data["reasons"]
+        checks = [{**c, "error": reasons[c["reason"]]} if "reason" in c else c for c in data["checks"]]
+        return {**data, "checks": checks}
+
     def compact(self) -> dict[str, Any]:
-        """As JSON without defaults, well below 64 KiB: samples beyond a budget are left out."""
-        left = RESULT_SAMPLE_BYTES
+        """As JSON without defaults, well below 64 KiB. An error stands once among ``reasons``, whose length in all is
+        bounded, and checks have its number there as ``reason``; samples beyond what is left are left out.
+        """
+        reasons = list(dict.fromkeys(c.error for c in self.checks if c.error is not None))
+        number = {reason: n for n, reason in enumerate(reasons)}
         checks = []
         for check in self.checks:
-            data = check.model_dump(mode="json", exclude_defaults=True)
+            data = check.model_dump(mode="json", exclude_defaults=True, exclude={"error", "samples"})
             data["verdict"] = check.verdict
-            if check.samples:
-                data["samples"], left = within(data["samples"], left)
+            if check.error is not None:
+                data["reason"] = number[check.error]
             checks.append(data)
-        missing = {} if self.missing == [] else {"missing": self.missing}
-        return {"verdict": self.verdict, "rows": self.rows, "checks": checks, **missing}
+        whole: dict[str, Any] = {"verdict": self.verdict, "rows": self.rows, "checks": checks}
+        if reasons:
+            whole["reasons"] = bounded(reasons, RESULT_ERROR_BYTES)
+        if self.missing != []:
+            whole["missing"] = self.missing
+        left = min(RESULT_SAMPLE_BYTES, RESULT_BYTES - _size(whole)) if any(c.samples for c in self.checks) else 0
+        for check, data in zip(self.checks, checks, strict=True):
+            if check.samples:
+                data["samples"], left = within([s.model_dump(mode="json") for s in check.samples], left)
+        return whole
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace"))
+
+
+def bounded(texts: Sequence[str], budget: int) -> list[str]:
+    """The texts, the longest of them cut so that all together have at most so many bytes."""
+    left = budget
+    sizes = sorted(len(text.encode(errors="backslashreplace")) for text in texts)
+    for n, size in enumerate(sizes):
+        share = left // (len(sizes) - n)
+        if size > share:
+            return [_cut(text, share) for text in texts]
+        left -= size
+    return list(texts)
+
+
+def _cut(text: str, limit: int) -> str:
+    data = text.encode(errors="backslashreplace")
+    return text if len(data) <= limit else data[: max(limit - 3, 0)].decode(errors="ignore") + "…"
 
 
 def within(samples: list[dict[str, Any]], budget: int) -> tuple[list[dict[str, Any]], int]:
     """As many samples as fit in so many bytes of JSON, and the bytes left."""
     kept: list[dict[str, Any]] = []
     for sample in samples:
-        size = len(json.dumps(sample, ensure_ascii=False).encode())
+        size = _size(sample)
         if size > budget:
             return kept, 0
         kept.append(sample)
@@ -150,6 +197,8 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
         total.report(name, check.as_given(), elsewhere or total.nowhere.sentence("", unread), argument, complete)
         for name, check, total in zip(argument.names(), argument.checks, sums, strict=True)
     ]
+    for check, error in zip(checks, bounded([c.error or "" for c in checks], REPORT_ERROR_BYTES), strict=True):
+        check.error = error or None
     if complete and nowhere_of_where.columns:
         rows = None
     return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks)
@@ -227,17 +276,26 @@ def counted(n: int, word: str) -> str:
     return f"{n} {word}{'' if n == 1 else 's'}"
 
 
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES])
+    return shown if len(names) <= _NAMES else f"{shown} and {len(names) - _NAMES} more"
+
+
 def sentence(names: Sequence[str], checks: Sequence[CheckReport | CheckResult]) -> str:
     """``tailnum_not_null: 2512 violations; sane_delay: error: …`` for what is not valid. What is wrong with ``where``
-    is no check's fault, and is said once.
+    is no check's fault, and is said once; so is a reason that several checks share.
     """
     parts = list(dict.fromkeys(c.error for c in checks if c.error is not None and c.error.startswith("where: ")))
+    sharing: dict[str | None, list[str]] = {}
+    for name, check in zip(names, checks, strict=True):
+        if check.verdict == "error" and check.error not in parts:
+            sharing.setdefault(check.error, []).append(name)
     for name, check in zip(names, checks, strict=True):
         if check.verdict == "violated":
             count = counted(check.violations, "violation")
             parts.append(f"{name}: {count if check.exact else 'at least ' + count}")
-        elif check.verdict == "error" and check.error not in parts:
-            parts.append(f"{name}: error: {check.error}")
+        elif check.verdict == "error" and check.error in sharing:
+            parts.append(f"{_some(sharing.pop(check.error))}: error: {check.error}")
         elif check.verdict == "unknown":
             parts.append(f"{name}: unknown")
     return shorten("; ".join(parts), 2_000)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.validate import scan
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.expressions import any_of, column_at
 from distop_behaviors.validate.report import MAX_TEXT, shorten
 
@@ -54,24 +54,24 @@ class Row:
 
 def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None) -> list[Row]:
     """The rows, at most ``limit`` for each wish. Raises what is unexpected."""
-    from pyspark.errors import PySparkException
-
     few = [w for w in wishes if w.known <= FEW]
     many = [w for w in wishes if w.known > FEW]
     rows: list[Row] = []
     if few:
         try:
             rows = _query(session, group, few, where, None)
-        except PySparkException:
+        except Exception as e:
+            if failures.is_unexpected(e):
+                raise
             # A check may throw in a file that was chosen for another one.
             many = [*few, *many]
     for wish in many:
         try:
             rows += _query(session, group, [wish], where, wish.limit)
-        except PySparkException as e:
-            _log.warning("no samples of check %d: %s", wish.check, scan.sentence_of(e))
-            if scan.is_unexpected(e):
+        except Exception as e:
+            if failures.is_unexpected(e):
                 raise
+            _log.warning("no samples of check %d: %s", wish.check, failures.sentence_of(e))
     return rows
 
 
@@ -95,7 +95,7 @@ def _query(
     )
     rows = frame.limit(limit).collect() if limit is not None else frame.collect()
     order = {f[0]: i for i, f in enumerate(files)}
-    found = sorted(((scan.plain_path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
+    found = sorted(((failures.plain_path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
     out = []
     for wish in wishes:
         mine = {f[0] for f in wish.files}

@@ -6,14 +6,13 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
+from distop_behaviors.validate.failures import plain_path, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 
 KEPT_RELATIONS = 8
 KEPT_JUDGEMENTS = 256
-
-_READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
-_SPARK_IS_GONE = re.compile(
-    r"SparkContext (was|has been) (shut ?down|stopped)|stopped SparkContext|OutOfMemoryError|ExecutorLost"
-    r"|Java gateway|[Cc]ancelled|interrupted|No space left",
-)
 
 _relations: OrderedDict[tuple[Any, ...], DataFrame] = OrderedDict()
 _judged: dict[tuple[Any, ...], str | None] = {}
@@ -60,13 +53,6 @@ class Counts:
     where_threw: int = 0
 
 
-def plain_path(uri: str) -> str:
-    """Spark's ``file:///a%20b`` as the local path ``/a b``; other schemes as they are, unescaped."""
-    if uri.startswith("file:"):
-        return unquote(urlsplit(uri).path)
-    return unquote(uri)
-
-
 def spark_path(path: str) -> str:
     """A planned path as Spark is to take it: one without a scheme would be looked for in Hadoop's default file system,
     while its footer is read here. Hadoop unescapes nothing in it."""
@@ -79,24 +65,30 @@ def of_files(group: Group, files: Sequence[PlannedFile]) -> Group:
 
 
 def _schema(group: Group) -> str:
-    fields = [f"{quote(n)} {ddl(t)}" for n, t in group.columns.items()]
-    fields += [f"{quote(n)} {t}" for n, t in group.partition_columns.items()]
-    return ", ".join(fields)
+    return ", ".join(f"{quote(n)} {ddl(t)}" for n, t in {**group.columns, **group.partition_columns}.items())
 
 
 def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
     """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
 
     schema = _schema(group)
     key = (id(session), session.sparkContext.applicationId, group.files, schema, group.base)
     frame = _relations.get(key)
     if frame is None:
         # Paths are what they are: `*` or `{` in a name is no pattern.
-        reader = session.read.schema(schema).option("__globPaths__", "false")
+        # A check such as `1 = 1` needs no column, which DDL cannot say.
+        read = _schema(replace(group, partition_columns=dict.fromkeys(group.partition_columns, "string")))
+        reader = session.read.schema(read or StructType([])).option("__globPaths__", "false")
         if group.partition_columns:
             reader = reader.option("basePath", spark_path(group.base))
         frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
+        _hold_all(frame, group)
+        # Spark's reader would make other values of some: bounds.path_value tells of which.
+        typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
+        if typed:
+            frame = frame.withColumns(typed)
         if keep:
             _relations[key] = frame
         while len(_relations) > KEPT_RELATIONS:
@@ -104,6 +96,15 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     else:
         _relations.move_to_end(key)
     return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+
+
+def _hold_all(frame: DataFrame, group: Group) -> None:
+    """Raises Unreadable where Spark leaves a file out, as it does by some names without a word: its rows would pass."""
+    found = frame._jdf.inputFiles()
+    if len(found) != len(group.files):
+        listed = {plain_path(path) for path in found}
+        left_out = next((f[0] for f in group.files if f[0] not in listed), None)
+        raise Unreadable(f"Spark does not read the file {left_out}: give it a name without '_' or '.' at its ends")
 
 
 def count(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> dict[str, Counts]:
@@ -176,7 +177,12 @@ def _refusal(frame: DataFrame, text: str) -> str | None:
     from pyspark.sql import functions as F
 
     try:
-        frame.where(F.expr(text))
+        judged = frame.where(F.expr(text))
+        if not judged._jdf.queryExecution().analyzed().deterministic():
+            return (
+                "the expression may answer differently each time it is asked of the same row "
+                "(rand, uuid, java_method and the like are refused)"
+            )
     except AnalysisException as e:
         kind, given = e.getCondition() or "", e.getMessageParameters() or {}
         if kind == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
@@ -193,34 +199,9 @@ def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
     """Why Spark refuses this condition on this group's columns, or None where it accepts it."""
     from pyspark.errors import AnalysisException
 
+    frame = relation(session, group)
     try:
-        relation(session, group).where(column)
+        frame.where(column)
     except AnalysisException as e:
         return sentence_of(e)
     return None
-
-
-def broken_file(error: Exception, files: Sequence[PlannedFile]) -> str | None:
-    """Which of the files Spark could not read, where it says so."""
-    named = {unquote(plain_path(m)) for m in _READING.findall(str(error))}
-    return next((f[0] for f in files if f[0] in named), None)
-
-
-def is_unexpected(error: Exception) -> bool:
-    """Spark itself is in trouble: nothing is known of the data, and another attempt may do better."""
-    return not _from_spark(error) or _SPARK_IS_GONE.search(str(error)) is not None
-
-
-def _from_spark(error: Exception) -> bool:
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    return isinstance(error, PySparkException | Py4JJavaError | Unreadable)
-
-
-def sentence_of(error: Exception) -> str:
-    """Spark's own sentence, without the plan, the query text and the stack."""
-    text = str(error).strip()
-    found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
-    line = (found.group(0) if found else text.split("\n")[0]).strip()
-    return re.sub(r"\s*SQLSTATE: \w+.*$", "", line)

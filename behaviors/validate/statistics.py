@@ -32,6 +32,11 @@ class Decision:
 PASS = Decision("pass")
 UNKNOWN = Decision("unknown")
 
+_CALENDAR_CHANGED = -141_427
+"""1582-10-15 in days: what old releases of Spark wrote before is of the Julian calendar, and is read as another day."""
+_ZONES_SETTLED = -2_208_988_800
+"""1900-01-01 in seconds: so it is with times before, by their zone."""
+
 _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 """Up to here every whole number is one of the type."""
 
@@ -176,7 +181,11 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
 
 
 def _bounded(chunk: Chunk, leaf: Leaf) -> bool:
-    """The bounds are there, and in order (a NaN among them is not)."""
+    """The bounds are there, in order (a NaN among them is not), and mean what a reader makes of them."""
     if leaf.kind == "other" or chunk.low is None or chunk.high is None:
+        return False
+    if leaf.kind == "date" and chunk.low < _CALENDAR_CHANGED:
+        return False
+    if leaf.kind == "timestamp" and chunk.low < _ZONES_SETTLED * 10**leaf.scale:
         return False
     return bool(chunk.low <= chunk.high)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.context import current
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 5
 _LONGEST = 100
+_NAMES = 5
 
 
 def show_status(status: OperationStatus) -> None:
@@ -64,8 +64,9 @@ def show_result(result: OperationResult) -> None:
     if result.report is not None:
         say("")
         show_report(result.report)
-    checks = _checks(result.report)
-    show_errors([error for error in result.errors if not _told(error, checks)])
+    # The table of checks tells what jobs and behavior answered; what is left are jobs that gave no answer.
+    told = bool(_checks(result.report))
+    show_errors([error for error in result.errors if not (told and error.get("verdict"))])
 
 
 def _without_end(result: OperationResult) -> str | None:
@@ -103,9 +104,13 @@ def show_report(report: Any) -> None:
         "no checks",
         ("violations", "by statistics", "by scan"),
     )
+    reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.get("error"):
-            say(f"\n{check.get('name')}: {_line(check['error'])}")
+            reasons.setdefault(_line(check["error"]), []).append(str(check.get("name")))
+    for reason, names in reasons.items():
+        say(f"\n{_some(names)}: {reason}")
+    for check in checks:
         samples = check.get("samples") or []
         if samples:
             say(f"\n{check.get('name')}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
@@ -125,25 +130,10 @@ def _checks(report: Any) -> list[dict[str, Any]]:
     return checks
 
 
-_COUNT = re.compile(r"(at least )?[0-9,]+ violations?|unknown")
-
-
-def _told(error: Mapping[str, Any], checks: Sequence[Mapping[str, Any]]) -> bool:
-    """The table of checks says this already: it is made of ``check: 5 violations`` and ``check: error: reason``, with
-    the very reason that is shown for the check.
-    """
-    reasons = {str(check.get("name")): first_line(check.get("error")) for check in checks}
-    line = first_line(error.get("text"))
-    if not reasons or not line:
-        return False
-    names = "|".join(re.escape(name) for name in sorted(reasons, key=len, reverse=True))
-    before, *clauses = re.split(rf"(?:^|; )({names}): ", line)
-    if before and not any(before in reason for reason in reasons.values()):
-        return False
-    return all(
-        _COUNT.fullmatch(text) or text.removeprefix("error: ") in reasons[name]
-        for name, text in zip(clauses[::2], clauses[1::2], strict=True)
-    )
+def _some(names: Sequence[str]) -> str:
+    """The first few of the checks that share a reason."""
+    shown = ", ".join(names[:_NAMES])
+    return shown if len(names) <= _NAMES else f"{shown} and {len(names) - _NAMES} more"
 
 
 def _sample(sample: Mapping[str, Any]) -> tuple[Any, ...]:

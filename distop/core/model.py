@@ -337,7 +337,9 @@ class History:
     failed: int
     report: Any = None
     errors: tuple[Mapping[str, Any], ...] = ()
-    """The first few errors: ``{"partition": name or None, "text": …}``."""
+    """The first few errors: ``{"partition": name or None, "text": …}``, with ``"verdict": True`` where the job answered
+    with a result, or the behavior with a report, which tells it in full.
+    """
     failed_ranges: str = ""
     """Ordinals of the failed jobs, as :func:`codec.failed_text` gives them: ``3,7-9``."""
     request_id: str = ""

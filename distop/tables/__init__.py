@@ -30,10 +30,12 @@ def check_table(record: TableRecord) -> TableRecord:
     neither its name nor its first bytes show to be Parquet is refused. Hidden files are left alone.
 
     Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does
-    not exist, holds no Parquet file, or another one.
+    not exist, holds no Parquet file, or another one, and for a type of what is no partition column there.
     """
+    from distop.tables.parquet import check_types, partition_values
+
     _check_format(record)
-    check_options(record.options)
+    options = check_options(record.options)
     location = Location.of(record.location)
     looked_at = list(islice(location.walk(), _LOOKED_AT))
     if not looked_at:
@@ -48,6 +50,7 @@ def check_table(record: TableRecord) -> TableRecord:
                 f"the location {record.location!r} must hold Parquet files only, and {entry.path} is none: move it "
                 "away, or give it a name that begins with '_' or '.'"
             )
+    check_types(options, partition_values(looked_at[0].folder) or (), location)
     return replace(record, location=location.text)
 
 

@@ -34,8 +34,10 @@ def named_parquet(entry: Entry) -> bool:
 
 
 def hidden(name: str) -> bool:
-    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``. ``_column=…`` is data, as in Spark."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``, and ``….parquet._COPYING_`` while Hadoop's
+    tools still copy it. ``_column=…`` is data, as in Spark.
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
 @dataclass(frozen=True, slots=True)

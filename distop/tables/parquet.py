@@ -88,7 +88,7 @@ def plan(entries: Iterable[Entry], location: Location, options: Options) -> Plan
     if partitioned:
         partitions = list(_by_folder(folders, location, options))
     else:
-        _check_types(options, [], location)
+        check_types(options, [], location)
         partitions = list(_by_group(folders.get("", []), options))
     if len(partitions) > MAX_PARTITIONS:
         raise InvalidArgument(f"the location {location.text!r} has {len(partitions)} partitions, over a million")
@@ -108,7 +108,7 @@ def _by_folder(
             )
         if columns is None:
             columns, first = list(values), folder
-            _check_types(options, columns, location)
+            check_types(options, columns, location)
         elif list(values) != columns:
             raise InvalidArgument(
                 f"the location {location.text!r} has a mixed layout: {folder!r} has other partition columns "
@@ -131,12 +131,14 @@ def _by_group(files: list[tuple[str, int, int]], options: Options) -> Iterator[P
         yield PartitionPlan(ordinal, f"files-{ordinal:06}", size, tuple(group))
 
 
-def _check_types(options: Options, columns: list[str], location: Location) -> None:
+def check_types(options: Options, columns: Iterable[str], location: Location) -> None:
+    """Raises InvalidArgument where ``partition_types`` names what is no partition column."""
+    known = list(columns)
     for column in options.partition_types:
-        if column not in columns:
-            known = ", ".join(columns) or "none"
+        if column not in known:
             raise InvalidArgument(
-                f"partition_types names {column!r}, which is no partition column of {location.text!r} (it has: {known})"
+                f"partition_types names {column!r}, which is no partition column of {location.text!r} "
+                f"(it has: {', '.join(known) or 'none'})"
             )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.checked import Table
 from tests.support.context import FakeContext
 
 if TYPE_CHECKING:
@@ -45,3 +46,9 @@ def context(spark: SparkSession, tmp_path: Path) -> Callable[[TableRecord], Fake
     work = tmp_path / "work"
     work.mkdir()
     return lambda table: FakeContext(work, table, spark)
+
+
+@pytest.fixture
+def table(tmp_path: Path, context: Callable[[TableRecord], FakeContext]) -> Table:
+    """An empty folder for the files of a table."""
+    return Table(tmp_path / "table", context)

@@ -134,6 +134,7 @@ def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Dae
     assert result.report["rows"] == rows_of_days()[1] + rows_of_days()[3]
     bad = {1: bool(nulls[1]), 2: True, 3: bool(nulls[3])}
     assert result.jobs["failed"] == sum(bad.values())
+    assert all(error["verdict"] for error in result.errors), "each job gave a result, and the behavior a report"
     told = {error["partition"]: error["text"] for error in result.errors if error["partition"]}
     for day in (1, 3):
         name = f"month=1/day={day}"

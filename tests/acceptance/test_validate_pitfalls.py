@@ -6,67 +6,21 @@ import math
 import os
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.support.context import FakeContext, Ran, run_operation
-from tests.support.footers import as_old_writers_did
+from tests.support.checked import Table, between
+from tests.support.context import FakeContext, run_operation
+from tests.support.footers import with_old_statistics
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-class Table:
-    """A table under test: files are added, then ``run`` checks it with statistics and by a full scan."""
-
-    def __init__(self, directory: Path, context: Any) -> None:
-        self.directory = directory
-        self.context = context
-        self.options: dict[str, Any] = {}
-
-    @property
-    def record(self) -> TableRecord:
-        return TableRecord("t", "parquet", str(self.directory), self.options)
-
-    def add(self, name: str, data: Any, **options: Any) -> Path:
-        path = self.directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(data if isinstance(data, pa.Table) else pa.table(data), path, **options)
-        return path
-
-    def run(self, *checks: dict[str, Any], **arg: Any) -> Ran:
-        return run_operation(Validate(), self.record, {"checks": list(checks), **arg}, self.context)
-
-    def agrees(self, *checks: dict[str, Any], **arg: Any) -> list[tuple[str, int]]:
-        """(verdict, violations) of each check: the same with statistics, by a full scan, and partition by partition."""
-        runs = [self.run(*checks, statistics=mode, **arg) for mode in ("auto", "never")]
-        plans = plan_table(self.record).partitions
-        if len(plans) > 1:
-            argument = {"checks": list(checks), **arg}
-            runs.append(run_operation(Validate(), self.record, argument, self.context, batches=len(plans)))
-        answers = [[(c["verdict"], c["violations"], c["error"]) for c in r.report["checks"]] for r in runs]
-        assert all(a == answers[0] for a in answers)
-        return [(verdict, violations) for verdict, violations, _ in answers[0]]
-
-
-@pytest.fixture
-def table(tmp_path: Path, context: Any) -> Table:
-    return Table(tmp_path / "table", context)
-
-
-def between(column: str, low: Any = None, high: Any = None) -> dict[str, Any]:
-    spec = {"column": column, **({} if low is None else {"min": low}), **({} if high is None else {"max": high})}
-    return {"range": spec}
 
 
 def test_nan_is_above_every_bound_and_no_statistic_shows_it(table: Table) -> None:
@@ -97,6 +51,26 @@ def test_the_bounds_of_old_96_bit_times_mean_nothing(table: Table) -> None:
     times = pa.array([0, 10**15, None], pa.timestamp("us"))
     table.add("a.parquet", {"x": times}, use_deprecated_int96_timestamps=True)
     assert table.agrees(between("x", "1980-01-01"), {"not_null": "x"}) == [("violated", 1), ("violated", 1)]
+
+
+@pytest.mark.parametrize("writer", ["parquet-mr version 1.8.1 (build x)", "parquet-mr", "impala version 2.0"])
+def test_deprecated_bounds_are_believed_of_signed_numbers_alone(table: Table, writer: str) -> None:
+    texts, whole, unsigned = ["aé", "aa", "b"], [-1, 5, None], pa.array([1, 2**31 + 5, 7], pa.uint32())
+    path = table.add("a.parquet", {"t": texts, "n": whole, "u": unsigned})
+    # As those writers compared: bytes and unsigned numbers as signed ones.
+    bounds = {"t": ("aé".encode(), b"b"), "u": ((2**31 + 5).to_bytes(4, "little"), (7).to_bytes(4, "little"))}
+    with_old_statistics(path, bounds, writer)
+    checks = [between("t", "ab"), between("t", "aa", "az"), between("u", 0, 100), between("n", -1, 5), between("n", 9)]
+    assert table.agrees(*checks, {"not_null": "n"}) == [
+        ("violated", 1),
+        ("violated", 2),
+        ("violated", 1),
+        ("valid", 0),
+        ("violated", 2),
+        ("violated", 1),
+    ]
+    only = table.run(*checks, statistics="only")
+    assert [c["verdict"] for c in only.report["checks"]] == [*["unknown"] * 3, "valid", "violated"]
 
 
 @pytest.mark.parametrize("as_integer", [True, False])
@@ -458,26 +432,3 @@ def test_local_paths_are_local_whatever_spark_s_default_file_system_is(table: Ta
     table.options["partition_types"] = {"k": "string"}
     table.add("k=a b%20#c/one two.parquet", {"x": [1, 2, None]})
     assert table.agrees({"not_null": "x"}, {"check": "k = 'a b #c'"}) == [("violated", 1), ("valid", 0)]
-
-
-@pytest.mark.parametrize("writer", [b"parquet-mr version 1.8.1 (build 4aba4da)", b"a writer of its own version 3.0.0"])
-def test_the_deprecated_bounds_of_old_writers_compared_signed(table: Table, writer: bytes) -> None:
-    """Old writers compared the bytes of texts, and unsigned numbers, as signed ones, and left no other bounds."""
-    huge = 2**63 + 5
-    columns = {"text": ["a", "é"], "u": pa.array([1, huge], pa.uint64()), "i": [-3, 4]}
-    path = table.add("a.parquet", columns)
-    bounds = {
-        "text": ("é".encode(), b"a"),
-        "u": (huge.to_bytes(8, "little"), (1).to_bytes(8, "little")),
-        "i": ((-3).to_bytes(8, "little", signed=True), (4).to_bytes(8, "little")),
-    }
-    as_old_writers_did(path, writer, bounds)
-    assert pq.read_metadata(path).created_by == writer.decode()
-    assert table.agrees(between("text", "b"), between("text", high="b"), between("u", 0, 100), between("i", -3, 4)) == [
-        ("violated", 1),
-        ("violated", 1),
-        ("violated", 1),
-        ("valid", 0),
-    ]
-    # What is compared in the same way either way is still believed.
-    assert table.run(between("i", -3, 4), statistics="only").report["checks"][0]["verdict"] == "valid"

@@ -126,26 +126,28 @@ def test_the_end_of_an_operation(world: World) -> None:
     checks = [
         {"name": "tail", "verdict": "violated", "violations": 2512, "exact": True, "evidence": {"files_scanned": 365},
          "samples": [{"partition": "day=1", "file": "/x/part-0.parquet", "row_index": 3, "values": {"tailnum": None}}]},
-        {"name": "delay", "verdict": "error", "violations": 0, "exact": False, "error": "no column 'dela'\ncode"},
+        *({"name": name, "verdict": "error", "violations": 0, "exact": False, "error": "no column 'dela'\ncode"}
+          for name in ("delay", "later")),
     ]  # fmt: skip
     report = {"verdict": "violated", "rows": 336776, "checks": checks}
     errors = [
-        {"partition": None, "text": "tail: 2512 violations; delay: error: no column 'dela'"},
-        {"partition": "day=1", "text": "tail: at least 7 violations; delay: unknown"},
+        {"partition": None, "text": "tail: 2512 violations; delay: error: no column 'dela'", "verdict": True},
+        {"partition": "day=1", "text": "tail: at least 7 violations; delay: unknown", "verdict": True},
         {"partition": "day=2", "text": "cannot be read; the end of its log:\nat line 1"},
-        {"partition": "day=3", "text": "delay: error: another reason"},
+        {"partition": "day=3", "text": "delay: error: another reason", "verdict": True},
+        {"partition": None, "text": "nobody offers it"},
     ]
     world.play(lambda hand: end(hand, "nyc.flights/noop/1", State.FAILED, report, errors))
     shown = world.distop("show", "nyc.flights/noop/1")
     assert shown.code == 0
-    for words in ("failed", "336,776", "2,512", "part-0.parquet", '{"tailnum": null}', "no column 'dela'\n",
-                  "error: partition day=2: cannot be read\n"):  # fmt: skip
+    for words in ("failed", "336,776", "2,512", "part-0.parquet", '{"tailnum": null}',
+                  "\ndelay, later: no column 'dela'\n", "error: partition day=2: cannot be read\n"):  # fmt: skip
         assert words in shown.out
     assert re.search(r"^delay +error +-( |$)", shown.out, re.MULTILINE)
     assert "at least 0" not in shown.out
     assert "at line 1" not in shown.out
     said = [line for line in shown.out.splitlines() if line.startswith("error: ")]
-    assert said == ["error: partition day=2: cannot be read", "error: partition day=3: delay: error: another reason"], (
+    assert said == ["error: partition day=2: cannot be read", "error: nobody offers it"], (
         "what the table of checks says is not said again"
     )
     record = world.distop("show", "nyc.flights/noop/1", "--json").json

@@ -1,128 +1,122 @@
-"""Parquet footers as old writers left them, which no writer of today can be asked for.
-
-A footer is a Thrift struct in the compact protocol: it is read into ``{field: (type, value)}``, changed, and written.
-"""
+"""Parquet footers as writers made them before ``min_value`` and ``max_value``: Thrift's compact protocol, by hand."""
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+_STRUCT, _LIST, _SET, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 8, 7, 3, 1, 2
+_ROW_GROUPS, _COLUMN_ORDERS, _CREATED_BY = 4, 7, 6
+_CHUNKS, _META, _PATH, _STATISTICS = 1, 3, 3, 12
+_MAX, _MIN, _MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
+
 Fields = dict[int, tuple[int, Any]]
-
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
-_VARINTS = (4, 5, 6)
-
-ROW_GROUPS, CREATED_BY, COLUMN_ORDERS = 4, 6, 7  # of FileMetaData
-COLUMNS, META_DATA, STATISTICS = 1, 3, 12  # of RowGroup, ColumnChunk, ColumnMetaData
-OLD_MAX, OLD_MIN, MAX, MIN = 1, 2, 5, 6  # of Statistics
+"""A struct: type and value by field. Numbers stay the bytes that they are."""
 
 
-def as_old_writers_did(path: Path, writer: bytes, bounds: dict[str, tuple[bytes, bytes]]) -> None:
-    """Leave of a file's bounds the deprecated ``min`` and ``max`` alone. ``bounds``: column → both, as a writer that
-    compared signed bytes found them.
+def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], writer: str) -> None:
+    """Rewrite the footer: each column's minimum and maximum stand in the deprecated fields alone, those of ``bounds``
+    as given; the order of columns is not told.
     """
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
-    fields = _Reader(data[-8 - size : -8]).fields()
-    fields.pop(COLUMN_ORDERS)
-    fields[CREATED_BY] = (_BINARY, writer)
-    for group in fields[ROW_GROUPS][1][1]:
-        for chunk in group[COLUMNS][1][1]:
-            column = chunk[META_DATA][1]
-            name = b".".join(column[3][1][1]).decode()
-            statistics = column[STATISTICS][1]
-            for field in [field for field in statistics if field not in (3, 4)]:
-                del statistics[field]
-            low, high = bounds[name]
-            statistics |= {OLD_MAX: (_BINARY, high), OLD_MIN: (_BINARY, low)}
-    footer = _struct(fields)
-    path.write_bytes(data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    footer, _ = _read_struct(data, len(data) - 8 - size)
+    del footer[_COLUMN_ORDERS]
+    footer[_CREATED_BY] = (_BINARY, writer.encode())
+    for _, group in footer[_ROW_GROUPS][1][1]:
+        for _, chunk in group[_CHUNKS][1][1]:
+            meta = chunk[_META][1]
+            name = ".".join(part.decode() for _, part in meta[_PATH][1][1])
+            found: Fields = meta[_STATISTICS][1]
+            low, high = bounds.get(name) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
+            for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
+                found.pop(field, None)
+            found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
+    written = _struct(footer)
+    path.write_bytes(data[: len(data) - 8 - size] + written + len(written).to_bytes(4, "little") + b"PAR1")
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def _take(self, size: int) -> bytes:
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    def fields(self) -> Fields:
-        found: Fields = {}
-        number = 0
-        while (head := self._take(1)[0]) != 0:
-            delta, kind = head >> 4, head & 0x0F
-            number = number + delta if delta else _unzigzag(self._varint())
-            found[number] = (kind, self._value(kind))
-        return found
-
-    def _value(self, kind: int) -> Any:
-        if kind in (_TRUE, _FALSE):
-            return None
-        if kind in _VARINTS:
-            return self._varint()
-        if kind == _BYTE:
-            return self._take(1)
-        if kind == _DOUBLE:
-            return self._take(8)
-        if kind == _BINARY:
-            return self._take(self._varint())
-        if kind == _STRUCT:
-            return self.fields()
-        assert kind in (_LIST, _SET), f"a field of type {kind}"
-        head = self._take(1)[0]
-        size = head >> 4 if head >> 4 < 15 else self._varint()
-        inner = head & 0x0F
-        # Elements that are booleans have a byte each.
-        return inner, [self._take(1) if inner in (_TRUE, _FALSE) else self._value(inner) for _ in range(size)]
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, at
 
 
-def _unzigzag(value: int) -> int:
-    return (value >> 1) ^ -(value & 1)
+def _read_struct(data: bytes, at: int) -> tuple[Fields, int]:
+    fields: Fields = {}
+    number = 0
+    while data[at]:
+        head = data[at]
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            raw, at = _varint(data, at)
+            number = (raw >> 1) ^ -(raw & 1)
+        kind = head & 0x0F
+        value: Any = None
+        if kind not in (_TRUE, _FALSE):
+            value, at = _read(data, at, kind)
+        fields[number] = (kind, value)
+    return fields, at + 1
 
 
-def _varint(value: int) -> bytes:
+def _read(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind == _STRUCT:
+        return _read_struct(data, at)
+    if kind in (_LIST, _SET):
+        inner, count = data[at] & 0x0F, data[at] >> 4
+        at += 1
+        if count == 15:
+            count, at = _varint(data, at)
+        items = []
+        for _ in range(count):
+            item, at = _read(data, at, inner)
+            items.append((inner, item))
+        return (inner, items), at
+    if kind == _BINARY:
+        size, at = _varint(data, at)
+        return data[at : at + size], at + size
+    if kind in (_DOUBLE, _BYTE, _TRUE, _FALSE):
+        size = 8 if kind == _DOUBLE else 1
+        return data[at : at + size], at + size
+    _, end = _varint(data, at)
+    return data[at:end], end
+
+
+def _length(value: int) -> bytes:
     out = bytearray()
-    while value >= 0x80:
+    while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*out, value])
 
 
 def _struct(fields: Fields) -> bytes:
-    out, before = b"", 0
-    for number, (kind, value) in sorted(fields.items()):
-        assert 0 < number - before < 16
-        out += bytes([(number - before) << 4 | kind]) + _written(kind, value)
-        before = number
+    out, last = b"", 0
+    for number in sorted(fields):
+        kind, value = fields[number]
+        assert 0 < number - last < 16, "the fields of Parquet's footers are close together"
+        out += bytes([(number - last) << 4 | kind]) + _value(kind, value)
+        last = number
     return out + b"\0"
 
 
-def _written(kind: int, value: Any) -> bytes:
+def _value(kind: int, value: Any) -> bytes:
     if value is None:
         return b""
-    if kind in _VARINTS:
-        return _varint(value)
-    if kind == _BINARY:
-        return _varint(len(value)) + bytes(value)
     if kind == _STRUCT:
         return _struct(value)
     if kind in (_LIST, _SET):
         inner, items = value
-        size = bytes([len(items) << 4 | inner]) if len(items) < 15 else bytes([0xF0 | inner]) + _varint(len(items))
-        return size + b"".join(item if inner in (_TRUE, _FALSE) else _written(inner, item) for item in items)
-    return bytes(value)
+        head = bytes([len(items) << 4 | inner]) if len(items) < 15 else bytes([0xF0 | inner]) + _length(len(items))
+        return head + b"".join(_value(inner, item) for _, item in items)
+    return _length(len(value)) + value if kind == _BINARY else bytes(value)

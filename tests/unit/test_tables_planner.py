@@ -57,7 +57,16 @@ def test_natural_order_tells_01_from_1() -> None:
 
 
 def test_hidden_files_and_folders_are_no_data(tmp_path: Path) -> None:
-    put(tmp_path, "p=1/a.parquet", "p=1/_SUCCESS", "p=1/.a.parquet.crc", "_distop/x/y", "_SUCCESS", ".hidden/b")
+    put(
+        tmp_path,
+        "p=1/a.parquet",
+        "p=1/_SUCCESS",
+        "p=1/.a.parquet.crc",
+        "p=1/b.parquet._COPYING_",
+        "_distop/x/y",
+        "_SUCCESS",
+        ".hidden/b",
+    )
     planned = plan_table(record(tmp_path))
     assert [(p.name, len(p.files)) for p in planned.partitions] == [("p=1", 1)]
 
@@ -211,3 +220,13 @@ def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:
         "assert not {'pyarrow', 'pydantic', 'pyspark'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_types_of_columns_that_are_not_there_are_refused_when_the_table_is_added(tmp_path: Path) -> None:
+    put(tmp_path / "parts", "day=1/a.parquet", "day=2/a.parquet")
+    put(tmp_path / "flat", "a.parquet")
+    assert check_table(record(tmp_path / "parts", partition_types={"day": "int"}))
+    with pytest.raises(InvalidArgument, match="names 'dax', which is no partition column of .* \\(it has: day\\)"):
+        check_table(record(tmp_path / "parts", partition_types={"dax": "int"}))
+    with pytest.raises(InvalidArgument, match="names 'day', .* \\(it has: none\\)"):
+        check_table(record(tmp_path / "flat", partition_types={"day": "int"}))

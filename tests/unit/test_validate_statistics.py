@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate, footers
 from distop_behaviors.validate.argument import Check
-from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of
+from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value
 from distop_behaviors.validate.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
-from distop_behaviors.validate.report import CheckResult, Result, Sample, combine
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, masked
 from tests.support.context import FakeContext, run_operation
 from tests.support.generated import generate
@@ -87,6 +86,20 @@ def between(low: Any = None, high: Any = None) -> dict[str, Any]:
 )
 def test_the_lattice(check: dict[str, Any], chunks: list[Chunk], leaf: Leaf, expected: Decision) -> None:
     assert judge(check, *chunks, leaf=leaf) == expected
+
+
+@pytest.mark.parametrize(
+    ("leaf", "settled"),
+    [
+        (Leaf(("x",), "date", "date", 32), -141_427),
+        (Leaf(("x",), "timestamp", "timestamp", 64, 6), -2_208_988_800_000_000),
+        (Leaf(("x",), "timestamp", "timestamp", 64, 3), -2_208_988_800_000),
+    ],
+)
+def test_bounds_of_another_calendar_prove_nothing(leaf: Leaf, settled: int) -> None:
+    check = between("0001-01-01", "9999-12-31")
+    assert judge(check, Chunk(5, 0, settled, settled + 9), leaf=leaf) == PASS
+    assert judge(check, Chunk(5, 0, settled - 1, settled + 9), leaf=leaf) == UNKNOWN
 
 
 def test_a_file_without_rows_passes_and_a_missing_column_is_null() -> None:
@@ -189,6 +202,27 @@ def test_bounds_that_do_not_fit_are_refused(value: Any, kind: str) -> None:
         of(value, kind, up=True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("int", ["0", "-5", "+5", "007", "2147483647"], ["", "abc", "1.0", "2147483648", " 5", "1e3", "\u0665"]),
+        ("tinyint", ["127", "-128"], ["128", "300"]),
+        ("decimal(9,2)", ["1", "1.2", "-.5", "1.500"], ["1.234", "12345678", "1e3", "NaN", "9" * 300]),
+        ("double", ["1", "-1.5e-3", "NaN", "-Infinity"], ["", "1.5d", "0x1p3", "one"]),
+        ("boolean", ["true", "FALSE"], ["1", "yes", ""]),
+        ("date", ["2013-01-31", "2013-1-5"], ["2013-02-30", "2013-01-31 12:00", "31.1.2013", "20130131"]),
+        ("timestamp", ["2013-01-31", "2013-01-31 12:00:00", "2013-01-31T12:00:00.5Z"], ["2013-01-31 25:00", "12:00"]),
+        ("string", ["", "abc"], []),
+    ],
+)
+def test_values_in_paths_are_held_to_their_type(kind: str, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        path_value("p", text, kind)
+    for text in bad:
+        with pytest.raises(Unfit, match="partition column 'p' is no "):
+            path_value("p", text, kind)
+
+
 def test_members_that_a_column_cannot_hold_are_left_out() -> None:
     assert member(0.5, "int") is None
     assert member("1.505", "decimal(9,2)") is None
@@ -236,39 +270,3 @@ def test_only_writers_that_compare_numbers_are_believed_about_decimals_in_bytes(
         assert footers._SOUND_BYTES.match(writer)
     for writer in ("", "parquet-mr", "parquet-mr version 1.8.1", "impala version 2.0", "parquet-cpp version 1.2.0"):
         assert not footers._SOUND_BYTES.match(writer)
-
-
-def result(*checks: CheckResult, rows: int | None = 10) -> Result:
-    return Result(verdict="valid", rows=rows, checks=list(checks))
-
-
-def test_the_report_adds_up() -> None:
-    from distop_behaviors.validate.argument import Argument
-
-    argument = Argument.model_validate({"checks": [{"not_null": "x"}], "sample": 2})
-    sample = Sample(partition="p", file="f", row_index=1, values={"x": None})
-    bad = CheckResult(verdict="violated", violations=3, samples=[sample] * 3, files_statistics=1)
-    fine = CheckResult(files_scanned=2)
-    report = combine(argument, [("a", result(bad)), ("b", result(fine)), ("c", result(bad))], complete=True)
-    assert (report.verdict, report.rows) == ("violated", 30)
-    check = report.checks[0]
-    assert (check.violations, check.exact, len(check.samples)) == (6, True, 2)
-    assert (check.evidence.files_statistics, check.evidence.files_scanned) == (2, 2)
-    assert combine(argument, [("a", result(fine)), ("b", "it crashed")], complete=True).checks[0].error == (
-        "partition b: it crashed"
-    )
-    assert combine(argument, [("a", result(fine))], complete=False).verdict == "unknown"
-    half = combine(
-        argument, [("a", result(bad)), ("b", result(CheckResult(verdict="error", error="e")))], complete=True
-    )
-    assert (half.verdict, half.checks[0].exact, half.checks[0].error) == ("violated", False, "e")
-
-
-def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
-    from distop_behaviors.validate.argument import Argument
-
-    argument = Argument.model_validate({"checks": [{"check": "x + y > 1"}]})
-    without = [("a", result(CheckResult(missing=["x"]))), ("b", result(CheckResult(missing=["y"])))]
-    assert combine(argument, without, complete=True).verdict == "valid"
-    nowhere = [*without[:1], ("b", result(CheckResult(missing=["y", "x"])))]
-    assert combine(argument, nowhere, complete=True).checks[0].error == "the column 'x' is in none of the table's files"

@@ -1,0 +1,194 @@
+"""CHECK expressions: which columns they name, what they may not be, and that the data cannot disturb the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import PartitionPlan
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate
+from distop_behaviors.validate.failures import is_unexpected
+from tests.support.checked import between
+from tests.support.context import run_operation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.support.checked import Table
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_check_that_names_no_column(table: Table) -> None:
+    table.add("p=1/a.parquet", {"x": [1, None]})
+    table.add("p=2/a.parquet", {"x": [1]})
+    checks = [{"check": c} for c in ("true", "1 = 1", "current_date() > date'2020-01-01'", "1 = 2")]
+    assert table.agrees(*checks) == [*[("valid", 0)] * 3, ("violated", 3)]
+    assert table.agrees(*checks[:2]) == [("valid", 0)] * 2
+    assert table.agrees(checks[3], where="1 = 2") == [("valid", 0)]
+    samples = table.run(checks[3]).report["checks"][0]["samples"]
+    assert [(s["partition"], s["row_index"], s["values"]) for s in samples] == [
+        ("p=1", 0, {}),
+        ("p=1", 1, {}),
+        ("p=2", 0, {}),
+    ]
+
+
+@pytest.mark.parametrize("word", ["cancelled", "interrupted", "OutOfMemoryError", "Java gateway", "No space left"])
+def test_words_in_the_data_are_no_trouble_of_spark(table: Table, word: str) -> None:
+    table.add("p=1/a.parquet", {"s": ["1", "2"], "x": [1, None]})
+    table.add("p=2/a.parquet", {"s": ["1", word], "x": [None, None]})
+    ran = table.run({"check": "cast(s AS int) > 0"}, {"not_null": "x"}, statistics="never")
+    assert [(c["verdict"], c["violations"], c["exact"]) for c in ran.report["checks"]] == [
+        ("error", 0, False),
+        ("violated", 3, True),
+    ]
+    assert f"CAST_INVALID_INPUT] The value '{word}'" in ran.report["checks"][0]["error"]
+
+
+def test_a_spark_job_that_is_cancelled_says_nothing_of_the_data(spark: SparkSession) -> None:
+    def cancel() -> None:
+        deadline = time.monotonic() + 60
+        while not spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+            pass
+        spark.sparkContext.cancelAllJobs()
+
+    cancelling = threading.Thread(target=cancel)
+    cancelling.start()
+    with pytest.raises(Exception, match="SPARK_JOB_CANCELLED") as caught:
+        spark.range(10**12).where("id % 7 = 9").count()
+    cancelling.join()
+    assert is_unexpected(caught.value)
+
+
+def test_a_large_check_knows_all_its_columns(table: Table) -> None:
+    table.add("a.parquet", {"x": [1, 9_999, 3], "z": [1, 1, 5], "last": [1, 2, 3]})
+    terms = " AND ".join(f"x <> {n}" for n in range(9_000, 9_700))
+    assert table.agrees({"check": f"{terms} AND z <> 5 AND x <> 9999 AND last > 0"}) == [("violated", 2)]
+
+
+@pytest.mark.parametrize("text", ["size(array(*)) = 2", "struct(table.*) IS NOT NULL", "coalesce(*) IS NOT NULL"])
+def test_a_star_is_refused(table: Table, text: str) -> None:
+    table.add("a.parquet", {"x": [1, 2], "y": [1, None]})
+    ran = table.run({"check": text}, {"not_null": "y"})
+    assert ran.report["checks"][0]["error"] == "the expression has '*' in the place of columns: name the columns"
+    assert ran.report["checks"][1]["violations"] == 1
+    assert table.run({"check": "x * 2 > 0 AND concat('*', y) <> '*'"}).report["verdict"] == "valid"
+
+
+@pytest.mark.parametrize("text", ["rand() > 0.5", "java_method('java.lang.Math', 'abs', x) > 0", "uuid() > '0'"])
+def test_what_may_answer_otherwise_the_next_time_is_refused(table: Table, text: str) -> None:
+    for p in range(3):
+        table.add(f"p={p}/a.parquet", {"x": [1, 2, -1]})
+    ran = table.run({"check": text}, {"check": "x > 0"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error", "violated"]
+    assert ran.report["checks"][0]["error"].startswith("the expression may answer differently each time")
+    assert ran.report["checks"][1]["violations"] == 3
+    where = table.run({"not_null": "x"}, where=text)
+    assert where.message.startswith("where: the expression may answer differently each time")
+
+
+def test_a_file_of_an_escaped_folder_is_known_as_the_broken_one(table: Table) -> None:
+    for folder in ("ts=12%3A30", "ts=a b é%", "ts=100%2525"):
+        table.add(f"{folder}/a.parquet", {"x": list(range(-1, 3000))})
+        bad = table.add(f"{folder}/b.parquet", {"x": list(range(-1, 3000))}, compression="snappy")
+        data = bytearray(bad.read_bytes())
+        data[40:2000] = b"\xff" * 1960
+        bad.write_bytes(data)
+    ran = table.run({"check": "x >= 0"}, {"not_null": "x"})
+    for name, outcome in ran.by_name.items():
+        error = f"the file {table.directory / name / 'b.parquet'} cannot be read: [FAILED_READ_FILE"
+        assert outcome.result["checks"][0]["verdict"] == "error"
+        assert error in outcome.error
+
+
+def test_samples_that_cannot_be_read_take_no_verdicts(table: Table) -> None:
+    bad = table.add("p=1/a.parquet", {"x": [None, *range(3000)]}, compression="snappy")
+    table.add("p=2/a.parquet", {"x": [None, 1]})
+    data = bytearray(bad.read_bytes())
+    data[40:2000] = b"\xff" * 1960
+    bad.write_bytes(data)
+    ran = table.run({"not_null": "x"})
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 2)
+
+
+def test_a_path_value_that_is_none_of_its_type_fails_checks_on_that_column_alone(table: Table) -> None:
+    table.options = {"partition_types": {"day": "int"}}
+    table.add("day=1/h=1/a.parquet", {"x": [1, None]})
+    table.add("day=abc/h=1/a.parquet", {"x": [1, None]})
+    checks = [{"not_null": "x"}, {"not_null": "day"}, between("day", 0), {"check": "x > 0"}, {"check": "h = '1'"}]
+    for mode in ("auto", "never"):
+        ran = table.run(*checks, statistics=mode)
+        assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [
+            ("violated", 2),
+            ("error", 0),
+            ("error", 0),
+            ("valid", 0),
+            ("valid", 0),
+        ]
+        said = "the value 'abc' of the partition column 'day' is no int (partition day=abc/h=1)"
+        assert ran.report["checks"][1]["error"] == ran.report["checks"][2]["error"] == said
+        assert ran.by_name["day=1/h=1"].result["checks"][2]["verdict"] == "valid"
+    where = table.run({"not_null": "x"}, where="day > 0")
+    assert where.report["checks"][0]["error"].startswith("where: the value 'abc' of the partition column 'day'")
+
+
+def test_typed_path_values_are_what_they_are_written_as(table: Table) -> None:
+    table.options = {"partition_types": {"n": "decimal(9,2)", "t": "tinyint", "d": "date", "s": "timestamp"}}
+    table.add("n=1.2/t=-5/d=2013-01-31/s=2013-01-31 12%3A00%3A00/a.parquet", {"x": [1]})
+    assert (
+        table.agrees(
+            between("n", "1.2", "1.2"),
+            between("t", -5, -5),
+            between("d", "2013-01-31", "2013-01-31"),
+            between("s", "2013-01-31 12:00:00", "2013-01-31 12:00:00"),
+            {"check": "n = 1.2 AND t = -5 AND d = date'2013-01-31'"},
+        )
+        == [("valid", 0)] * 5
+    )
+    table.add("n=300/t=300/d=2013-02-01/s=2013-01-31/a.parquet", {"x": [1]})
+    assert [v for v, _ in table.agrees(between("n", high=10), between("t", high=100))] == ["violated", "error"]
+
+
+def test_a_file_that_spark_leaves_out_does_not_pass(table: Table) -> None:
+    good = table.add("p=1/a.parquet", {"x": [1, -1]})
+    left_out = table.add("p=2/b.parquet._COPYING_", {"x": [-1, None]})
+    assert [p.name for p in plan_table(table.record).partitions] == ["p=1"]
+    plans = [
+        PartitionPlan(n, f"p={n + 1}", 1, ((str(f), f.stat().st_size, f.stat().st_mtime_ns),), values={"p": f"{n + 1}"})
+        for n, f in enumerate((good, left_out))
+    ]
+    arg = {"checks": [{"check": "x > 0"}, {"not_null": "x"}]}
+    ran = run_operation(Validate(), table.record, arg, table.context, partitions=plans)
+    assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["violated", "valid"]
+    assert f"Spark does not read the file {left_out}" in ran.by_name["p=2"].error
+    assert [c["verdict"] for c in ran.by_name["p=2"].result["checks"]] == ["error", "violated"]
+
+
+def test_days_of_the_julian_calendar_are_as_spark_reads_them(table: Table) -> None:
+    data = {
+        "d": pa.array([date(1000, 1, 1)]),
+        "t": pa.array([datetime(1000, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC")),
+    }
+    path = table.add("a.parquet", data)
+    checks = [between(c, "1000-01-01", "1000-01-01") for c in data]
+    assert table.agrees(*checks) == [("valid", 0)] * 2
+    with pq.ParquetWriter(path, pa.table(data).schema, store_schema=False) as writer:
+        writer.write_table(pa.table(data))
+        writer.add_key_value_metadata({"org.apache.spark.version": "2.4.8"})
+    assert table.agrees(*checks) == [("violated", 1)] * 2
+
+
+def test_a_folder_with_an_empty_value_fails_alone(table: Table) -> None:
+    table.add("c=/a.parquet", {"x": [1, None]})
+    table.add("c=1/a.parquet", {"x": [1, None]})
+    ran = table.run({"check": "c <> 'K'"}, {"not_null": "x"})
+    assert [c["verdict"] for c in ran.by_name["c="].result["checks"]] == ["error", "violated"]
+    assert [c["verdict"] for c in ran.by_name["c=1"].result["checks"]] == ["valid", "violated"]

@@ -1,0 +1,50 @@
+"""What an error of Spark is about, where its text alone can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop_behaviors.validate.failures import _GONE_TASK, _STOPPED
+
+_LOST = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage "
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _LOST + "1.0 (TID 7) (192.0.2.2 executor 1): ExecutorLostFailure (executor 1 exited caused by ...",
+        _LOST + "1.0 (TID 7) ([::1] executor driver): TaskKilled (Stage cancelled)",
+        _LOST + "1.0 (TID 7): FetchFailed(BlockManagerId(1, host, 7337, None), ...",
+        _LOST + "1.0 (TID 7) (host executor 1): java.lang.OutOfMemoryError: Java heap space",
+        "Job aborted due to stage failure: Total size of serialized results of 9 tasks is bigger than ...",
+    ],
+)
+def test_tasks_that_ended_by_no_fault_of_the_data(text: str) -> None:
+    assert _GONE_TASK.match(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _LOST + "1.0 (TID 7) (host executor 1): org.apache.spark.SparkException: The value ': ExecutorLostFailure'",
+        "The value 'Job aborted due to stage failure: x' cannot be cast",
+        "[CAST_INVALID_INPUT] The value 'cancelled' cannot be cast",
+    ],
+)
+def test_words_that_are_quoted_prove_nothing(text: str) -> None:
+    assert not _GONE_TASK.match(text)
+    assert not _STOPPED.match(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Job 3 cancelled because SparkContext was shut down",
+        "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at: ...",
+        "SparkContext has been shut down",
+    ],
+)
+def test_a_stopped_context(text: str) -> None:
+    assert _STOPPED.match(text)
