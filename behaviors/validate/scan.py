@@ -6,9 +6,11 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from distop_behaviors.validate.footers import PlannedFile
+
+_NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 KEPT_RELATIONS = 8
 KEPT_JUDGEMENTS = 256
@@ -87,6 +91,7 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
         _hold_all(frame, group)
         # Spark's reader would make other values of some: bounds.path_value tells of which.
         typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
+        typed |= {n: _as_written(F.col(quote(n)), values) for n, values in _misread(group).items() if n not in typed}
         if typed:
             frame = frame.withColumns(typed)
         if keep:
@@ -96,6 +101,33 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     else:
         _relations.move_to_end(key)
     return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+
+
+def _misread(group: Group) -> dict[str, dict[str, str]]:
+    """What Spark makes of escaped values in the files' paths that are not ASCII, and what they are, by column: it takes
+    each escaped byte for a character, where writers escape UTF-8.
+    """
+    found: dict[str, dict[str, str]] = {}
+    if not group.partition_columns:
+        return found
+    folders = {f[0][len(group.base) :].rpartition("/")[0] for f in group.files}
+    for part in {part for folder in folders if _NOT_ASCII.search(folder) for part in folder.split("/")}:
+        name, _, value = part.partition("=")
+        try:
+            meant = unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            continue
+        if unquote(name) in group.partition_columns and _NOT_ASCII.search(value):
+            read = re.sub("%([0-9A-Fa-f]{2})", lambda escaped: chr(int(escaped[1], 16)), value)
+            found.setdefault(unquote(name), {})[read] = meant
+    return found
+
+
+def _as_written(column: Column, values: Mapping[str, str]) -> Column:
+    from pyspark.sql import functions as F
+
+    known = F.create_map(*(F.lit(text) for pair in values.items() for text in pair))
+    return F.coalesce(F.try_element_at(known, column), column)
 
 
 def _hold_all(frame: DataFrame, group: Group) -> None:

@@ -192,3 +192,17 @@ def test_a_folder_with_an_empty_value_fails_alone(table: Table) -> None:
     ran = table.run({"check": "c <> 'K'"}, {"not_null": "x"})
     assert [c["verdict"] for c in ran.by_name["c="].result["checks"]] == ["error", "violated"]
     assert [c["verdict"] for c in ran.by_name["c=1"].result["checks"]] == ["valid", "violated"]
+
+
+def test_escaped_path_values_are_the_text_that_was_meant(table: Table) -> None:
+    table.options = {"partition_types": {"n": "int"}}
+    for city in ("K%C3%B6ln", "Köln 2", "%E8%A1%A8%3A", "%E9"):
+        table.add(f"c={city}/n=1/a.parquet", {"x": [1]})
+    assert table.agrees(
+        {"check": "c <> 'Köln'"},
+        {"check": "c NOT IN ('Köln 2', '表:')"},
+        {"in_set": {"column": "c", "values": ["Köln", "Köln 2", "表:"]}},
+        between("n", 1, 1),
+    ) == [("violated", 1), ("violated", 2), ("violated", 1), ("valid", 0)]
+    sample = table.run({"check": "c <> 'Köln'"}).report["checks"][0]["samples"][0]
+    assert (sample["partition"], sample["values"]) == ("c=K%C3%B6ln/n=1", {"c": "Köln"})
