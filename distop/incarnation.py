@@ -144,8 +144,15 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        reconciling = self._reconciler.begin()
-        await asyncio.gather(reconciling, self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
+        roles = (self._reconciler.begin(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
+        at_work = [asyncio.ensure_future(role) for role in roles]
+        try:
+            await asyncio.gather(*at_work)
+        finally:
+            # The first to fail ends them all: what went on would be nobody's, beside the incarnation that follows.
+            for work in at_work:
+                work.cancel()
+            await asyncio.gather(*at_work, return_exceptions=True)
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config

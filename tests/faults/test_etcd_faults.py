@@ -192,10 +192,14 @@ def test_a_role_that_is_revoked(
         await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="worker"))
 
     do(server.endpoint, revoke, **root)
-    group.eventually(lambda: "ermission denied" in ann.log.read_text(), "it says what is wrong", "ann")
+    group.eventually(lambda: "does not permit the user 'worker'" in ann.log.read_text(), "it says what is wrong", "ann")
+    group.eventually(lambda: "waiting for etcd" in ann.log.read_text(), "the incarnation ends", "ann")
     do(server.endpoint, grant, **root)
     assert operation.wait(90).state == "success", group.tails()
     assert not journal.overlaps()
+    over, _, after = ann.log.read_text().partition(" is over: it was closed")
+    ended = over.rpartition("distOpNode.")[2]
+    assert f"incarnation={ended}" not in after, "what an incarnation began has ended with it"
     assert audited(server.endpoint, **WORKER).violation is None
 
 

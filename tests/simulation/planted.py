@@ -14,6 +14,7 @@ from distop.clock import time
 from distop.context import Context
 from distop.coordinator import Coordinator
 from distop.core import claiming, decide
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.keys import Keys
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
@@ -209,7 +210,7 @@ def complete_on_a_stale_count(patch: Patch) -> None:
 
 @bug()
 def finish_without_comparing_run_ops(patch: Patch) -> None:
-    wrap(patch, t, "finish", lambda txn, *_: without(txn, lambda compare: compare.key.endswith(".runOps")))
+    wrap(patch, f, "finish", lambda txn, *_: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
 @bug()
@@ -328,7 +329,7 @@ def clean_up_before_the_history_is_written(patch: Patch) -> None:
     def later(txn: Txn, keys: Keys, ref: Any, *_: Any) -> Txn:
         return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != keys.history(ref)))
 
-    wrap(patch, t, "finish", later)
+    wrap(patch, f, "finish", later)
 
 
 __all__ = ["BUGS", "Planted"]

@@ -32,6 +32,7 @@ ADDRESS = "model:2379"
 MODULES = (test_reads, test_transactions, test_watch, test_session, test_unknown_outcomes)
 NEEDS_A_REAL_SERVER = {
     "test_a_full_database_leaves_the_outcome_unknown": "fills a disk",
+    "test_reads_of_a_full_etcd": "fills a disk",
     "test_no_etcd_is_one_sentence": "looks at a real port",
     "test_a_loop_that_stalled_beyond_the_deadline": "holds the interpreter, in real time",
 }
