@@ -139,7 +139,7 @@ def _session(folder: Path) -> SparkSession:
     for name in ("warehouse", "local", "derby"):
         (folder / "spark" / name).mkdir(parents=True, exist_ok=True)
     builder = SparkSession.builder.master("local[*]")
-    for key, value in {**settings("local[*]", "by-hand", folder, {}), **SETTINGS}.items():
+    for key, value in {**settings("local[*]", "by-hand", folder, 10.0, {}), **SETTINGS}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
