@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
-from distop.core.jobs import Outcome
+from distop.core.jobs import Claim, Outcome
 from distop.core.txn import GetResult, TxnResult
 from distop.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from distop.context import Context
-    from distop.core.jobs import Claim
+    from distop.core.model import OperationRef
     from distop.core.view import Seen
 
 BLOCK_LIMIT = 20_000
@@ -82,6 +82,35 @@ class Claimer:
             elif isinstance(answer, BaseException):
                 raise answer
         return won
+
+    async def claim_unread(
+        self, ref: OperationRef, gate_mod: int, ordinals: Sequence[int]
+    ) -> tuple[OpenOperation, Won] | None:
+        """Claim jobs of an operation that has just opened, and read it, in one transaction; None where it was refused:
+        read it then, and claim as usual, which also finds what an earlier copy of this won (T9).
+        """
+        ctx = self._ctx
+        first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
+        wants = [claiming.Want(p, first) for p in ordinals]
+        if (runs := claiming.runs(wants)) is None:
+            return None
+        records = OpenOperation.records(ctx.keys, ref)
+        result = await ctx.commit(claiming.claim_unread(ctx.keys, ref, gate_mod, ctx.incarnation, runs, first, records))
+        if not result.succeeded:
+            return None
+        answers = [answer for answer in result.responses[-len(records) :] if isinstance(answer, GetResult)]
+        try:
+            op = await OpenOperation.of(answers, ctx.client, ctx.keys, ref, gate_mod)
+            op.assume_free(ctx.executor_id, ctx.others(ref.type))
+            op.take_these(ordinals)
+            return op, Won([self._hold(op, want, result.revision) for want in wants])
+        except Exception:
+            # Nobody here could run them, and others would wait for that until the poll finds them.
+            waiting = decide.released(first, ctx.executor_id)
+            for p in ordinals:
+                write = claiming.wait_again(ctx.keys, ref, p, result.revision, waiting)
+                ctx.reporter.submit([(write, lambda applied: None)])
+            raise
 
     @staticmethod
     def _within_bytes(op: OpenOperation, free: list[int]) -> list[int]:

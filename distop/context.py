@@ -104,6 +104,11 @@ class Context:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
 
+    def others(self, type_name: str) -> list[str]:
+        """The other executors that work for operations of the type."""
+        capable = self.cluster.capable(type_name)
+        return [self.cluster.nodes[inc].executor for inc in capable if inc != self.incarnation]
+
     def serves(self, type_name: str) -> bool:
         """This node works for operations of the type."""
         return type_name in self.types and self.capability.serves(type_name)

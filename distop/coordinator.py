@@ -186,9 +186,9 @@ class Coordinator:
                     elif (
                         op.stage is Stage.OPEN
                         and op.plan is not None
-                        and op.plan.count - op.ended <= claiming.REPORTS_PER_TXN
+                        and op.plan.count - op.ended <= min(len(op.claims), claiming.REPORTS_PER_TXN)
                     ):
-                        self._ending.foresee(ref)  # the next report may be the last one
+                        self._ending.foresee(ref)  # all that is left runs: the next report may be the last one
                     if ref in self._again:
                         continue
                     return

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distop.claimer import Claimer
+from distop.claimer import Claimer, Won
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import SCHEMA_VERSION
@@ -20,6 +20,8 @@ from distop.jobs import Jobs
 from distop.openop import OpenOperation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distop.context import Context
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
@@ -68,11 +70,11 @@ class Executor:
         """
         cluster = self._ctx.cluster
         for ref, op in list(self._operations.items()):
-            gate_mod = cluster.gates.get(ref)
-            if gate_mod is None:
+            gate = cluster.gates.get(ref)
+            if gate is None:
                 self._closed(op)
-            elif gate_mod != op.gate_mod:
-                op.reopened(gate_mod)
+            elif gate.mod != op.gate_mod:
+                op.reopened(gate.mod)
         if self._ctx.draining:
             for op in self._operations.values():
                 if op.held:
@@ -197,20 +199,23 @@ class Executor:
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
-            op = self._operations.get(ref) or await self._open(ref)
+            op, won = self._operations.get(ref), None
             if op is None:
-                return
-            if not op.open_jobs:
-                await self._look(op)
-            alone = self._only_suspects(op)
-            if alone and (self._quiet != ref or not self._alone(slots)):
-                op.forget_candidates()  # they may be taken by the time that nothing runs here
-                return
-            if not op.spec.rules.batch:
-                more = max(0, min(op.open_jobs - slots, self._free_slots))
-                self._free_slots -= more
-                slots += more
-            won = await self._claimer.claim(op, slots, alone=alone)
+                few = self._few(ref, slots + self._free_slots)
+                slots += self._take_slots(len(few) - slots)
+                op, won = await self._open(ref, few)
+                if op is None:
+                    return
+            if won is None:
+                if not op.open_jobs:
+                    await self._look(op)
+                alone = self._only_suspects(op)
+                if alone and (self._quiet != ref or not self._alone(slots)):
+                    op.forget_candidates()  # they may be taken by the time that nothing runs here
+                    return
+                if not op.spec.rules.batch:
+                    slots += self._take_slots(op.open_jobs - slots)
+                won = await self._claimer.claim(op, slots, alone=alone)
             if self._stopping(op):
                 self._jobs.release(op, won.partitions)
             elif won.partitions:
@@ -246,28 +251,45 @@ class Executor:
         where = {"operation": str(ref)}
         self._ctx.log.warning("could not serve the operation (again in %.1f s)", pause, extra=where, exc_info=error)
 
-    async def _open(self, ref: OperationRef) -> OpenOperation | None:
+    def _take_slots(self, wanted: int) -> int:
+        """As many free slots as are wanted, if there are so many."""
+        taken = max(0, min(wanted, self._free_slots))
+        self._free_slots -= taken
+        return taken
+
+    def _few(self, ref: OperationRef, slots: int) -> list[int]:
+        """This executor's share of an operation that has just opened, where its gate tells that it fits into so many
+        slots; else nothing.
+        """
         ctx = self._ctx
-        gate_mod = ctx.cluster.gates.get(ref)
-        if gate_mod is None:
-            return None
-        op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate_mod)
+        gate = ctx.cluster.gates.get(ref)
+        if gate is None or not 0 < gate.value.count <= slots or gate.mod <= ctx.caught_up_at:
+            return []
+        ordered, mine = decide.shares(gate.value.count, ctx.executor_id, ctx.others(ref.type), str(ref))
+        return ordered[:mine]
+
+    async def _open(self, ref: OperationRef, few: Sequence[int]) -> tuple[OpenOperation | None, Won | None]:
+        """Read an operation; and claim ``few`` of its jobs, if there are any, at the same time."""
+        ctx = self._ctx
+        gate = ctx.cluster.gates.get(ref)
+        if gate is None:
+            return None, None
+        if few and (claimed := await self._claimer.claim_unread(ref, gate.mod, few)) is not None:
+            self._operations[ref] = claimed[0]
+            return claimed
+        op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
         if op.spec.version > SCHEMA_VERSION:
             ctx.log.warning("written by a newer distop: left alone", extra={"operation": str(ref)})
             self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
-            return None
+            return None, None
         self._operations[ref] = op
-        if gate_mod > ctx.caught_up_at:
-            op.assume_free(ctx.executor_id, self._others(ref.type))
-        return op
-
-    def _others(self, type_name: str) -> list[str]:
-        cluster = self._ctx.cluster
-        return [cluster.nodes[inc].executor for inc in cluster.capable(type_name) if inc != self._ctx.incarnation]
+        if gate.mod > ctx.caught_up_at:
+            op.assume_free(ctx.executor_id, ctx.others(ref.type))
+        return op, None
 
     async def _look(self, op: OpenOperation) -> None:
         ctx = self._ctx
-        others, patience = self._others(op.ref.type), op.spec.rules.retry.maximum
+        others, patience = ctx.others(op.ref.type), op.spec.rules.retry.maximum
         await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience)
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:

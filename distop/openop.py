@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.txn import GetResult
     from distop.store.client import EtcdClient
 
 CHUNK_PAGE = 4
@@ -77,19 +78,31 @@ class OpenOperation:
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
 
+    @staticmethod
+    def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
+        """What :meth:`of` wants to have been read."""
+        first, after = keys.chunks_range(ref)
+        return (*(Get(keys.of(ref, name)) for name in ("spec", "arg", "plan")), Get(first, after, limit=1))
+
     @classmethod
     async def load(cls, client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int) -> OpenOperation:
-        """Read an operation's records and plan. Raises NotFound where it is gone meanwhile."""
-        first, after = keys.chunks_range(ref)
-        spec, arg, plan, chunk = await client.read(
-            Get(keys.of(ref, "spec")), Get(keys.of(ref, "arg")), Get(keys.of(ref, "plan")), Get(first, after, limit=1)
-        )
+        """Read an operation's records and plan. Raises as :meth:`of` does."""
+        return await cls.of(await client.read(*cls.records(keys, ref)), client, keys, ref, gate_mod)
+
+    @classmethod
+    async def of(
+        cls, answers: Sequence[GetResult], client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int
+    ) -> OpenOperation:
+        """The operation of these records, with what there is of its plan beyond them. Raises NotFound where it is gone
+        meanwhile, UnreadableRecord, and DistopError where the plan is not the one that was made.
+        """
+        spec, arg, plan, chunk = answers
         if spec.kv is None or arg.kv is None or plan.kv is None:
             raise NotFound(f"operation {ref} has ended meanwhile")
         decoded = read(Plan.decode, plan.kv)
         chunks = [kv.value for kv in chunk.kvs]
         if decoded.chunks > 1:
-            listing = await client.list(first, after, page=CHUNK_PAGE)
+            listing = await client.list(*keys.chunks_range(ref), page=CHUNK_PAGE)
             chunks = [kv.value for kv in listing.kvs]
         chunks = chunks[: decoded.chunks]
         if plan_digest(chunks) != decoded.digest:
@@ -131,6 +144,11 @@ class OpenOperation:
         """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
         ordered, self.mine = decide.shares(self.plan.count, executor, others, str(self.ref))
         self.free = deque(ordered)
+
+    def take_these(self, ordinals: Collection[int]) -> None:
+        """These were claimed before this object was there."""
+        self.free = deque(p for p in self.free if p not in ordinals)
+        self.mine = max(0, self.mine - len(ordinals))
 
     def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
         ordered, self.mine = decide.rendezvous(free, executor, others, str(self.ref))

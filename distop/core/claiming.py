@@ -6,7 +6,7 @@ writes nothing. For the rule of one-way guards see ``core.transitions``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import word
@@ -115,6 +115,22 @@ def claim_runs(
         )
         puts += [Put(keys.claim(ref, p), value) for p in range(begin, after)]
     return Txn((unchanged(keys.gate(ref), gate_mod), exists(keys.node(incarnation)), *guards), tuple(puts), (), "claim")
+
+
+def claim_unread(
+    keys: Keys,
+    ref: OperationRef,
+    gate_mod: int,
+    incarnation: str,
+    runs: Sequence[tuple[int, int]],
+    first: Claim,
+    records: Sequence[Get],
+) -> Txn:
+    """As :func:`claim_runs`, for a small operation whose gate tells how many jobs it has: its ``records`` are read with
+    the claim instead of before it. They are the last answers.
+    """
+    claimed = claim_runs(keys, ref, gate_mod, incarnation, runs, first)
+    return replace(claimed, success=(*claimed.success, *records))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,27 @@ class Plan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``distOpOpen…``: the key's existence is the gate. ``count``: the jobs of the plan behind it, as a hint with which
+    those of a small operation are claimed before its plan is read; 0: the plan tells.
+    """
+
+    count: int = 0
+
+    def encode(self) -> bytes:
+        return dumps({"v": SCHEMA_VERSION, "count": self.count} if self.count else {"v": SCHEMA_VERSION})
+
+    @classmethod
+    def decode(cls, value: bytes) -> Gate:
+        """Whatever stands there: what cannot be read gives no hint."""
+        try:
+            data = loads(value)
+            return cls(int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0)
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+
 def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:
     """A chunk of the plan: a JSON array."""
     return dumps([p.to_json() for p in partitions])

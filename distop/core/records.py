@@ -115,7 +115,7 @@ _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
 
 
 def decoder(key: ParsedKey) -> Callable[[bytes], object] | None:
-    """What reads the value of a key; None for what is large or as many as jobs, and for a gate, which says nothing."""
+    """What reads the value of a key; None for what is large or as many as jobs, and for a gate: any value is one."""
     if key.family in _OF_FAMILY:
         return _OF_FAMILY[key.family]
     if key.family == K.HISTORY and not key.name:

@@ -21,6 +21,7 @@ from distop.core.model import (
     Spec,
     State,
 )
+from distop.core.plan import Gate
 from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, unchanged, value_is
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def start(
     else:
         plan, chunks = planned
         ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
-        ops += [Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), b"open")]
+        ops += [Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), Gate(plan.count).encode())]
     return Txn(
         tuple(compares),
         tuple(ops),
@@ -136,7 +137,7 @@ def write_plan(
         (
             *(Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)),
             Put(keys.of(ref, "plan"), plan.encode()),
-            Put(keys.gate(ref), b"open"),
+            Put(keys.gate(ref), Gate(plan.count).encode()),
             Delete(keys.pending(ref)),
             Delete(keys.of(ref, "planning")),
             beyond,
@@ -232,7 +233,7 @@ def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool) -> Txn:
     plan = keys.of(ref, "plan")
     after: tuple[Operation, ...]
     if planned:
-        after = (Put(keys.gate(ref), b"open"), Delete(keys.pending(ref)))
+        after = (Put(keys.gate(ref), Gate().encode()), Delete(keys.pending(ref)))
     else:
         after = (Put(keys.pending(ref), word(Phase.PLANNING)),)
     return Txn(

@@ -14,7 +14,7 @@ from distop.core import keys as K
 from distop.core.draining import Drain
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
-from distop.core.plan import Plan
+from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
 from distop.errors import InvalidArgument
 
@@ -52,8 +52,8 @@ class ClusterView:
         self.nodes: dict[str, Node] = {}
         self.drains: set[str] = set()
         """Executors that shall run nothing, alive or not."""
-        self.gates: dict[OperationRef, int] = {}
-        """Open operations, with the gate's mod revision."""
+        self.gates: dict[OperationRef, Seen[Gate]] = {}
+        """Open operations."""
         self.pending: dict[OperationRef, Phase] = {}
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
@@ -109,7 +109,7 @@ class ClusterView:
             if deleted:
                 self.gates.pop(key.ref, None)
             else:
-                self.gates[key.ref] = kv.mod_revision
+                self.gates[key.ref] = Seen(Gate.decode(kv.value), kv.mod_revision)
         elif key.ref is not None and key.family == K.PENDING:
             if deleted:
                 self.pending.pop(key.ref, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distop.core.jobs import Claim
 from distop.testing.simulation import Scenario, Simulation, simulate
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
@@ -100,3 +101,34 @@ def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> No
                 values.setdefault(change.kv.key, []).append(int(change.kv.value))
     assert values
     assert all(saved == sorted(saved) for saved in values.values()), values
+
+
+@pytest.mark.parametrize("late", [0.0, 0.4])
+def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(late: float) -> None:
+    """Its jobs are claimed before its records are read, with the same transaction. Where the answer to that is lost,
+    the repetition is refused by the claims that stand there, and these are found to be its own.
+    """
+    wish = Wish(0, 0.5, "lone", "a", argument(3, 2, 0.1), None, "collect_all", ())
+    wanted = small(3, 1, wish, slots=4)
+    claimed = next(r for r, kind in enumerate_writes(wanted) if kind == "000000")
+    with quietly():
+        sim = Simulation(wanted)
+        lost: list[str] = []
+
+        def fate(process: object, path: str) -> Fate | None:
+            if path.endswith("/Txn") and sim.etcd.store.revision == claimed - 1 and not lost:
+                lost.append(path)
+                return Fate("lost", before=late, silent=True, error=("UNAVAILABLE", CLOSED))
+            return None
+
+        sim.network.fate = fate
+        report = sim.run()
+    assert lost
+    assert report.breaches == []
+    claims = [
+        (change.kv.key, Claim.decode(change.kv.value).attempt)
+        for _, changes in sim.etcd.store.history
+        for change in changes
+        if change.kv.key.startswith("distOpClaim.") and not change.deleted
+    ]
+    assert sorted(claims) == [("distOpClaim.a.lone.1.000000", 1), ("distOpClaim.a.lone.1.000001", 1)]

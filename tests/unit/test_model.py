@@ -59,6 +59,7 @@ records = st.one_of(
         st.booleans(), st.integers(1, 9),
     ),
     st.builds(pl.Plan, numbers, words, words, numbers),
+    st.builds(pl.Gate, numbers),
     st.builds(j.Claim, words, words, numbers, numbers, words, words),
     st.builds(j.Outcome, words, words, words, numbers, words, words, json_values, words),
     st.builds(

@@ -14,9 +14,11 @@ from distop.core import transitions as t
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
-from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.model import Spec
+from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
+from distop.openop import OpenOperation
 from tests.support.lives import build, random_event
 from tests.support.world import World, outcome
 
@@ -352,6 +354,30 @@ def test_runs_that_nobody_touched_are_claimed_together_or_not_at_all() -> None:
     assert not world.store.apply(claiming.claim_runs(world.keys, ref, gate, "b", [(0, 1)], claim)).succeeded
     assert not world.store.apply(claiming.claim_runs(world.keys, ref, gate + 1, "b", [(2, 3)], claim)).succeeded
     assert world.store.revision == ended > before
+
+
+def test_a_small_operation_is_claimed_and_read_at_once() -> None:
+    world, ref = ready(planned_first=False)
+    world.do(world.plan(ref, 2))
+    gate = world.store.get(world.keys.gate(ref))
+    assert Gate.decode(gate.value).count == 2
+    first, records = Claim("ex-a", "a", 1, 0), OpenOperation.records(world.keys, ref)
+    txn = claiming.claim_unread(world.keys, ref, gate.mod_revision, "a", [(0, 2)], first, records)
+    done = world.store.apply(txn)
+    assert done.succeeded
+    assert [world.claim_of(ref, p) for p in range(2)] == [first, first]
+    spec, arg, plan, chunk = done.responses[-4:]
+    assert (Spec.decode(spec.kv.value), Plan.decode(plan.kv.value).count) == (world.spec(ref), 2)
+    assert arg.kv.key == world.keys.of(ref, "arg")
+    assert [p.partition for p in decode_chunk(chunk.kvs[0].value)] == [0, 1]
+    assert not world.store.apply(txn).succeeded, "sent again"
+
+
+@pytest.mark.parametrize(
+    "value", [b"open", b"", b"[]", b'"1"', b'{"count":"x"}', b'{"v":99,"count":3}', b"\xff", b"null"]
+)
+def test_a_gate_that_says_nothing_known_is_a_gate(value: bytes) -> None:
+    assert Gate.decode(value) == Gate(0)
 
 
 def test_which_claims_are_runs() -> None:
