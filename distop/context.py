@@ -74,12 +74,15 @@ class Context:
         kv = await self.client.get(self.keys.of(ref, "arg"))
         if kv is None:
             return None
-        value = loads(kv.value)
-        if len(kv.value) <= ARGUMENT_BYTES_KEPT:
-            self.arguments[ref] = value
+        self.keep_argument(ref, kv.value)
+        return loads(kv.value)
+
+    def keep_argument(self, ref: OperationRef, value: bytes) -> None:
+        """It was read, or seen to be written."""
+        if len(value) <= ARGUMENT_BYTES_KEPT:
+            self.arguments[ref] = loads(value)
             while len(self.arguments) > ARGUMENTS_KEPT:
                 del self.arguments[next(iter(self.arguments))]
-        return value
 
     async def abandoned(self, ref: OperationRef, claims: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
         """Those of these claims (partition, mod revision, holder or "" where it waits) that are as they were seen, and

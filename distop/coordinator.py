@@ -8,10 +8,11 @@ completion and cleanup code run in the child.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
-from distop.core import claiming, decide
+from distop.core import decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.digest import plan_digest
@@ -28,7 +29,7 @@ from distop.store.watch import Feed
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from distop.context import Context
     from distop.core.model import OperationRef
@@ -148,7 +149,18 @@ class Coordinator:
 
     def _fold_jobs(self, batch: Batch) -> None:
         changes = [Change(event.kv, event.deleted) for event in batch.events]
+        if not batch.listing:
+            self._keep_arguments(changes)
         self._kick(self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes))
+
+    def _keep_arguments(self, changes: Sequence[Change]) -> None:
+        """Those of operations that start come with their other records, and planning needs them at once."""
+        for change in changes:
+            if change.kv.key.endswith(".arg") and not change.deleted:
+                with suppress(DistopError, ValueError):  # whoever reads it for use says what is wrong with it
+                    key = self._keys.parse(change.kv.key)
+                    if key.ref is not None:
+                        self._ctx.keep_argument(key.ref, change.kv.value)
 
     def _fold_claims(self, batch: Batch) -> None:
         changes = [Change(event.kv, event.deleted) for event in batch.events]
@@ -183,12 +195,8 @@ class Coordinator:
                         self._wake_at(ref, step.time)
                     elif decide.newer(op):
                         self._leave_alone(op)
-                    elif (
-                        op.stage is Stage.OPEN
-                        and op.plan is not None
-                        and op.plan.count - op.ended <= min(len(op.claims), claiming.REPORTS_PER_TXN)
-                    ):
-                        self._ending.foresee(ref)  # all that is left runs: the next report may be the last one
+                    elif decide.may_end_soon(op):
+                        self._ending.foresee(ref)
                     if ref in self._again:
                         continue
                     return

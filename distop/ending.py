@@ -39,6 +39,8 @@ ERRORS_KEPT = 10
 ERROR_TEXT = 2_000
 OUTCOMES_PAGE = 500
 """Ordinals whose outcomes are read at once for the completion code."""
+OUTCOMES_AHEAD = 100
+"""So few outcomes are read while the call is on its way to the child: completion code mostly asks for them."""
 MAX_HISTORY_BYTES = 1024 * 1024
 FORESEEN_FOR = 0.25
 """Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
@@ -53,6 +55,28 @@ class Later(Exception):
     def __init__(self, when: float) -> None:
         super().__init__(when)
         self.when = when
+
+
+class _Outcomes:
+    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
+
+    def __init__(self, read: Callable[[int], Awaitable[tuple[list[str], int | None]]]) -> None:
+        self._read = read
+        self._first: asyncio.Future[tuple[list[str], int | None]] | None = None
+
+    def begin(self) -> None:
+        self._first = asyncio.ensure_future(self._read(0))
+        self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
+
+    async def page(self, start: int) -> tuple[list[str], int | None]:
+        if start == 0 and self._first is not None:
+            first, self._first = self._first, None
+            return await first
+        return await self._read(start)
+
+    def close(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
 
 
 class Ending:
@@ -93,9 +117,12 @@ class Ending:
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
-        argument = await self._ctx.argument(ref)
-        self.foresee(ref)
+        outcomes = _Outcomes(lambda start: self._outcomes(ref, decided.total, start))
+        if decided.total <= OUTCOMES_AHEAD:
+            outcomes.begin()
         try:
+            argument = await self._ctx.argument(ref)
+            self.foresee(ref)
             done: CompleteResult = await self._call(
                 ref,
                 Stage.COMPLETING,
@@ -108,11 +135,13 @@ class Ending:
                     decided.total,
                     decided.success,
                     decided.failed,
-                    lambda start: self._outcomes(ref, decided.total, start),
+                    outcomes.page,
                 ),
             )
         except WorkerError as error:
             return await self._completion_failed(op, decision, error)
+        finally:
+            outcomes.close()
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))

@@ -10,7 +10,7 @@ from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import bad_pattern, condition, references
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
-from distop_behaviors.validate.part import WHERE, Names, Part, Tally, prepare
+from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally
 from distop_behaviors.validate.report import Sample
 from distop_behaviors.validate.samples import Wish, fetch
 from distop_behaviors.validate.scan import Group
@@ -102,12 +102,13 @@ class Batch:
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
         files = [f for p in plans for f in p.files]
         read = iter(footers.read_all(files, names.wanted()))
+        preparation = Preparation(self._argument, names, self._types)
         for plan in plans:
             facts = [next(read) for _ in plan.files]
             problem = next((f for f in facts if isinstance(f, Unreadable)), None)
             if problem is None:
                 good = [f for f in facts if not isinstance(f, Unreadable)]
-                part = prepare(plan, good, self._argument, names, self._types)
+                part = preparation.prepare(plan, good)
             else:
                 part = Part(plan, [], [Tally() for _ in self._argument.checks])
                 part.missing = None

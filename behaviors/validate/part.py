@@ -130,7 +130,8 @@ class Part:
 
     def result(self) -> Result:
         checks = [t.result() for t in self.tallies]
-        return Result(verdict=worst(c.verdict for c in checks), rows=self.rows, checks=checks, missing=self.missing)
+        verdict = worst(c.verdict for c in checks)
+        return Result(verdict=verdict, rows=self.rows, checks=checks, missing=self.missing)
 
 
 class _Columns:
@@ -190,32 +191,77 @@ def _say(kind: SparkType) -> str:
     return "of a type that Spark does not read" if problem(kind) else ddl(kind)
 
 
-def prepare(
-    plan: PartitionPlan,
-    facts: list[FileFacts],
-    argument: Argument,
-    names: Names,
-    types: Mapping[str, str],
-) -> Part:
-    """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
-    part = Part(plan, facts, [Tally() for _ in argument.checks])
-    columns = _Columns(facts, plan.values, types)
-    part.path_columns = columns.of_path
-    part.missing = _resolve_where(part, columns, names)
-    absent: dict[str, None] = dict.fromkeys(part.missing)
-    for n, check in enumerate(argument.checks):
-        tally = part.tallies[n]
-        if n in names.failed:
-            tally.fail(names.failed[n])
-        if tally.error is None:
-            _resolve_check(part, tally, check, columns, names.checks[n], argument.statistics)
-            if check.kind == "check":
-                absent.update(dict.fromkeys(tally.missing))
-        if tally.error is None:
-            _decide(part, tally, check, argument, columns)
-    part.absent = tuple(absent)
-    part.rows = None if argument.where is not None else sum(f.rows for f in facts)
-    return part
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """Where the checks look in files of one schema (kept, so that it stays the same object)."""
+
+    schema: Mapping[str, SparkType]
+    columns: Mapping[str, SparkType]
+    targets: Sequence[Target]
+    missing: Sequence[Sequence[str]]
+    where_missing: Sequence[str]
+    absent: tuple[str, ...]
+
+
+class Preparation:
+    """Prepares the partitions of a table for one argument. Columns are resolved once for the partitions whose files
+    share a schema, which are nearly all, unless a partition column is named or something is wrong.
+    """
+
+    def __init__(self, argument: Argument, names: Names, types: Mapping[str, str]) -> None:
+        self._argument = argument
+        self._names = names
+        self._types = types
+        self._named = {n.lower() for named in (names.where, *names.checks) for n in named}
+        self._resolved: _Resolved | None = None
+
+    def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
+        """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
+        argument = self._argument
+        part = Part(plan, facts, [Tally() for _ in argument.checks])
+        columns = _Columns(facts, plan.values, self._types)
+        part.path_columns = columns.of_path
+        schema = self._schema(plan, facts)
+        known = self._resolved
+        if known is not None and schema is known.schema:
+            part.columns, part.missing, part.absent = dict(known.columns), list(known.where_missing), known.absent
+            for tally, target, missing in zip(part.tallies, known.targets, known.missing, strict=True):
+                tally.target, tally.missing = target, list(missing)
+        else:
+            self._resolve(part, columns)
+            if schema is not None and all(tally.error is None for tally in part.tallies):
+                self._resolved = _Resolved(
+                    schema,
+                    dict(part.columns),
+                    [t.target for t in part.tallies],
+                    [list(t.missing) for t in part.tallies],
+                    list(part.missing or ()),
+                    part.absent,
+                )
+        for check, tally in zip(argument.checks, part.tallies, strict=True):
+            if tally.error is None:
+                _decide(part, tally, check, argument, columns, shared=schema is not None)
+        part.rows = None if argument.where is not None else sum(f.rows for f in facts)
+        return part
+
+    def _schema(self, plan: PartitionPlan, facts: Sequence[FileFacts]) -> Mapping[str, SparkType] | None:
+        """What all of the files share, where all that is named is in them."""
+        if not facts or any(f.columns is not facts[0].columns for f in facts):
+            return None
+        return None if any(name.lower() in self._named for name in plan.values) else facts[0].columns
+
+    def _resolve(self, part: Part, columns: _Columns) -> None:
+        names = self._names
+        part.missing = _resolve_where(part, columns, names)
+        absent: dict[str, None] = dict.fromkeys(part.missing)
+        for n, (check, tally) in enumerate(zip(self._argument.checks, part.tallies, strict=True)):
+            if n in names.failed:
+                tally.fail(names.failed[n])
+            if tally.error is None:
+                _resolve_check(part, tally, check, columns, names.checks[n], self._argument.statistics)
+                if check.kind == "check":
+                    absent.update(dict.fromkeys(tally.missing))
+        part.absent = tuple(absent)
 
 
 def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
@@ -273,15 +319,19 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, na
         tally.fail(str(e) if "file" in str(e) else f"{e} (partition {part.plan.name})")
 
 
-def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: _Columns) -> None:
-    own = match(check.column, columns.of_path) if check.column else None
+def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: _Columns, *, shared: bool) -> None:
+    """``shared``: the files have one schema and the check names no partition column, so that its target is its path in
+    each of them.
+    """
+    own = match(check.column, columns.of_path) if check.column and not shared else None
+    path = tally.target.path if shared else ()
     for facts in part.facts:
         if argument.statistics == "never":
             decision = statistics.UNKNOWN
         elif own is not None:
             decision = _by_path(check, part.plan.values[own], facts.rows)
         else:
-            decision = statistics.decide(check, facts)
+            decision = statistics.decide(check, facts, path)
         if argument.where is not None:
             decision = statistics.masked(decision)
         _count(tally, facts.path, decision, argument)

@@ -77,6 +77,14 @@ class CheckResult(BaseModel):
     missing: list[str] = Field(default_factory=list)
 
 
+_PLAIN = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in CheckResult.model_fields.items()
+    if name not in ("verdict", "error", "samples")
+}
+"""The fields of a check's result that are JSON as they are, with their defaults."""
+
+
 class Result(BaseModel):
     """One partition: its checks in the argument's order. ``missing``: columns that ``where`` names and none of the
     partition's files has; null where the files could not be read, and no missing column is known of any check.
@@ -105,7 +113,8 @@ class Result(BaseModel):
         number = {reason: n for n, reason in enumerate(reasons)}
         checks = []
         for check in self.checks:
-            data = check.model_dump(mode="json", exclude_defaults=True, exclude={"error", "samples"})
+            plain = ((name, getattr(check, name)) for name in _PLAIN)
+            data = {name: value for name, value in plain if value != _PLAIN[name]}
             data["verdict"] = check.verdict
             if check.error is not None:
                 data["reason"] = number[check.error]

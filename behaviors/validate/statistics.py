@@ -41,14 +41,16 @@ _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 """Up to here every whole number is one of the type."""
 
 
-def decide(check: Check, facts: FileFacts) -> Decision:
-    """What the footer proves about a check of one column, for the rows of one file, without ``where``."""
+def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
+    """What the footer proves about a check of one column, for the rows of one file, without ``where``. ``path``: where
+    the column is in it, if that is known.
+    """
     if facts.rows == 0:
         return PASS
     if check.kind == "check":
         return UNKNOWN
     try:
-        path = resolve(check.column, facts.columns)
+        path = path or resolve(check.column, facts.columns)
     except Ambiguous:
         return UNKNOWN
     if path is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
+from distop.core import claiming
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
@@ -232,6 +233,14 @@ def claimable(
         else:
             next_due = min(next_due, now + remaining) if next_due is not None else now + remaining
     return Claimable(tuple(free), tuple(waiting), tuple(lost), next_due)
+
+
+def may_end_soon(op: OperationView) -> bool:
+    """All that is left of an open operation runs: either it has just begun, or one group of reports may be the last."""
+    if op.stage is not Stage.OPEN or op.plan is None:
+        return False
+    left = op.plan.count - op.ended
+    return left <= len(op.claims) and (not op.ended or left <= claiming.REPORTS_PER_TXN)
 
 
 def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
