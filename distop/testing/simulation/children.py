@@ -16,6 +16,7 @@ from distop.testing.simulation.loop import Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from distop.testing.simulation.effects import Ends
     from distop.testing.simulation.machine import Machine
     from distop.worker.model import JobEnded, JobItem, RunRequest
 
@@ -60,7 +61,10 @@ class Child:
 class Run:
     """One request: which of its jobs have not ended."""
 
-    def __init__(self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any) -> None:
+    def __init__(
+        self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any, ends: Ends
+    ) -> None:
+        self.ends = ends
         self.request = request
         self.on_events = on_events
         self.on_progress = on_progress
@@ -71,7 +75,12 @@ class Run:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, events: Sequence[JobEnded]) -> None:
-        fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
+        fresh = []
+        for event in events:
+            item = self.pending.pop(event.partition, None)
+            if item is not None:
+                self.ends[self.request.op, event.partition, item.fence] = event.kind
+                fresh.append(event)
         if fresh:
             self.on_events(fresh)
         if not self.pending and not self.done.done():

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from distop.testing.model_store import ModelStore
 
 
+Ends = dict[tuple[str, int, int], str]
+"""How an attempt ended, as its daemon was told: (operation, partition, fence) → the kind of end."""
+
+
 @dataclass(slots=True)
 class Effect:
     """One attempt at work. ``ended`` None: still."""
@@ -49,6 +53,7 @@ class Effects:
         self._now = now
         self._found = found
         self.all: list[Effect] = []
+        self.ends: Ends = {}
         self._active: dict[tuple[str, int], list[Effect]] = {}
         self._saved: dict[tuple[str, int], int] = {}
         self._latest: dict[tuple[str, int], Effect] = {}

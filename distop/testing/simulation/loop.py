@@ -19,9 +19,11 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.testing.simulation.unexpected import expected, told
+
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -325,12 +327,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        return []
+
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         raise OSError("there are no sockets in a simulation")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._over and "never retrieved" not in context.get("message", ""):
-            self.troubles.append(f"{context.get('message')}: {context.get('exception')!r}")
+        error = context.get("exception")
+        if not self._over and not (isinstance(error, BaseException) and expected(error)):
+            self.troubles.append(f"{context.get('message')}: {told(error) if error is not None else ''}")
+
+    def unnoticed(self) -> Iterator[str]:
+        """Tasks that ended by an error that is not expected and that nobody has asked for: what they were for is not
+        done, and no log tells.
+        """
+        for process in self._processes:
+            for task in process.tasks:
+                if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+                    error = task.exception()
+                    if error is not None and not expected(error):
+                        yield f"{process.name}: a task ended by an error that nobody asked for\n{told(error)}"
 
     def get_debug(self) -> bool:
         return False

@@ -104,7 +104,7 @@ class SimWorker:
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
     ) -> None:
-        run = Run(request, on_events, on_progress)
+        run = Run(request, on_events, on_progress, self._machine.effects.ends)
         self._runs.append(run)
         try:
             async with self._slots:
@@ -162,6 +162,12 @@ class SimWorker:
             machine.effects.resumed(ref, p, item.progress, effect)
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+        if request.type in machine.unable:
+            await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+            machine.effects.end(effect, "unable")
+            child.doing.remove(effect)
+            self._tell(run.end, [JobEnded(p, "unable", None, behaviors.UNABLE, began, machine.source.time())])
+            return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
         done = int(item.progress or 0)
         kind, result, error = "success", None, ""
@@ -293,10 +299,12 @@ class SimWorker:
         finally:
             self._calls.remove((op, told))
 
-    async def _trouble(self, child: Child, what: str, op: str, arg: Mapping[str, Any]) -> None:
+    async def _trouble(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
         """A call takes its time; some fail."""
         chance = self._machine.chance
         await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
+        if type_name in self._machine.unable:
+            raise WorkerError("unable", behaviors.UNABLE)
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)
         if behaviors.draw(arg["seed"], what) < trouble * 0.04:
@@ -317,7 +325,7 @@ class SimWorker:
         names: tuple[str, ...] | None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
-            await self._trouble(child, "planning", op, arg)
+            await self._trouble(child, "planning", op, type, arg)
             chunks, count = behaviors.plan(arg, names)
             return PlanResult(chunks, count, "v1")
 
@@ -341,7 +349,7 @@ class SimWorker:
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, verdict, total, success, failed, rows)
-            await self._trouble(child, "completion", op, arg)
+            await self._trouble(child, "completion", op, type, arg)
             if arg.get("objects"):
                 return CompleteResult({"jobs": success}, "the completion says no")
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
