@@ -15,7 +15,7 @@ from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.model import Phase
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, NotFound, SessionLost, describe
 from distop.jobs import Jobs
 from distop.openop import OpenOperation
 
@@ -251,7 +251,12 @@ class Executor:
         gate_mod = ctx.cluster.gates.get(ref)
         if gate_mod is None:
             return None
-        op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate_mod)
+        try:
+            op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate_mod)
+        except NotFound as error:  # the event that takes its gate away is on its way
+            ctx.log.debug("%s", error)
+            self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
+            return None
         if op.spec.version > SCHEMA_VERSION:
             ctx.log.warning("written by a newer distop: left alone", extra={"operation": str(ref)})
             self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
