@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from distop.core.jobs import Claim, JobState
 
 from distop.testing.simulation import Scenario, Simulation, simulate
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Host, Wish
+from distop.testing.simulation.scenario import DrainAct, Fault, Host, Wish
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
@@ -100,3 +104,52 @@ def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> No
                 values.setdefault(change.kv.key, []).append(int(change.kv.value))
     assert values
     assert all(saved == sorted(saved) for saved in values.values()), values
+
+
+def jobs_of(sim: Simulation) -> tuple[list[str], int]:
+    """The states that jobs got, and the most failures that a claim counted."""
+    states, failures = [], 0
+    for _, changes in sim.etcd.store.history:
+        for key, value in ((change.kv.key, change.kv.value) for change in changes if not change.deleted):
+            if key.startswith("distOpClaim."):
+                failures = max(failures, Claim.decode(value).failures)
+            elif key.endswith(".state") and key.split(".")[-2].isdigit() and len(key.split(".")[-2]) == 6:
+                states.append(value.decode())
+    return states, failures
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_executors_drained_one_after_the_other_fail_nothing(seed: int) -> None:
+    """A rolling upgrade: at each moment some executor is being emptied, or stands empty."""
+    wish = Wish(0, 0.3, "index", "a", {**argument(seed, 20, 0.3), "name": "x"}, None, None, ())
+    acts = tuple(DrainAct(1.0 + 0.7 * n, f"exec-{n % 3}", 0.4, n % 2 == 0) for n in range(6))
+    with quietly():
+        sim = Simulation(replace(small(seed, 3, wish), drains=acts))
+        report = sim.run()
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 20, 0)
+    asked = [changes[0].kv.key for _, changes in sim.etcd.store.history if changes[0].kv.key.startswith("distOpNodeDr")]
+    assert sorted(asked) == sorted(2 * [f"distOpNodeDrain.exec-{n % 3}" for n in range(6)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_one_node_cannot_run_is_done_by_the_other(seed: int) -> None:
+    wanted = small(seed, 2, Wish(0, 0.3, "check", "a", argument(seed, 12, 0.1), None, None, ()))
+    able, unable = wanted.hosts
+    with quietly():
+        sim = Simulation(replace(wanted, hosts=(able, replace(unable, unable=("check",)))))
+        report = sim.run()
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 12, 0)
+
+
+def test_what_no_node_can_run_fails_and_says_why() -> None:
+    wanted = small(3, 2, Wish(0, 0.3, "check", "a", argument(3, 12, 0.1), None, None, ()))
+    with quietly():
+        sim = Simulation(replace(wanted, hosts=tuple(replace(host, unable=("check",)) for host in wanted.hosts)))
+        report = sim.run()
+    assert report.breaches == []
+    history = sim.etcd.store.get("distOpHistory.a.check.1")
+    assert history is not None
+    assert b"failed" in history.value
+    assert b"this node lacks what the type needs" in history.value

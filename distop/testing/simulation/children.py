@@ -70,6 +70,8 @@ class Run:
         self.on_progress = on_progress
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
+        self.given_up: set[int] = set()
+        """Those of them that nobody goes on with: what they left is cleaned up."""
         self.told = asyncio.Event()
         self.begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -126,6 +126,7 @@ class Simulation:
         self._accepted: set[str] = set()
         self._ended: dict[str, str] = {}
         self._busy = 0
+        self._janitors = 0
         self._got_on = 0.0
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
@@ -256,8 +257,8 @@ class Simulation:
 
     @property
     def all_ended(self) -> bool:
-        """Operations began, and all of them have ended and are cleaned up."""
-        return bool(self._ended) and not self._open
+        """Operations began, all of them have ended and are cleaned up, and nobody wants anything more."""
+        return bool(self._ended) and self._over()
 
     def _begin_calm(self) -> None:
         """All faults are over: what is down comes back."""
@@ -275,7 +276,8 @@ class Simulation:
         for machine in self.machines:
             machine.start()
         self._stopping.calm()
-        self._spawn("janitor", let_go(self._config, self._over_but_me, self._left_drained))
+        self._janitors = 1
+        self._spawn("janitor", let_go(self._config, self._over, self._left_drained))
 
     def _left_drained(self) -> tuple[str, ...]:
         """Executors that nobody else will let work again."""
@@ -283,14 +285,12 @@ class Simulation:
             return ()
         return tuple(sorted({drain.executor for drain in self.scenario.drains}))
 
-    def _over_but_me(self) -> bool:
-        return not self._open and self._waiting() <= 1
-
     def _waiting(self) -> int:
-        return self._busy - sum(client.dead for client in self.clients)
+        """Clients that are not done, the janitor aside."""
+        return self._busy - self._janitors - sum(client.dead for client in self.clients)
 
     def _over(self) -> bool:
-        return not self._open and self._waiting() <= 1
+        return not self._open and self._waiting() <= 0
 
     def _not_over(self) -> None:
         for key in sorted(self._open):

@@ -113,7 +113,7 @@ class SimWorker:
             run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
         except asyncio.CancelledError:
             run.on_events = lambda _: None
-            self._cancel(run, list(run.pending))
+            self._cancel(run, list(run.pending), keeps=True)
             raise
         finally:
             self._runs.remove(run)
@@ -176,6 +176,8 @@ class SimWorker:
                 await self._work(run, p, script.step)
                 if p in run.cancelled:
                     await asyncio.sleep(machine.chance.uniform(0.001, 0.1))  # its cleanup
+                    if p in run.given_up:
+                        machine.effects.cleaned(ref, p)
                     kind = "cancelled"
                     break
             else:
@@ -240,13 +242,17 @@ class SimWorker:
                 self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
     def release(self, op: str) -> None:
-        """As :meth:`cancel`: what a checkpoint speaks of is in memory, and stays in any case."""
-        self.cancel(op)
+        """As :meth:`cancel`, but that what a checkpoint speaks of stays."""
+        for run in list(self._runs):
+            if run.request.op == op:
+                self._cancel(run, list(run.pending), keeps=True)
 
-    def _cancel(self, run: Run, partitions: list[int]) -> None:
+    def _cancel(self, run: Run, partitions: list[int], *, keeps: bool = False) -> None:
         fresh = [p for p in partitions if p not in run.cancelled]
         if not fresh:
             return
+        if not keeps:
+            run.given_up.update(fresh)
         child = self._child
         self._loop.world_at(self._loop.now + PIPE, self._told, run, fresh)
         if child is not None:
@@ -381,6 +387,7 @@ class SimWorker:
                 child.doing.append(effect)
                 await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
                 machine.effects.end(effect, "done")
+                machine.effects.cleaned(ref, item.ordinal)
                 child.doing.remove(effect)
 
         await self._call(op, work)
