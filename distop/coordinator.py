@@ -8,6 +8,7 @@ completion and cleanup code run in the child.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
@@ -239,7 +240,13 @@ class Coordinator:
         self._kick([ref])
 
     async def _perform(self, op: OperationView, step: decide.Step) -> bool:
-        """Do one step; False: its transaction was refused."""
+        """Do one step; False: its transaction was refused.
+
+        The view goes on meanwhile. A step is done for the operation as it was decided for (its claims aside, of which
+        etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
+        cancel.
+        """
+        op = replace(op, failed=set(op.failed))
         ends = op.stage is Stage.CANCELLING and isinstance(step, decide.Commit | decide.Finish)
         if ends and not await self._counted(op):
             return False

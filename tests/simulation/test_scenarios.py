@@ -12,7 +12,7 @@ from distop.testing.simulation import Scenario, Simulation, simulate
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import DrainAct, Fault, Host, Wish
+from distop.testing.simulation.scenario import Act, DrainAct, Fault, Host, Wish
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
@@ -153,3 +153,23 @@ def test_what_no_node_can_run_fails_and_says_why() -> None:
     assert history is not None
     assert b"failed" in history.value
     assert b"this node lacks what the type needs" in history.value
+
+
+def test_a_cancel_while_the_finish_is_prepared_is_not_overlooked() -> None:
+    """All jobs of an operation without completion code had succeeded. While its coordinator read runOps for the finish,
+    a cancel was seen, and the finish was written under the state as it was by then: a success of what was cancelled.
+    """
+    wish = Wish(0, 0.3, "quick", "a", argument(1, 2, 4.0), None, None, ())
+    with quietly():
+        sim = Simulation(small(1, 1, wish))
+        sim.run()
+        ended = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOpHistory.a.quick.1")[0])
+        began = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOp.a.quick.1.spec")[0])
+        for n in range(24):
+            cancel = Act(ended - began - 0.0005 * n, "cancel")
+            assert Simulation(small(1, 1, replace(wish, acts=(cancel,)))).run().breaches == [], n
+
+
+def writes_of(sim: Simulation, key: str) -> list[int]:
+    """The revisions that put a key."""
+    return [revision for revision, changes in sim.etcd.store.history if any(one.kv.key == key for one in changes)]
