@@ -342,10 +342,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def unnoticed(self) -> Iterator[str]:
         """Tasks that ended by an error that is not expected and that nobody has asked for: what they were for is not
-        done, and no log tells.
+        done, and no log tells. (In a process that was killed those who would have asked were killed too.)
         """
         for process in self._processes:
-            for task in process.tasks:
+            for task in () if process.dead else process.tasks:
                 if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
                     error = task.exception()
                     if error is not None and not expected(error):
