@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from distop.core.jobs import Claim, JobState
-
 from distop.testing.simulation import Scenario, Simulation, simulate
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike

@@ -55,7 +55,7 @@ class Child:
             self.machine.effects.end(effect, f"killed ({reason})")
         self.doing.clear()
         # What it told before arrives before.
-        self.machine.loop.world_at(self.machine.loop.now + PIPE, _died, self.died, reason)
+        self.machine.loop.world_at(self.machine.loop.now + PIPE, settle, self.died, reason)
 
 
 class Run:
@@ -89,6 +89,13 @@ class Run:
             self.done.set_result(None)
 
 
-def _died(future: asyncio.Future[str], reason: str) -> None:
+def settle(future: asyncio.Future[Any], value: Any) -> None:
+    """The first to say what became of it is heard."""
     if not future.done():
-        future.set_result(reason)
+        future.set_result(value)
+
+
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """As :func:`settle`, where it broke."""
+    if not future.done():
+        future.set_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
@@ -92,10 +93,8 @@ async def _empty(client: Client, executor: str) -> NodeState:
 
 
 async def _undrain(client: Client, executor: str) -> None:
-    try:
+    with contextlib.suppress(NotAllowed, NotFound):  # somebody else did it, or it was never drained
         await _insist(client.undrain, executor)
-    except (NotAllowed, NotFound):
-        pass  # somebody else did it, or it was never drained
 
 
 async def let_go(etcd: EtcdConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:

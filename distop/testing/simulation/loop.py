@@ -346,7 +346,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """
         for process in self._processes:
             for task in () if process.dead else process.tasks:
-                if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+                if task.done() and not task.cancelled() and task._log_traceback:
                     error = task.exception()
                     if error is not None and not expected(error):
                         yield f"{process.name}: a task ended by an error that nobody asked for\n{told(error)}"

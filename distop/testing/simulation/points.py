@@ -47,8 +47,8 @@ class Point:
 
 def references() -> dict[str, Scenario]:
     """Small runs without faults that together go through every protocol: start, plan, claim, report, retry, pause,
-    resume, cancel, fail fast, finish, rerun, what follows, cleanup, drain, election, renewal; the strikes make takeovers
-    of them.
+    resume, cancel, fail fast, finish, rerun, what follows, cleanup, drain, election, renewal; the strikes make
+    takeovers of them.
     """
     rough = {"trouble": 1.0}
     slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)

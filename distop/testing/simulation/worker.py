@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.codec import loads
 from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
-from distop.testing.simulation.children import PIPE, Child, Run
+from distop.testing.simulation.children import PIPE, Child, Run, fail, settle
 from distop.testing.simulation.loop import PROCESS
 from distop.worker.model import CompleteResult, JobEnded, JobItem, PlanResult, RunRequest, WorkerConfig, WorkerError
 from distop.worker.sinks import first
@@ -223,7 +223,7 @@ class SimWorker:
                     saved = False
                 if saved and partition in run.pending:
                     run.pending[partition] = replace(item, progress=value)
-            self._loop.call_later(PIPE, _set, answered, saved, context=child_context)
+            self._loop.call_later(PIPE, settle, answered, saved, context=child_context)
 
         self._tell(lambda: asyncio.ensure_future(save()))
         if await answered:
@@ -287,9 +287,9 @@ class SimWorker:
                     try:
                         value = await work(child)
                     except WorkerError as error:
-                        self._tell(_fail, answer, error)
+                        self._tell(fail, answer, error)
                     else:
-                        self._tell(_set, answer, value)
+                        self._tell(settle, answer, value)
 
                 child.spawn(answering())
                 await first(answer, told, child.died)
@@ -391,13 +391,3 @@ class SimWorker:
                 child.doing.remove(effect)
 
         await self._call(op, work)
-
-
-def _set(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
