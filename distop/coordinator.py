@@ -208,7 +208,7 @@ class Coordinator:
         except Later as later:
             self._wake_at(ref, later.when)
         except (DistopError, OSError) as error:
-            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref)})
+            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))
         except Exception:
             self._log.exception("coordination broke; it goes on shortly", extra={"operation": str(ref)})

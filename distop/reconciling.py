@@ -74,7 +74,7 @@ class Reconciler:
                 raise
             except Exception as error:
                 # Whatever it is: what was left of one run must not keep this node from all others.
-                where = {"operation": str(run.op)}
+                where = {"operation": str(run.op), "error": error}
                 known = isinstance(error, DistopError | OSError)
                 self._ctx.log.warning(
                     "what a former run left is still here: %s",

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from distop.core.jobs import Claim, JobState
+from distop.core.txn import Put, Txn
 from distop.testing.simulation import Scenario, Simulation, simulate
+from distop.testing.simulation.loop import Process
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
@@ -172,3 +174,35 @@ def test_a_cancel_while_the_finish_is_prepared_is_not_overlooked() -> None:
 def writes_of(sim: Simulation, key: str) -> list[int]:
     """The revisions that put a key."""
     return [revision for revision, changes in sim.etcd.store.history if any(one.kv.key == key for one in changes)]
+
+
+def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refused() -> None:
+    """The answer to a claim was lost. Before it was repeated, the operation was paused: the repetition was refused
+    because of the gate, and the executor said that it was drained, with claims that it did not know of.
+    """
+    acts = (Act(0.7, "pause-now"), Act(7.0, "resume"))
+    wish = Wish(0, 0.3, "quick", "a", argument(1, 5, 0.3), None, None, acts)
+    with quietly():
+        sim = Simulation(replace(small(1, 1, wish), drains=(DrainAct(1.2, "exec-0", 8.0, False),)))
+        claims: list[Txn] = []
+
+        def sending(process: Process, path: str, asked: object) -> float:
+            if isinstance(asked, Txn) and any(isinstance(op, Put) and "Claim." in op.key for op in asked.success):
+                claims.append(asked)
+            return 0.0
+
+        sim.network.sending = sending
+        answered: list[Txn] = []
+
+        def fate(process: Process, path: str) -> Fate | None:
+            if claims and not answered:
+                answered.append(claims[0])
+                return Fate("lost", silent=True)
+            return None
+
+        sim.network.fate = fate
+        report = sim.run()
+    won, released = writes_of(sim, "distOpClaim.a.quick.1.000000")[:2]
+    assert won < writes_of(sim, "distOpPending.a.quick.1")[2] < released, "it was paused before the claim was repeated"
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 5, 0)

@@ -88,7 +88,7 @@ class Stopping:
             # What it said may have been true until somebody let it work for a while.
             if fence < self._undone.get(node.executor, fence + 1):
                 text = f"{node.executor} says that it is drained, and holds {place}: {claim.encode().decode()}"
-                self._found("drained and busy", change.kv.key, text)
+                self._found("drained and busy", place, text, *self._of(place))
 
     def _drain(self, executor: str, revision: int, change: Change) -> None:
         if not change.deleted and Drain.decode(change.kv.value).drain:

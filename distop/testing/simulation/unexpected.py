@@ -49,11 +49,11 @@ class Listener(logging.Handler):
         self._found = found
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record carries an error as its exception, or names it in its text."""
-        errors = [record.exc_info[1]] if record.exc_info else []
-        errors += [one for one in record.args or () if isinstance(one, BaseException)]
-        for error in errors:
-            if error is not None and not expected(error):
+        """A record carries an error as its exception, or beside a text that describes it, or has it in its text."""
+        carried = [getattr(record, "error", None), *(record.exc_info or ()), *(record.args or ())]
+        errors = {id(one): one for one in carried if isinstance(one, BaseException)}
+        for error in errors.values():
+            if not expected(error):
                 partition = getattr(record, "partition", None)
                 self._found(
                     f"{record.getMessage()}\n{told(error)}",
