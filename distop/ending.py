@@ -121,6 +121,7 @@ class Ending:
             if not kept.succeeded:
                 return False
             decision_mod = kept.revision
+            await self._reached(decision_mod)
         return await self.finish(op, decision, decision_mod, done.report, done.failure)
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
