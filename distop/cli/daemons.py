@@ -19,7 +19,9 @@ LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records ke
 
 def executor(
     id: Annotated[str | None, typer.Option("--id", help="The executor's name (from the host's, kept).")] = None,  # noqa: A002
-    work_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Local files, kept between starts.")] = None,
+    work_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Local files, for one cluster; kept between starts.")
+    ] = None,
     shared_dir: SHARED_DIR = None,
     slots: SLOTS = None,
     spark_master: MASTER = None,

@@ -275,7 +275,7 @@ def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, 
             assert ann.process.wait(60) == 3, group.tails()
             log = ann.log.read_text()
             assert "went back from revision" in log
-            assert "restart this process once the restored state has been audited" in log
+            assert "stop all executors, see what was lost" in log
             assert "Traceback" not in log
             assert not [key for key in dump(server.endpoint) if operation.ref.replace("/", ".") in key]
             assert not violations(server.endpoint)
