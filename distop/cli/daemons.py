@@ -32,6 +32,9 @@ def executor(
     history_limit: LIMIT = None,
 ) -> None:
     """Run an executor daemon: one on each Spark node. SIGTERM stops it in order."""
+    from distop import hardening
+
+    hardening.shut()
     import asyncio
 
     from distop import logs
@@ -54,6 +57,7 @@ def executor(
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
     from distop.daemon import run_executor
 
+    hardening.forget_password()
     code = asyncio.run(run_executor(config))
     if code:
         raise typer.Exit(code)
