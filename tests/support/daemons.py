@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: a command that becomes it."""
+    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: what becomes it."""
 
     def __init__(
         self,
