@@ -16,7 +16,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from distop import logs
+from distop.binding import Binding, BindingFile
 from distop.clock import random, time, uuid
+from distop.core import keys as K
+from distop.core.keys import Keys
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -95,8 +98,8 @@ async def run_executor(config: ExecutorConfig) -> int:
     """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
 
     Raises UsageError or NotAllowed where it cannot begin at all (its system, its work directory, certificates that
-    cannot be used), and ClusterChanged when the etcd behind the
-    endpoints is not the one that it worked with.
+    cannot be used), and ClusterChanged when the etcd behind the endpoints is not the one that the work directory
+    belongs to, or was restored from an older snapshot: at every start, until the work directory is moved away.
     """
     check_system()
     stop = asyncio.Event()
@@ -108,7 +111,8 @@ async def run_executor(config: ExecutorConfig) -> int:
         executor_id = stable_id(config.work_dir, config.executor_id)
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s", executor_id, config.work_dir)
-        await serve(config, executor_id, stop, log)
+        binding = Binding.load(BindingFile(config.work_dir), config.namespace)
+        await serve(config, executor_id, stop, log, binding)
     return 0
 
 
@@ -117,16 +121,36 @@ async def serve(
     executor_id: str,
     stop: asyncio.Event,
     log: logs.ContextLogger,
+    binding: Binding,
     make_worker: MakeWorker = Worker,
     make_files: MakeFiles = RunFiles,
 ) -> None:
     """Live one incarnation after another until ``stop`` is set. Raises ClusterChanged."""
+    ended = asyncio.Event()
+    keeping = asyncio.ensure_future(binding.keep(ended))
+    try:
+        await _live_on(config, executor_id, stop, log, binding, make_worker, make_files)
+    finally:
+        ended.set()
+        await keeping
+
+
+async def _live_on(
+    config: ExecutorConfig,
+    executor_id: str,
+    stop: asyncio.Event,
+    log: logs.ContextLogger,
+    binding: Binding,
+    make_worker: MakeWorker,
+    make_files: MakeFiles,
+) -> None:
     pause = PAUSE[0]
     while not stop.is_set():
         began = time.monotonic()
         try:
-            await _live(config, executor_id, stop, log, make_worker, make_files)
+            await _live(config, executor_id, stop, log, binding, make_worker, make_files)
         except SessionLost as error:
+            binding.identity.check()
             log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)
         except ClusterChanged:
             raise  # everything known of this etcd is void: a person has to look (F18)
@@ -146,15 +170,24 @@ async def serve(
         pause = min(pause * 2, PAUSE[1])
 
 
+async def _bind(binding: Binding, work_dir: Path) -> None:
+    """Raises InvalidArgument where it cannot be written down: the directory would belong to nobody."""
+    try:
+        await binding.save()
+    except OSError as error:
+        raise InvalidArgument(f"the work directory {work_dir} cannot be used: {error.strerror or error}") from None
+
+
 async def _live(
     config: ExecutorConfig,
     executor_id: str,
     stop: asyncio.Event,
     log: logs.ContextLogger,
+    binding: Binding,
     make_worker: MakeWorker,
     make_files: MakeFiles,
 ) -> None:
-    client = EtcdClient(config.etcd)
+    client = EtcdClient(config.etcd, binding.identity)
     try:
         connecting = asyncio.ensure_future(client.connect())
         stopping = asyncio.ensure_future(stop.wait())
@@ -165,6 +198,10 @@ async def _live(
             return
         connecting.result()
         await client.check_server()
+        # A linearizable answer: that this is the cluster we knew is certain before anything is written to it, or
+        # anything on our disk is held against it.
+        await client.count(*Keys(config.namespace).family(K.NODE))
+        await _bind(binding, config.work_dir)
         await Incarnation(config, client, executor_id, log, make_worker, make_files).run(stop)
     finally:
         await client.close()

@@ -25,7 +25,7 @@ from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor import Executor
 from distop.localjobs import LocalJobs, RunFiles
 from distop.pruning import HistoryPruner
@@ -37,7 +37,7 @@ from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from distop.config import ExecutorConfig
@@ -52,6 +52,19 @@ if TYPE_CHECKING:
 
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
+
+
+async def together(*roles: Coroutine[Any, Any, None]) -> None:
+    """Run them all. The first to fail ends the others, and what it raised is raised when none of them goes on: it would
+    be nobody's, beside the incarnation that follows.
+    """
+    at_work = [asyncio.ensure_future(role) for role in roles]
+    try:
+        await asyncio.gather(*at_work)
+    finally:
+        for work in at_work:
+            work.cancel()
+        await asyncio.gather(*at_work, return_exceptions=True)
 
 
 class Incarnation(Context):
@@ -80,6 +93,9 @@ class Incarnation(Context):
         self._make_worker = make_worker
         self._make_files = make_files
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
+        """What is always so, and the count of releases; the rest of the record is made when it is said."""
+        self._said = self._node
+        """The record that etcd has taken."""
         self._announcing = asyncio.Lock()
         self._saying: asyncio.Task[None] | None = None
         self._pruner = HistoryPruner(self)
@@ -127,6 +143,7 @@ class Incarnation(Context):
         )
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
+        self._said = self._node
         self.reporter = Reporter(self.client, self.lost, self.log)
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
@@ -144,15 +161,9 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        roles = (self._reconciler.begin(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds))
-        at_work = [asyncio.ensure_future(role) for role in roles]
-        try:
-            await asyncio.gather(*at_work)
-        finally:
-            # The first to fail ends them all: what went on would be nobody's, beside the incarnation that follows.
-            for work in at_work:
-                work.cancel()
-            await asyncio.gather(*at_work, return_exceptions=True)
+        await together(
+            self._reconciler.begin(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds)
+        )
 
     def _worker_config(self) -> WorkerConfig:
         c = self.config
@@ -221,18 +232,19 @@ class Incarnation(Context):
 
     async def announce_released(self) -> None:
         async with self._announcing:
+            # Counted even where it is refused: a copy of that may stand in etcd, and the next count has to differ.
             self._node = replace(self._node, released=self._node.released + 1)
-            await self.session.update(self._node.encode())
+            await self._update(self._to_say())
 
     def activity_changed(self) -> None:
-        if self._caught_up and self._saying is None and self._said_now() != self._node:
+        if self._caught_up and self._saying is None and self._to_say() != self._said:
             self._saying = asyncio.ensure_future(self._say())
 
     def _can_less(self) -> None:
         self.activity_changed()
         self.elections.cluster_changed()
 
-    def _said_now(self) -> Node:
+    def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
         node, unable = self._node, self.capability.unable
         state = node_state(self.draining, self.executor.busy or self.elections.busy)
@@ -241,18 +253,23 @@ class Incarnation(Context):
         return replace(node, state=state, behaviors=tuple(sorted(self.types - unable.keys())), unable={**unable})
 
     async def _say(self) -> None:
-        """Have the node record tell whether this node drains, whether it is empty, and what it cannot do."""
+        """Have the node record tell whether this node drains, whether it is empty, and what it cannot do. What is
+        refused is said again by the next poll at the latest: somebody may be waiting for it (`drain --wait`).
+        """
         try:
-            while self._said_now() != self._node:
+            while self._to_say() != self._said:
                 async with self._announcing:
-                    before, self._node = self._node.state, self._said_now()
-                    await self.session.update(self._node.encode())
-                if self._node.state is not before:
-                    self.log.info("this node is %s", self._node.state)
+                    await self._update(self._to_say())
         except DistopError as error:
             self.log.debug("could not tell what this node is: %s", describe(error))
         finally:
             self._saying = None
+
+    async def _update(self, node: Node) -> None:
+        await self.session.update(node.encode())
+        before, self._said = self._said, node
+        if node.state is not before.state:
+            self.log.info("this node is %s", node.state)
 
     async def prune_history(self, table: str) -> None:
         await self._pruner.prune(table)
@@ -266,14 +283,22 @@ class Incarnation(Context):
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending:
                 continue
-            listing = await self.client.list(*self.keys.family(K.CLAIM))
-            for kv in listing.kvs:
-                if self.incarnation.encode() not in kv.value:
-                    continue
-                key, claim = self.keys.parse(kv.key), read(Claim.decode, kv)
-                if key.ref is not None and claim.incarnation == self.incarnation:
-                    self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
+            try:
+                await self._settle_claims()
+            except EtcdRejected as error:
+                # A role that was revoked: what runs here goes on, for as long as the session lives.
+                self.log.warning("the poll was refused, and is tried again: %s", describe(error))
+                continue
             self.executor.cluster_changed(hint=True)
+
+    async def _settle_claims(self) -> None:
+        listing = await self.client.list(*self.keys.family(K.CLAIM))
+        for kv in listing.kvs:
+            if self.incarnation.encode() not in kv.value:
+                continue
+            key, claim = self.keys.parse(kv.key), read(Claim.decode, kv)
+            if key.ref is not None and claim.incarnation == self.incarnation:
+                self.executor.give_back(key.ref, key.partition, claim, kv.mod_revision)
 
     async def _stop_gracefully(self) -> None:
         self.log.info("stopping: running jobs are stopped and released")

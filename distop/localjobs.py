@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
 from distop.core.keys import decode, decode_object
 from distop.core.model import OperationRef
+from distop.disk import write_whole
 from distop.errors import InvalidArgument
 from distop.worker.model import JobItem
 from distop.worker.shared import folder, operation_path
@@ -78,18 +78,7 @@ class RunFiles:
 
     def write(self, name: str, data: bytes) -> None:
         """A whole file, on the disk when this returns."""
-        path = self._folder / name
-        scratch = path.with_suffix(".new")
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fdatasync(file.fileno())
-        scratch.replace(path)
-        directory = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_whole(self._folder / name, data)
 
     def remove(self, name: str) -> None:
         """A file, if it is there."""

@@ -19,7 +19,9 @@ LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records ke
 
 def executor(
     id: Annotated[str | None, typer.Option("--id", help="The executor's name (from the host's, kept).")] = None,  # noqa: A002
-    work_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Local files, kept between starts.")] = None,
+    work_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Local files, for one cluster; kept between starts.")
+    ] = None,
     shared_dir: SHARED_DIR = None,
     slots: SLOTS = None,
     spark_master: MASTER = None,
@@ -30,6 +32,9 @@ def executor(
     history_limit: LIMIT = None,
 ) -> None:
     """Run an executor daemon: one on each Spark node. SIGTERM stops it in order."""
+    from distop import hardening
+
+    hardening.shut()
     import asyncio
 
     from distop import logs
@@ -52,6 +57,7 @@ def executor(
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
     from distop.daemon import run_executor
 
+    hardening.forget_password()
     code = asyncio.run(run_executor(config))
     if code:
         raise typer.Exit(code)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
+    from distop.store.identity import Identity
 
 
 log = logging.getLogger("distop.store")
@@ -84,11 +85,13 @@ class EtcdClient:
 
     Besides what each method documents, all raise EtcdUnavailable (etcd could not be reached; a write was certainly
     not applied), PermissionDenied and the other EtcdRejected, and ClusterChanged.
+
+    ``identity``: what is known of the cluster from before.
     """
 
-    def __init__(self, config: EtcdConfig | None = None) -> None:
+    def __init__(self, config: EtcdConfig | None = None, identity: Identity | None = None) -> None:
         self.config = config if config is not None else EtcdConfig()
-        self.transport = Transport(self.config)
+        self.transport = Transport(self.config, identity)
         self._repeater = Repeater(self.transport, self.config)
         self._versions: dict[str, tuple[int, ...]] = {}
 

@@ -224,9 +224,11 @@ class EmbeddedEtcd:
             self._fixed = fixed
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers."""
+        """Freeze it (SIGSTOP): connections stay open and nothing answers, once this returns."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            # The signal takes its time to reach all threads: until then requests may still be answered.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let it go on after :meth:`pause`."""

@@ -15,10 +15,11 @@ import grpc
 import grpc.aio
 
 from distop.core.keys import OP
-from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, PermissionDenied
+from distop.errors import EtcdRejected, EtcdUnavailable, PermissionDenied
 from distop.store import certificates
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.failures import Failure, Fate, classify, rejection
+from distop.store.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +31,19 @@ log = logging.getLogger("distop.store")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
+PING_EVERY, PING_LIMIT = 6.0, 2.0
+"""Seconds between two pings of a connection in use, and until one that is not answered has closed it: what is swallowed
+without a reset is noticed in time for a session of the default TTL to go on over a new connection (F7).
+"""
+
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
     ("grpc.max_send_message_length", -1),  # the server says what is too large
-    # The server permits a ping every 5 s, and only while there is a stream or request; see "Reads, auth, transport".
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # The server permits a ping every 5 s, and only while there is a stream or request (R4).
+    ("grpc.keepalive_time_ms", int(PING_EVERY * 1000)),
+    # Two limits for one answer: without the second, gRPC waits for a minute whatever the first says.
+    ("grpc.keepalive_timeout_ms", int(PING_LIMIT * 1000)),
+    ("grpc.http2.ping_timeout_ms", int(PING_LIMIT * 1000)),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -142,17 +150,18 @@ class _Member:
 
 
 class Transport:
-    """The channels. Made inside a running event loop, and used in that loop only."""
+    """The channels. Made inside a running event loop, and used in that loop only.
 
-    def __init__(self, config: EtcdConfig) -> None:
+    ``identity``: what is known of the cluster already.
+    """
+
+    def __init__(self, config: EtcdConfig, identity: Identity | None = None) -> None:
         self._config = config
         self._members: list[_Member] = []
         self._current = 0
         self._token: str | None = None
         self._token_lock = asyncio.Lock()
-        self._cluster_id = 0
-        self._seen_revision = 0
-        self._changed: ClusterChanged | None = None
+        self.identity = identity if identity is not None else Identity()
         self._closed = False
         self.on_move: set[Callable[[str], None]] = set()
         """Called with the address of an endpoint that failed: whoever has a stream there should doubt it."""
@@ -198,8 +207,7 @@ class Transport:
 
     def check(self) -> None:
         """Raise what bars every use: closed, or another cluster seen."""
-        if self._changed is not None:
-            raise self._changed
+        self.identity.check()
         if self._closed:
             raise EtcdUnavailable("the etcd client is closed")
 
@@ -221,7 +229,7 @@ class Transport:
             )
             member.calls[method.path] = call
         metadata = await self._metadata(method)
-        seen, token = self._seen_revision, self._token
+        seen, token = self.identity.revision, self._token
         try:
             response: Response = await call(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
@@ -251,33 +259,8 @@ class Transport:
     # ---- identity
 
     def see(self, header: rpc.ResponseHeader, *, linearizable_after: int = 0) -> None:
-        """Check a response's header. Raises ClusterChanged, then and from then on: fail closed.
-
-        ``linearizable_after``: the highest revision seen before the request was sent; a linearizable answer of the
-        same store is not older.
-        """
-        if header.cluster_id and header.cluster_id != self._cluster_id:
-            if self._cluster_id:
-                self._fail_closed(
-                    f"the etcd behind {', '.join(self._config.endpoints)} is another cluster than before "
-                    f"(id {header.cluster_id:x}, it was {self._cluster_id:x})"
-                )
-            self._cluster_id = header.cluster_id
-        if header.revision < linearizable_after:
-            self._fail_closed(
-                f"the etcd behind {', '.join(self._config.endpoints)} went back from revision "
-                f"{linearizable_after} to {header.revision}"
-            )
-        if header.revision > self._seen_revision:
-            self._seen_revision = header.revision
-
-    def _fail_closed(self, what: str) -> None:
-        self._changed = ClusterChanged(
-            f"{what}: it was replaced or restored from a snapshot. Nothing known of it holds any more; "
-            "restart this process once the restored state has been audited"
-        )
-        log.error("%s", self._changed)
-        raise self._changed
+        """Learn from a response's header. Raises ClusterChanged, as :meth:`Identity.see` does."""
+        self.identity.see(header, ", ".join(self._config.endpoints), linearizable_after=linearizable_after)
 
     # ---- tokens
 

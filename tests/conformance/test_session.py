@@ -10,7 +10,8 @@ import pytest
 from distop.core.txn import Delete, Put, Txn, exists
 from distop.errors import SessionLost
 from distop.store.session import Session, boottime, new_lease_id
-from tests.support.etcd import connected, until
+from distop.store.watch import Feed
+from tests.support.etcd import Mirror, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
@@ -103,6 +104,27 @@ async def test_silence_ends_it_by_the_deadline_before_the_lease_expires(
         while await client.get(f"{prefix}node") is not None:
             pass  # nobody renews it any more
         assert session.deadline == deadline
+        await session.close()
+
+
+async def test_a_dead_connection_does_not_cost_it(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+    """F7, with one endpoint, so that there is no other member to go on with: the connection is swallowed in silence, a
+    new one would pass. Session, watch and requests find that out by themselves, before the deadline."""
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
+        session = Session(far, f"{prefix}node", b"", 10)
+        await session.start()
+        mirror = Mirror()
+        feed = Feed(far, prefix, f"{prefix}~", mirror.apply)
+        await feed.start()
+        proxy.strand()
+        revision = (await client.commit(Txn((), (Put(f"{prefix}a", b"1"),)))).revision
+        await until(lambda: mirror.revision >= revision, "the watch goes on")
+        before = session.deadline
+        await until(lambda: session.deadline > before or session.lost.done(), "the session goes on")
+        assert session.alive
+        assert (await far.commit(Txn((exists(f"{prefix}a"),)))).succeeded
+        assert mirror.listings == 1, "the same watch, from its position"
+        await feed.close()
         await session.close()
 
 

@@ -18,7 +18,7 @@ from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.network import Network
+from distop.testing.simulation.network import PATIENCE, Network
 from distop.testing.simulation.source import SimSource
 from tests.conformance import test_reads, test_session, test_transactions, test_unknown_outcomes, test_watch
 from tests.support.proxy import Mode
@@ -101,6 +101,12 @@ class ModelProxy:
             if mode is not Mode.PASS:
                 held = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
                 self._network.hold(link, held, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
+
+    def strand(self) -> None:
+        """A link stands for all connections to an address: it is dead until gRPC's pings close it, then as new."""
+        for link in self._links():
+            self._network.hold(link, ALL, ALL)
+            self._network.loop.world_at(self._network.loop.now + PATIENCE + 0.001, self._network.heal, link)
 
     def cut(self) -> None:
         for link in self._links():

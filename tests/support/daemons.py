@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import distop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
 class Daemon:
-    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``."""
+    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: what becomes it."""
 
     def __init__(
         self,
@@ -28,11 +28,12 @@ class Daemon:
         *options: str,
         ttl: float = 3,
         env: Mapping[str, str] | None = None,
+        through: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._env = {**os.environ, **(env or {})}
         self.log = folder / f"{name}.log"
-        self._words = [sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
+        self._words = [*through, sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
         self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
         self.start()
 
@@ -90,9 +91,17 @@ class Daemons:
         self.await_ready(*names)
         return started
 
-    def spawn(self, name: str, *options: str, ttl: float = 3, env: Mapping[str, str] | None = None) -> Daemon:
+    def spawn(
+        self,
+        name: str,
+        *options: str,
+        ttl: float = 3,
+        env: Mapping[str, str] | None = None,
+        through: Sequence[str] = (),
+    ) -> Daemon:
         """Start a daemon, and wait for nothing."""
-        daemon = self._daemons[name] = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl, env=env)
+        daemon = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl, env=env, through=through)
+        self._daemons[name] = daemon
         return daemon
 
     def await_ready(self, *names: str) -> None:

@@ -93,9 +93,9 @@ class Mirror:
 
 
 class EtcdCluster:
-    """Three members on the loopback."""
+    """Three members on the loopback. ``arguments``: more of etcd's own, for each."""
 
-    def __init__(self, size: int = 3) -> None:
+    def __init__(self, size: int = 3, arguments: tuple[str, ...] = ()) -> None:
         ports = free_ports(2 * size)
         names = [f"m{number}" for number in range(size)]
         peers = dict(zip(names, ports[size:], strict=True))
@@ -106,7 +106,7 @@ class EtcdCluster:
                 port=client,
                 peer_port=peers[name],
                 compaction=None,
-                arguments=["--initial-cluster", initial],
+                arguments=["--initial-cluster", initial, *arguments],
             )
             for name, client in zip(names, ports[:size], strict=True)
         ]

@@ -29,6 +29,7 @@ class _Pair:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
     held: list[bytes] = field(default_factory=list)
+    dead: bool = False
 
 
 class TcpProxy:
@@ -82,6 +83,13 @@ class TcpProxy:
         if lossy:
             self.cut()
 
+    def strand(self) -> None:
+        """From now on nothing passes on the connections that stand, and they are not closed either; new ones pass: a
+        load balancer that forgot them, or a member behind an address that moved.
+        """
+        for pair in self._pairs:
+            pair.dead = True
+
     def cut(self) -> None:
         """Close all connections."""
         for pair in list(self._pairs):
@@ -116,7 +124,7 @@ class TcpProxy:
                 self.requested += len(data)
                 if self._mode is Mode.HOLD_REQUESTS:
                     pair.held.append(data)
-                elif self._mode is not Mode.BLACK_HOLE:
+                elif self._mode is not Mode.BLACK_HOLE and not pair.dead:
                     pair.server.write(data)
         while self._mode is Mode.HOLD_REQUESTS:
             await self._changed.wait()
@@ -126,7 +134,7 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 self.answered += len(data)
-                if self._mode in (Mode.PASS, Mode.HOLD_REQUESTS):
+                if self._mode in (Mode.PASS, Mode.HOLD_REQUESTS) and not pair.dead:
                     pair.client.write(data)
         self._forget(pair, pair.client)
 
@@ -166,6 +174,10 @@ class ThreadedProxy:
     def set(self, mode: Mode) -> None:
         """Change the mode, and return when it holds."""
         self._do(self._proxy.set, mode)
+
+    def strand(self) -> None:
+        """Let the connections that stand die in silence; new ones pass."""
+        self._do(self._proxy.strand)
 
     def cut(self) -> None:
         """Close all connections."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import logs
+from distop.binding import Binding, BindingFile
 from distop.clock import source
 from distop.config import ExecutorConfig
 from distop.daemon import serve
@@ -57,6 +58,20 @@ class Disk(RunFiles):
         return iter(())
 
 
+class Remembered(BindingFile):
+    """The binding of a machine's work directory: it outlives its daemons, too."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+        self._data: bytes | None = None
+
+    def read(self) -> bytes | None:
+        return self._data
+
+    def write(self, data: bytes) -> None:
+        self._data = data
+
+
 class Machine:
     """A host. ``completed`` is called with what completion code is told."""
 
@@ -92,6 +107,7 @@ class Machine:
         self.incarnations: list[str] = []
         self._completed = completed
         self._files = Disk()
+        self._remembered = Remembered()
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), executor_id=name, slots=slots, ttl=ttl, poll=poll
         )
@@ -116,8 +132,8 @@ class Machine:
 
         async def live() -> None:
             try:
-                log = logs.get("distop.executor")
-                await serve(self._config, self.name, stop, log, self._make_worker, lambda _: self._files)
+                log, binding = logs.get("distop.executor"), Binding.load(self._remembered, "")
+                await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self._files)
             except ClusterChanged as error:
                 self.loop.troubles.append(f"{self.name}: {error}")
             finally:

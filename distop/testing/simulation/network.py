@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from distop.store.transport import PING_EVERY, PING_LIMIT
 from distop.testing.simulation.etcd import StatusError
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.streams import SimStream
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from distop.testing.simulation.etcd import Member, SimEtcd
     from distop.testing.simulation.loop import Process, VirtualLoop
 
-PATIENCE = 15.0
-"""Seconds after which a connection that swallows everything is given up (gRPC's pings, as the transport sets them)."""
+PATIENCE = PING_EVERY + PING_LIMIT
+"""Seconds after which a connection that swallows everything is given up, by gRPC's pings."""
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: refused"
 CLOSED = "Socket closed"
 

@@ -1,0 +1,34 @@
+"""Keeps what a daemon knows of etcd (its password, the keys of its certificates) from what it runs.
+
+Jobs run as the daemon's user, and the kernel lets processes of one user look into each other: /proc/PID/environ holds
+the environment that a process began with, even of variables that it removed, and /proc/PID/mem everything else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+
+from distop.errors import describe
+
+log = logging.getLogger("distop.executor")
+
+PR_SET_DUMPABLE = 4
+
+
+def shut() -> None:
+    """Bar processes of the same user, all but root's, from this one's environment, memory and descriptors, for as long
+    as it lives; programs that it starts are as open as ever. It leaves no core dump, and only root can debug it.
+    """
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    except (OSError, AttributeError) as error:
+        log.warning("other processes of this user can read what this one knows: %s", describe(error))
+
+
+def forget_password() -> None:
+    """Take the password out of this process's variables, once it has been read: nothing started from here has it."""
+    os.environ.pop("DISTOP_PASSWORD", None)

@@ -1,0 +1,73 @@
+"""What a daemon proves itself to etcd with is not for what it runs, nor for other processes of its user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.behaviors import sample_env  # noqa: F401
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.daemons import Daemons
+
+UNCAPPED = (sys.executable, "-m", "tests.support.uncapped")
+SECRET = "wasp-in-a-jar"
+READ = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read(100_000))"
+
+
+@pytest.fixture
+def env(sample_env: dict[str, str]) -> dict[str, str]:  # noqa: F811
+    return {**sample_env, "DISTOP_USER": "worker", "DISTOP_PASSWORD": SECRET}
+
+
+@pytest.fixture
+def bystander(env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same user with the same environment, which does nothing about it."""
+    words = [*UNCAPPED, sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def look(file: str, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """What another process of the same user finds there."""
+    own = {"PYTHONPATH": env["PYTHONPATH"]}
+    return subprocess.run([*UNCAPPED, sys.executable, "-c", READ, file], env=own, capture_output=True)
+
+
+def children(pid: int) -> list[int]:
+    """The processes under a process."""
+    found = [
+        int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
+    ]
+    return found + [below for one in found for below in children(one)]
+
+
+def test_the_environment_and_memory_of_a_daemon_are_its_own(
+    group: Daemons, env: dict[str, str], bystander: subprocess.Popen[bytes]
+) -> None:
+    assert SECRET.encode() in look(f"/proc/{bystander.pid}/environ", env).stdout, "it would be seen"
+    ann = group.spawn("ann", env=env, through=UNCAPPED)
+    group.await_ready("ann")
+    for name in ("environ", "mem", "maps"):
+        looked = look(f"/proc/{ann.pid}/{name}", env)
+        assert b"PermissionError" in looked.stderr, (name, looked)
+        assert not looked.stdout
+    below = children(ann.pid)
+    assert len(below) >= 2, "a guardian and a child"
+    for pid in below:
+        looked = look(f"/proc/{pid}/environ", env)
+        assert b"DISTOP_CHILD=" in looked.stdout, "these are as they were: jobs can be debugged"
+        assert SECRET.encode() not in looked.stdout
+    operation = group.client.start_operation("sample", "t", {"names": ["a"]})
+    assert operation.wait(60).state == "success", group.tails()
+    assert ann.stop() == 0
+    assert SECRET not in ann.log.read_text()
