@@ -251,5 +251,5 @@ class Child:
 def _status_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == protocol.EXIT_SPARK_DIED:
-        return "its JVM died or hung, or its SparkContext was stopped"
+        return "its JVM died, hung or had no memory left, or its Spark session was of no more use"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
