@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from distop.worker.model import WorkerConfig
 
-MARKER = "DISTOP_CHILD"
-"""The environment variable that tells the processes of one child from all others."""
-
-
 CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
 """What the daemon proves itself to etcd with. The child needs none of it, and what it runs can ask for its environment:
 a CHECK, for one, by Spark's ``java_method``."""
@@ -72,7 +68,7 @@ class Child:
         self._path = logs.new_log(config.work_dir)
         self._control, control = socket.socketpair()
         data, theirs = socket.socketpair()
-        added = {**config.env, MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+        added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
         command = [
             *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
             *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
@@ -172,8 +168,18 @@ class Child:
             words = line.decode().split()
             if words[0] == "P":
                 self._sid = int(words[1])
+            elif words[0] == "W":
+                self._tell_unkillable([int(word) for word in words[1:]])
             elif words[0] == "X":
                 self._reason, self._status = words[1], int(words[2])
+
+    def _tell_unkillable(self, pids: list[int]) -> None:
+        """Nothing goes on before they are dead: a person has to know why."""
+        self._log.error(
+            "these processes were killed and do not die: %s; nothing is run here until what they wait for returns, "
+            "such as a network file system that hangs",
+            ", ".join(f"{pid} ({guardian.command(pid)})" for pid in pids),
+        )
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         decoder = protocol.Decoder()
@@ -214,8 +220,8 @@ class Child:
             reason = "guardian-died"
             detail = f"its guardian ended with code {code}"
             if self._sid:
-                marker = f"{MARKER}={self._marker}".encode()
-                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker)
+                marker = f"{guardian.MARKER}={self._marker}".encode()
+                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker, self._tell_unkillable)
         elif reason == "exited":
             detail = _status_text(self._status)
         if self._killing and reason in ("exited", "guardian-died"):
