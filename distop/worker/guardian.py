@@ -82,7 +82,8 @@ def kill_session(
             members = [pid for pid in members if _carries(pid, marker)]
         empty = 0 if members else empty + 1
         for pid in members:
-            with contextlib.suppress(ProcessLookupError):
+            # One that became another user's (by sudo, say) cannot be killed by us: it is waited for, and told of.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if reap is not None:
             reap()
@@ -223,7 +224,7 @@ class Guardian:
     def finish(self) -> int:
         """Kill the session, reap the child; its wait status."""
         # It may not have reached setsid yet, so that the session would not name it.
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         kill_session(self.pid, self.reap_orphans, tell=lambda pids: self.say(" ".join(["W", *map(str, pids)])))
         # All is dead, and the number of the session still taken: the second process must not look for it any more.

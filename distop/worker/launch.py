@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.declaration import Declaration
+from distop.errors import describe
 from distop.worker import guardian, logs, protocol
 from distop.worker.model import Death, WorkerError
 
@@ -65,34 +66,18 @@ class Child:
     async def start(self, deadline: float) -> None:
         """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
         config = self._config
-        self._path = logs.new_log(config.work_dir)
-        self._control, control = socket.socketpair()
-        data, theirs = socket.socketpair()
-        added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
-        command = [
-            *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
-            *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
-        ]
         try:
-            with self._path.open("ab") as log_file, control, theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=log_file,
-                    env=environment(os.environ, added),
-                    pass_fds=(control.fileno(), theirs.fileno()),
-                    start_new_session=True,
-                )
+            process, data = await self._spawn(deadline)
         except BaseException as error:
             # The guardian, should it have been started, takes the end of its control socket as the daemon's.
-            data.close()
-            self._control.close()
-            self._control = None
+            if self._control is not None:
+                self._control.close()
+                self._control = None
             self.died.set_result(Death("stopped", f"it was not started: {error}"))
             if isinstance(error, OSError):
                 raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
             raise
+        assert self._control is not None
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)
@@ -123,8 +108,40 @@ class Child:
             self.kill("stopped")
             raise
         hello = self._hello.result()
-        self.skipped = hello["skipped"]
-        self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
+        try:
+            self.skipped = hello["skipped"]
+            self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
+        except Exception as error:
+            self.kill("protocol-error")
+            raise WorkerError("crash", f"what the worker process offers cannot be read: {describe(error)}") from error
+
+    async def _spawn(self, deadline: float) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """The guardian's process, and our end of the child's connection. Raises OSError."""
+        config = self._config
+        self._path = logs.new_log(config.work_dir)
+        self._control, control = socket.socketpair()
+        with control, self._path.open("ab") as log_file:
+            data, theirs = socket.socketpair()
+            with theirs:
+                command = [
+                    *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
+                    *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
+                ]
+                added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log_file,
+                        stderr=log_file,
+                        env=environment(os.environ, added),
+                        pass_fds=(control.fileno(), theirs.fileno()),
+                        start_new_session=True,
+                    )
+                except BaseException:
+                    data.close()
+                    raise
+                return process, data
 
     def send(self, message: protocol.ToChild) -> None:
         """Send a message; silently dropped once the child is dying (``died`` tells)."""

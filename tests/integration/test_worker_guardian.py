@@ -222,7 +222,13 @@ def test_processes_that_do_not_die_are_told_of(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(guardian, "session_members", lambda sid: next(looks))
     monkeypatch.setattr(guardian, "UNKILLABLE", 0.0)
     killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+
+    def kill(pid: int, number: int) -> None:
+        killed.append(pid)
+        if pid == 12:
+            raise PermissionError("it is another user's")
+
+    monkeypatch.setattr(os, "kill", kill)
     told: list[list[int]] = []
     guardian.kill_session(10, tell=told.append)
     assert told == [[11, 12], [11, 12], [12]]

@@ -142,8 +142,6 @@ class Batches(Sample):
 
 def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     """What a job can do to its surroundings."""
-    from pyspark import SparkContext
-
     if action.endswith("-once"):
         # The first time anywhere: the diary's folder outlives the operation.
         done = Path(ctx.table.location if ctx.table is not None else ctx.work_dir, f"{action}-{partition.name}")
@@ -195,15 +193,13 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         Path(ctx.work_dir, "spark-wait").touch()
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
     if action == "spark-die":
-        ctx.spark.range(1).count()
-        jvm: Any = SparkContext._gateway
+        jvm: Any = gateway_of(ctx)
         jvm.proc.kill()
         jvm.proc.wait()
         ctx.spark.range(1).count()
 
     if action == "spark-memory":
-        ctx.spark.range(1).count()
-        gateway: Any = SparkContext._gateway
+        gateway = gateway_of(ctx)
         hoard = gateway.jvm.java.util.ArrayList()
         while True:
             hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(200_000_000))
@@ -216,6 +212,14 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         ctx.spark.range(0, 100, 1, 2).repartition(3).count()
     if action == "spark-error":
         ctx.spark.sql("select no_such_column from range(1)").count()
+
+
+def gateway_of(ctx: JobContext) -> Any:
+    """The way to a JVM that works."""
+    from pyspark import SparkContext  # takes its time, and most actions do not need it
+
+    ctx.spark.range(1).count()
+    return SparkContext._gateway
 
 
 def pool(ctx: JobContext) -> str | None:
