@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
-from distop.core.plan import PartitionPlan
+from distop.core.plan import PartitionPlan, Planned
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -53,16 +53,6 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "distop.behaviors"
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
-    a text that changes when what was planned changes.
-    """
-
-    partitions: Sequence[PartitionPlan]
-    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

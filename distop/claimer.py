@@ -10,7 +10,7 @@ from distop.clock import time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
-from distop.core.txn import GetResult, TxnResult
+from distop.core.txn import Get, GetResult, TxnResult
 from distop.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
 
@@ -135,6 +135,7 @@ class Claimer:
         result = await ctx.commit(claiming.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
         if not result.succeeded:
             won.refused = True
+            won.partitions += await self._won_and_not_told(op, wants)
             return
         for want, answer in zip(wants, result.responses, strict=True):
             if not isinstance(answer, TxnResult):
@@ -142,6 +143,18 @@ class Claimer:
             fence = result.revision if answer.succeeded else self._won_before(want, answer)
             if fence:
                 won.partitions.append(self._hold(op, want, fence))
+
+    async def _won_and_not_told(self, op: OpenOperation, wants: Sequence[claiming.Want]) -> list[int]:
+        """Those that an earlier copy won whose answer was lost (T9): the gate has gone since, or another one stands
+        there, and so the repetition was refused as a whole. They are mine all the same; without this the next poll
+        would be the first to know.
+        """
+        found = await self._ctx.client.read(*(Get(self._ctx.keys.claim(op.ref, want.partition)) for want in wants))
+        return [
+            self._hold(op, want, answer.kv.mod_revision)
+            for want, answer in zip(wants, found, strict=True)
+            if answer.kv is not None and answer.kv.value == want.claim.encode() and want.partition not in op.held
+        ]
 
     @staticmethod
     def _hold(op: OpenOperation, want: claiming.Want, fence: int) -> int:

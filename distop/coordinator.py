@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
@@ -231,7 +232,7 @@ class Coordinator:
         except Later as later:
             self._wake_at(ref, later.when)
         except (DistopError, OSError) as error:
-            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref)})
+            self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))
         except Exception:
             self._log.exception("coordination broke; it goes on shortly", extra={"operation": str(ref)})
@@ -272,7 +273,13 @@ class Coordinator:
         self._kick([ref])
 
     async def _perform(self, op: OperationView, step: decide.Step) -> bool:
-        """Do one step; False: its transaction was refused."""
+        """Do one step; False: its transaction was refused.
+
+        The view goes on meanwhile. A step is done for the operation as it was decided for (its claims aside, of which
+        etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
+        cancel.
+        """
+        op = replace(op, failed=set(op.failed))
         ends = op.stage is Stage.CANCELLING and isinstance(step, decide.Commit | decide.Finish)
         if ends and not await self._counted(op):
             return False

@@ -81,7 +81,8 @@ class _Outcomes:
 
 
 class Ending:
-    """Completes, finishes and cleans up operations under one election (``guard``).
+    """Completes, finishes and cleans up operations under one election (``guard``). What it is told of an operation is
+    what the step was decided from, and does not change while it is done: the guards hold that.
 
     ``commit`` sends a transaction, waits until the coordinator's view has reached it, and tells whether it applied;
     ``reached`` is that waiting alone (W11); ``call`` makes a call into the child that ends when the operation leaves
@@ -114,7 +115,7 @@ class Ending:
         """Run the completion code in the child, then finish; False: a transaction was refused. Raises Elsewhere."""
         assert op.spec is not None
         assert op.decision is not None
-        ref, spec = op.ref, op.spec
+        ref, spec, decision_mod = op.ref, op.spec, op.decision.mod
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
@@ -146,9 +147,12 @@ class Ending:
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
-            if not await self._commit(f.complete_attempt(self._keys, ref, self._guard, op.decision.mod, decision)):
+            kept = await self._ctx.commit(f.complete_attempt(self._keys, ref, self._guard, decision_mod, decision))
+            if not kept.succeeded:
                 return False
-        return await self.finish(op, decision, op.decision.mod, done.report, done.failure)
+            decision_mod = kept.revision
+            await self._reached(decision_mod)
+        return await self.finish(op, decision, decision_mod, done.report, done.failure)
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None

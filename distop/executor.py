@@ -15,7 +15,7 @@ from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.model import Phase
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, NotFound, SessionLost, describe
 from distop.jobs import Jobs
 from distop.openop import OpenOperation
 
@@ -277,7 +277,12 @@ class Executor:
         if few and (claimed := await self._claimer.claim_unread(ref, gate.mod, few)) is not None:
             self._operations[ref] = claimed[0]
             return claimed
-        op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
+        try:
+            op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
+        except NotFound as error:  # the event that takes its gate away is on its way
+            ctx.log.debug("%s", error)
+            self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
+            return None, None
         if op.spec.version > SCHEMA_VERSION:
             ctx.log.warning("written by a newer distop: left alone", extra={"operation": str(ref)})
             self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())

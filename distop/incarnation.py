@@ -225,7 +225,7 @@ class Incarnation(Context):
             await self.session.update(self._node.encode())
 
     def activity_changed(self) -> None:
-        if self._caught_up and self._said_now() != self._node and self._saying is None:
+        if self._caught_up and self._saying is None and self._said_now() != self._node:
             self._saying = asyncio.ensure_future(self._say())
 
     def _can_less(self) -> None:
@@ -233,9 +233,12 @@ class Incarnation(Context):
         self.elections.cluster_changed()
 
     def _said_now(self) -> Node:
+        """Asked after each turn of a role: nearly always nothing has changed."""
+        node, unable = self._node, self.capability.unable
         state = node_state(self.draining, self.executor.busy or self.elections.busy)
-        unable = self.capability.unable
-        return replace(self._node, state=state, behaviors=tuple(sorted(self.types - unable.keys())), unable={**unable})
+        if node.state is state and node.unable == unable:
+            return node
+        return replace(node, state=state, behaviors=tuple(sorted(self.types - unable.keys())), unable={**unable})
 
     async def _say(self) -> None:
         """Have the node record tell whether this node drains, whether it is empty, and what it cannot do."""

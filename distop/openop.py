@@ -105,6 +105,8 @@ class OpenOperation:
             listing = await client.list(*keys.chunks_range(ref), page=CHUNK_PAGE)
             chunks = [kv.value for kv in listing.kvs]
         chunks = chunks[: decoded.chunks]
+        if len(chunks) < decoded.chunks:  # a plan is written after all of its chunks: its cleanup has begun
+            raise NotFound(f"operation {ref} has ended meanwhile")
         if plan_digest(chunks) != decoded.digest:
             raise DistopError(f"the plan of {ref} does not fit its digest: its chunks are not the ones planned")
         return cls(ref, gate_mod, read(Spec.decode, spec.kv), read(loads, arg.kv), decoded, chunks)

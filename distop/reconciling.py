@@ -81,7 +81,7 @@ class Reconciler:
                 raise
             except Exception as error:
                 # Whatever it is: what was left of one run must not keep this node from all others.
-                where = {"operation": str(run.op)}
+                where = {"operation": str(run.op), "error": error}
                 known = isinstance(error, DistopError | OSError)
                 self._ctx.log.warning(
                     "what a former run left is still here: %s",
@@ -101,21 +101,26 @@ class Reconciler:
             fates[Fate.CLEANED] = wanted
         for n in range(0, len(wanted) if state is not None else 0, JOBS_AT_ONCE):
             await self._judge(run, state, wanted[n : n + JOBS_AT_ONCE], fates)
-        if fates[Fate.CLEANED]:
-            await self._clean(run, fates[Fate.CLEANED])
-        self._local.settled(run, [*fates[Fate.SETTLED], *fates[Fate.CLEANED]])
+        # What this incarnation has begun anew since etcd was read is no former run's any more.
+        cleaned = [p for p in fates[Fate.CLEANED] if p in run.left]
+        if cleaned:
+            await self._clean(run, cleaned)
+        self._local.settled(run, [*fates[Fate.SETTLED], *cleaned])
         if state is None and not any(other.op == run.op for other in self._local.former):
             await self._ctx.worker.forget(str(run.op))
 
     async def _judge(self, run: LocalRun, state: State | None, page: list[int], fates: dict[Fate, list[int]]) -> None:
+        """Sort these jobs by their fates; those that are begun anew here meanwhile have none."""
         ctx = self._ctx
         found = await ctx.client.read(
             *(Get(ctx.keys.claim(run.op, p)) for p in page), *(Get(ctx.keys.job(run.op, p, "outcome")) for p in page)
         )
         for n, p in enumerate(page):
+            if (left := run.left.get(p)) is None:
+                continue
             claim, outcome = _value(found[n]), _value(found[len(page) + n])
             fate = judge(
-                (run.incarnation, run.left[p].attempt),
+                (run.incarnation, left.attempt),
                 state,
                 Claim.decode(claim) if claim else None,
                 Outcome.decode(outcome) if outcome else None,

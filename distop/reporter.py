@@ -137,7 +137,7 @@ class Reporter:
                 # Nobody else can write these, so they are kept for as long as the session lives.
                 if self._lost.done():
                     return
-                self._log.error("reports wait, because etcd refuses them: %s", describe(error))
+                self._log.error("reports wait, because etcd refuses them: %s", describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=pause)
                 pause = min(pause * 2, REFUSED_PAUSE[1])
         for (_, answer), ok in zip(group, applied, strict=True):

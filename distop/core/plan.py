@@ -50,6 +50,16 @@ class PartitionPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
+    a text that changes when what was planned changes.
+    """
+
+    partitions: Sequence[PartitionPlan]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (invariant 13)."""
 

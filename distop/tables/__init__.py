@@ -14,8 +14,8 @@ from distop.tables.location import Location, named_parquet
 from distop.tables.options import FORMATS, check_options
 
 if TYPE_CHECKING:
-    from distop.behavior import Planned
     from distop.core.model import TableRecord
+    from distop.core.plan import Planned
 
 __all__ = ["FORMATS", "check_table", "plan_table"]
 

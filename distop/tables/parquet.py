@@ -8,8 +8,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from distop.behavior import Planned
-from distop.core.plan import MAX_PARTITIONS, PartitionPlan
+from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop.tables.location import named_parquet
 

@@ -77,6 +77,10 @@ class ModelStore:
         """Everything, in order of the keys."""
         return tuple(self._items[k] for k in self._order)
 
+    def between(self, first: int, last: int) -> list[tuple[int, tuple[Change, ...]]]:
+        """What the revisions ``first`` … ``last`` changed. There is an entry for each revision from 2 on."""
+        return self.history[max(0, first - 2) : max(0, last - 1)]
+
     def _keys(self, key: str, range_end: str) -> list[str]:
         if not range_end:
             return [key] if key in self._items else []

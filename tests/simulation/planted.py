@@ -60,6 +60,15 @@ def many_steps(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=wishes, hosts=hosts)
 
 
+def undisturbed(wanted: Scenario) -> Scenario:
+    """Nobody drains an executor or runs anything again, pauses wait for running jobs, and each node can do its work."""
+    wishes = tuple(
+        replace(wish, rerun="", acts=tuple(replace(act, what=act.what.removesuffix("-now")) for act in wish.acts))
+        for wish in wanted.wishes
+    )
+    return replace(wanted, wishes=wishes, hosts=tuple(replace(host, unable=()) for host in wanted.hosts), drains=())
+
+
 def three_members(wanted: Scenario) -> Scenario:
     return replace(wanted, members=3)
 
@@ -162,7 +171,7 @@ def elect_while_another_lives(patch: Patch) -> None:
     patch.setattr("distop.core.view.ClusterView.live", lambda view, incarnation: False)
 
 
-@bug(focus=("requests-late", "freeze", "crash", "late-renewal"))
+@bug(focus=("requests-late", "freeze", "crash", "late-renewal"), shape=undisturbed)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 

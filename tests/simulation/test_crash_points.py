@@ -26,6 +26,7 @@ STEPS = (
     "put distOpHistory, put distOpPending, put runOps, put state",  # finish
     "put distOpCoordinator",  # elect
     "put distOpNode",
+    "put distOpNodeDrain",
     "LeaseGrant",
     "LeaseKeepAlive",
 )

@@ -6,7 +6,7 @@ import pytest
 
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
-from tests.simulation.planted import BUGS, Planted
+from tests.simulation.planted_acts import BUGS, Planted
 
 SEEDS = range(1, 301)
 """So many schedules at most until a bug is found."""

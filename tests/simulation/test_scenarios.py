@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from distop.core.jobs import Claim
+from distop.core.jobs import Claim, JobState
+from distop.core.txn import Put, Txn
 from distop.testing.simulation import Scenario, Simulation, simulate
+from distop.testing.simulation.loop import Process
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Host, Wish
+from distop.testing.simulation.scenario import Act, DrainAct, Fault, Host, Wish
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
@@ -101,6 +105,107 @@ def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> No
                 values.setdefault(change.kv.key, []).append(int(change.kv.value))
     assert values
     assert all(saved == sorted(saved) for saved in values.values()), values
+
+
+def jobs_of(sim: Simulation) -> tuple[list[str], int]:
+    """The states that jobs got, and the most failures that a claim counted."""
+    states, failures = [], 0
+    for _, changes in sim.etcd.store.history:
+        for key, value in ((change.kv.key, change.kv.value) for change in changes if not change.deleted):
+            if key.startswith("distOpClaim."):
+                failures = max(failures, Claim.decode(value).failures)
+            elif key.endswith(".state") and key.split(".")[-2].isdigit() and len(key.split(".")[-2]) == 6:
+                states.append(value.decode())
+    return states, failures
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_executors_drained_one_after_the_other_fail_nothing(seed: int) -> None:
+    """A rolling upgrade: at each moment some executor is being emptied, or stands empty."""
+    wish = Wish(0, 0.3, "index", "a", {**argument(seed, 20, 0.3), "name": "x"}, None, None, ())
+    acts = tuple(DrainAct(1.0 + 0.7 * n, f"exec-{n % 3}", 0.4, n % 2 == 0) for n in range(6))
+    with quietly():
+        sim = Simulation(replace(small(seed, 3, wish), drains=acts))
+        report = sim.run()
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 20, 0)
+    asked = [changes[0].kv.key for _, changes in sim.etcd.store.history if changes[0].kv.key.startswith("distOpNodeDr")]
+    assert sorted(asked) == sorted(2 * [f"distOpNodeDrain.exec-{n % 3}" for n in range(6)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_one_node_cannot_run_is_done_by_the_other(seed: int) -> None:
+    wanted = small(seed, 2, Wish(0, 0.3, "check", "a", argument(seed, 12, 0.1), None, None, ()))
+    able, unable = wanted.hosts
+    with quietly():
+        sim = Simulation(replace(wanted, hosts=(able, replace(unable, unable=("check",)))))
+        report = sim.run()
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 12, 0)
+
+
+def test_what_no_node_can_run_fails_and_says_why() -> None:
+    wanted = small(3, 2, Wish(0, 0.3, "check", "a", argument(3, 12, 0.1), None, None, ()))
+    with quietly():
+        sim = Simulation(replace(wanted, hosts=tuple(replace(host, unable=("check",)) for host in wanted.hosts)))
+        report = sim.run()
+    assert report.breaches == []
+    history = sim.etcd.store.get("distOpHistory.a.check.1")
+    assert history is not None
+    assert b"failed" in history.value
+    assert b"this node lacks what the type needs" in history.value
+
+
+def test_a_cancel_while_the_finish_is_prepared_is_not_overlooked() -> None:
+    """All jobs of an operation without completion code had succeeded. While its coordinator read runOps for the finish,
+    a cancel was seen, and the finish was written under the state as it was by then: a success of what was cancelled.
+    """
+    wish = Wish(0, 0.3, "quick", "a", argument(1, 2, 4.0), None, None, ())
+    with quietly():
+        sim = Simulation(small(1, 1, wish))
+        sim.run()
+        ended = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOpHistory.a.quick.1")[0])
+        began = next(at for at, revision, _, _ in sim.log if revision == writes_of(sim, "distOp.a.quick.1.spec")[0])
+        for n in range(24):
+            cancel = Act(ended - began - 0.0005 * n, "cancel")
+            assert Simulation(small(1, 1, replace(wish, acts=(cancel,)))).run().breaches == [], n
+
+
+def writes_of(sim: Simulation, key: str) -> list[int]:
+    """The revisions that put a key."""
+    return [revision for revision, changes in sim.etcd.store.history if any(one.kv.key == key for one in changes)]
+
+
+def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refused() -> None:
+    """The answer to a claim was lost. Before it was repeated, the operation was paused: the repetition was refused
+    because of the gate, and the executor said that it was drained, with claims that it did not know of.
+    """
+    acts = (Act(0.7, "pause-now"), Act(7.0, "resume"))
+    wish = Wish(0, 0.3, "quick", "a", argument(1, 5, 0.3), None, None, acts)
+    with quietly():
+        sim = Simulation(replace(small(1, 1, wish), drains=(DrainAct(1.2, "exec-0", 8.0, False),)))
+        claims: list[Txn] = []
+
+        def sending(process: Process, path: str, asked: object) -> float:
+            if isinstance(asked, Txn) and any(isinstance(op, Put) and "Claim." in op.key for op in asked.success):
+                claims.append(asked)
+            return 0.0
+
+        sim.network.sending = sending
+        answered: list[Txn] = []
+
+        def fate(process: Process, path: str) -> Fate | None:
+            if claims and not answered:
+                answered.append(claims[0])
+                return Fate("lost", silent=True)
+            return None
+
+        sim.network.fate = fate
+        report = sim.run()
+    won, released = writes_of(sim, "distOpClaim.a.quick.1.000000")[:2]
+    assert won < writes_of(sim, "distOpPending.a.quick.1")[2] < released, "it was paused before the claim was repeated"
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 5, 0)
 
 
 @pytest.mark.parametrize("late", [0.0, 0.4])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distop.core.jobs import Claim, Outcome
+from distop.core.keys import Keys
 from distop.core.leftovers import Fate, judge
 from distop.core.model import OperationRef, State
+from distop.core.txn import Get, GetResult, KeyValue
 from distop.localjobs import LocalJobs, RunFiles
+from distop.reconciling import Reconciler
 from distop.worker.model import JobItem
 
 LIVE = {"old", "now", "bob"}
@@ -93,3 +99,47 @@ def test_private_directories_are_found_by_their_names(tmp_path: Path, ref: Opera
     (tmp_path / "ops" / operation_path(str(ref)) / "0" / "1").mkdir(parents=True)
     (tmp_path / "ops" / "unknown" / "thing").mkdir(parents=True)
     assert list(LocalJobs(RunFiles(tmp_path), "inc").operations()) == [ref]
+
+
+class Node:
+    """An executor with one former run; ``meanwhile`` happens while etcd is asked about it."""
+
+    def __init__(self, local: LocalJobs, stored: dict[str, bytes], meanwhile: Any) -> None:
+        self.local = local
+        self.cleaned: list[int] = []
+        self._stored = stored
+        self._meanwhile = meanwhile
+        self.context: Any = SimpleNamespace(
+            keys=Keys(), client=self, worker=self, log=logging.getLogger("tests"), cluster=SimpleNamespace(nodes=LIVE),
+            executor_id="ann", incarnation="now", types={REF.type},
+        )  # fmt: skip
+
+    async def get(self, key: str) -> KeyValue | None:
+        return KeyValue(key, self._stored[key], 1) if key in self._stored else None
+
+    async def read(self, *wanted: Get) -> list[GetResult]:
+        found = [GetResult((kv,) if (kv := await self.get(get.key)) is not None else (), 1) for get in wanted]
+        await self._meanwhile()
+        return found
+
+    async def cleanup(self, op: str, type_name: str, arg: Any, table: Any, items: list[JobItem], **_: Any) -> None:
+        self.cleaned += [item.ordinal for item in items]
+
+
+async def test_a_job_that_is_begun_anew_while_etcd_is_asked_is_no_former_runs(tmp_path: Path) -> None:
+    """What was read told that another had both; by then this executor had one of them again. (The simulator found that
+    this ended in a KeyError, and all that former runs had left stayed there.)
+    """
+    before = LocalJobs(RunFiles(tmp_path), "old")
+    before.load()
+    await before.begin(REF, {}, None, [item(0), item(1)])
+    local = LocalJobs(RunFiles(tmp_path), "now")
+    local.load()
+    keys = Keys()
+    theirs = Claim("bob", "bob", 2, 0).encode()
+    stored = {keys.of(REF, "state"): b"running", keys.claim(REF, 0): theirs, keys.claim(REF, 1): theirs}
+    node = Node(local, stored, lambda: local.begin(REF, {}, None, [item(1, 3)]))
+    await Reconciler(node.context, local)._settle(local.former[0])
+    assert node.cleaned == [0]
+    assert local.former == []
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "the run that has begun stays written down"

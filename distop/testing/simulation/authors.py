@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.jobs import Claim, Outcome
 from distop.core.model import Cancel, State
-from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,19 +29,14 @@ class Authors:
         self._keys = keys
         self._claim_left = claim_left
         self._found = found
-        self._claims: dict[str, tuple[Claim, int]] = {}
+        self.claims: dict[str, tuple[Claim, int]] = {}
+        """Those that exist, with their fences."""
         self._elections: dict[tuple[str, str], str] = {}
         self._nodes: set[str] = set()
         self._saved: dict[str, tuple[int, int]] = {}
 
-    def step(self, changes: Sequence[Change], sender: str) -> None:
+    def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
         """One revision, whole."""
-        parsed: list[tuple[ParsedKey, Change]] = []
-        for change in changes:
-            try:
-                parsed.append((self._keys.parse(change.kv.key), change))
-            except InvalidArgument:
-                continue
         started = {key.ref for key, change in parsed if key.name == "spec" and not change.deleted}
         for key, change in parsed:
             if key.ref is None:
@@ -67,7 +61,7 @@ class Authors:
     # ------------------------------------------------------------------- jobs
 
     def _job(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
-        held = self._claims.get(self._keys.claim(ref, key.partition))
+        held = self.claims.get(self._keys.claim(ref, key.partition))
         if key.family == K.CLAIM:
             if change.deleted or (new := Claim.decode(change.kv.value)).incarnation == sender:
                 return  # with a report, which is judged; reaped, by a coordinator; or its own
@@ -107,11 +101,11 @@ class Authors:
             self._wrong(ref, key, change, f"the result of fence {ran} was reported under fence {fence}")
 
     def _claim(self, ref: OperationRef, key: ParsedKey, change: Change) -> None:
-        old = self._claims.pop(change.kv.key, None)
+        old = self.claims.pop(change.kv.key, None)
         if old is not None and not old[0].waiting:
             self._claim_left(ref, key.partition, *old)
         if not change.deleted:
-            self._claims[change.kv.key] = (Claim.decode(change.kv.value), change.kv.mod_revision)
+            self.claims[change.kv.key] = (Claim.decode(change.kv.value), change.kv.mod_revision)
 
     # ------------------------------------------------------------- operations
 

@@ -12,6 +12,9 @@ from distop.core.plan import PartitionPlan, chunked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+UNABLE = "this node lacks what the type needs"
+"""What the code of a type says where a node cannot run it."""
+
 _RETRY = Retry(attempts=3, initial=0.2, maximum=2.0)
 
 TYPES: Mapping[str, Declaration] = {
@@ -67,11 +70,15 @@ def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int)
     return Script(step, steps, end, draw(seed, "stubborn", partition, attempt) < trouble * 0.03)
 
 
+def partitions(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> list[str]:
+    """The names of the partitions, in order: all, or those of them that were asked for."""
+    every = [f"p={n}" for n in range(int(arg["partitions"]))]
+    return every if names is None else [name for name in every if name in names]
+
+
 def plan(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> tuple[list[bytes], int]:
     """The chunks of a plan, and the number of partitions."""
-    wanted = [f"p={n}" for n in range(int(arg["partitions"]))]
-    if names is not None:
-        wanted = [name for name in wanted if name in names]
+    wanted = partitions(arg, names)
     chunks = chunked(
         [PartitionPlan(n, name, bytes=100 + n) for n, name in enumerate(wanted)], int(arg.get("chunk", 400))
     )

@@ -16,6 +16,7 @@ from distop.testing.simulation.loop import Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from distop.testing.simulation.effects import Ends
     from distop.testing.simulation.machine import Machine
     from distop.worker.model import JobEnded, JobItem, RunRequest
 
@@ -54,30 +55,47 @@ class Child:
             self.machine.effects.end(effect, f"killed ({reason})")
         self.doing.clear()
         # What it told before arrives before.
-        self.machine.loop.world_at(self.machine.loop.now + PIPE, _died, self.died, reason)
+        self.machine.loop.world_at(self.machine.loop.now + PIPE, settle, self.died, reason)
 
 
 class Run:
     """One request: which of its jobs have not ended."""
 
-    def __init__(self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any) -> None:
+    def __init__(
+        self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any, ends: Ends
+    ) -> None:
+        self.ends = ends
         self.request = request
         self.on_events = on_events
         self.on_progress = on_progress
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
+        self.given_up: set[int] = set()
+        """Those of them that nobody goes on with: what they left is cleaned up."""
         self.told = asyncio.Event()
         self.begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, events: Sequence[JobEnded]) -> None:
-        fresh = [event for event in events if self.pending.pop(event.partition, None) is not None]
+        fresh = []
+        for event in events:
+            item = self.pending.pop(event.partition, None)
+            if item is not None:
+                self.ends[self.request.op, event.partition, item.fence] = event.kind
+                fresh.append(event)
         if fresh:
             self.on_events(fresh)
         if not self.pending and not self.done.done():
             self.done.set_result(None)
 
 
-def _died(future: asyncio.Future[str], reason: str) -> None:
+def settle(future: asyncio.Future[Any], value: Any) -> None:
+    """The first to say what became of it is heard."""
     if not future.done():
-        future.set_result(reason)
+        future.set_result(value)
+
+
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """As :func:`settle`, where it broke."""
+    if not future.done():
+        future.set_exception(error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
 from distop.config import ClientConfig
+from distop.core.draining import NodeState
 from distop.core.model import TableRecord
 from distop.errors import (
     DistopError,
@@ -19,16 +21,19 @@ from distop.errors import (
     UnknownBehavior,
     WaitTimeout,
 )
+from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.operation import Operation
     from distop.store.config import EtcdConfig
-    from distop.testing.simulation.scenario import Wish
+    from distop.testing.simulation.scenario import DrainAct, Wish
 
 AGAIN = 0.3
 """Seconds after which a client tries again what did not work."""
+TRIES = 200
+"""So often it tries to start something that is refused."""
 
 
 class Told:
@@ -39,6 +44,7 @@ class Told:
         """Request id → the operation that it began."""
         self.ended: dict[str, str] = {}
         """Operation → the state in which ``wait`` said that it ended."""
+        self.reruns: list[Rerun] = []
         self.refused = 0
         self.surprises: list[str] = []
 
@@ -58,17 +64,55 @@ async def one_client(etcd: EtcdConfig, wishes: list[tuple[int, Wish]], told: Tol
         await asyncio.gather(*(_fulfil(client, f"request-{n}", wish, told) for n, wish in wishes))
 
 
-async def release_paused(etcd: EtcdConfig, over: Callable[[], bool]) -> None:
-    """After all faults: resume whatever somebody paused and left so."""
+async def drain_some(etcd: EtcdConfig, drains: tuple[DrainAct, ...]) -> None:
+    """Drain these executors, each for its time, or until it is empty."""
+    async with Client(ClientConfig(etcd)) as client:
+        await _connected(client)
+        await asyncio.gather(*(_drain(client, wanted) for wanted in drains))
+
+
+async def _drain(client: Client, wanted: DrainAct) -> None:
+    await asyncio.sleep(wanted.after)
+    try:
+        await _insist(client.drain, wanted.executor)
+    except NotFound:
+        return  # it is not alive
+    if wanted.waits:
+        while await _empty(client, wanted.executor) is not NodeState.DRAINED:
+            continue
+    else:
+        await asyncio.sleep(wanted.lasts)
+    await _undrain(client, wanted.executor)
+
+
+async def _empty(client: Client, executor: str) -> NodeState:
+    try:
+        return NodeState(await _insist(client.drain, executor, wait=True, timeout=30.0))
+    except WaitTimeout:
+        return NodeState.DRAINING
+
+
+async def _undrain(client: Client, executor: str) -> None:
+    with contextlib.suppress(NotAllowed, NotFound):  # somebody else did it, or it was never drained
+        await _insist(client.undrain, executor)
+
+
+async def let_go(etcd: EtcdConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:
+    """After all faults: resume whatever somebody paused and left so, and let the ``drained`` executors work.
+
+    What is paused is resumed once no job of it runs, so that a pause is seen to come about.
+    """
     async with Client(ClientConfig(etcd)) as client:
         await _connected(client)
         while not over():
             try:
                 for status in await client.operations():
-                    if status.state == "paused":
+                    if status.state == "paused" and status.stage != "pausing":
                         await client.operation(status.op).resume()
             except DistopError:
                 pass
+            for executor in drained():
+                await _undrain(client, executor)
             await asyncio.sleep(2.0)
 
 
@@ -106,6 +150,13 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
             pass
         except NotFound as error:
             told.surprises.append(f"{act.what} of {operation.ref}: {error}")
+    await _until_ended(operation, told)
+    if wish.rerun and (again := await _rerun(operation, f"{request}-again", wish.rerun, told)) is not None:
+        told.started[f"{request}-again"] = again.ref
+        await _until_ended(again, told)
+
+
+async def _until_ended(operation: Operation, told: Told) -> None:
     while True:
         try:
             result = await operation.wait(timeout=30.0)
@@ -117,8 +168,24 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
             await asyncio.sleep(AGAIN)
 
 
+async def _rerun(operation: Operation, request: str, what: str, told: Told) -> Operation | None:
+    for _ in range(TRIES):
+        try:
+            again = await operation.rerun(unfinished=what == "unfinished" or None, request_id=request)
+        except NotAllowed as error:
+            told.reruns.append(Rerun(operation.ref, what, why=str(error)))
+            return None
+        except (EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
+            await asyncio.sleep(AGAIN)
+        else:
+            told.reruns.append(Rerun(operation.ref, what, again.ref))
+            return again
+    told.refused += 1
+    return None
+
+
 async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
-    for _ in range(200):
+    for _ in range(TRIES):
         try:
             return await client.start_operation(
                 wish.type,
@@ -139,6 +206,8 @@ async def _act(operation: Operation, what: str) -> None:
         await operation.cancel("it is not wanted any more")
     elif what == "pause":
         await operation.pause()
+    elif what == "pause-now":
+        await operation.pause(now=True)
     elif what == "resume":
         await operation.resume()
     else:

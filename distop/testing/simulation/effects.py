@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from distop.testing.model_store import ModelStore
 
 
+Ends = dict[tuple[str, int, int], str]
+"""How an attempt ended, as its daemon was told: (operation, partition, fence) → the kind of end."""
+
+
 @dataclass(slots=True)
 class Effect:
     """One attempt at work. ``ended`` None: still."""
@@ -49,9 +53,12 @@ class Effects:
         self._now = now
         self._found = found
         self.all: list[Effect] = []
+        self.ends: Ends = {}
         self._active: dict[tuple[str, int], list[Effect]] = {}
         self._saved: dict[tuple[str, int], int] = {}
         self._latest: dict[tuple[str, int], Effect] = {}
+        self._cleaned: set[tuple[str, int]] = set()
+        """Jobs of which nothing is left: not what a checkpoint speaks of either."""
 
     def begin(
         self, ref: OperationRef, partition: int, fence: int, incarnation: str, attempt: int, kind: str = "job"
@@ -88,12 +95,19 @@ class Effects:
         if (progress or 0) < saved:
             text = f"a job went on from {progress or 0}, though {saved} had been saved"
             self._found("checkpoint lost", self._keys.job(ref, partition, "progress"), text, str(ref), partition)
+        if progress and (str(ref), partition) in self._cleaned:
+            text = f"a job went on from {progress}, and what that speaks of had been cleaned up"
+            self._found("checkpoint lost", self._keys.job(ref, partition, "progress"), text, str(ref), partition)
 
     def saved(self, ref: OperationRef, partition: int, progress: int, effect: Effect) -> None:
         """A checkpoint was acknowledged. One of an attempt that has been begun anew meanwhile does not count."""
         key = (str(ref), partition)
         if self._latest.get(key) is effect:
             self._saved[key] = max(self._saved.get(key, 0), progress)
+
+    def cleaned(self, ref: OperationRef, partition: int) -> None:
+        """What a job had left was removed: it is given up."""
+        self._cleaned.add((str(ref), partition))
 
     def claim_left(self, ref: OperationRef, partition: int, old: Claim, fence: int) -> None:
         """A claim was given up, reported under or taken over: its job must have stopped."""

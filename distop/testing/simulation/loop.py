@@ -19,9 +19,11 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.testing.simulation.unexpected import expected, told
+
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ class Life(Enum):
 class Process:
     """One simulated process: its callbacks that are ready, and whether it may run them."""
 
-    __slots__ = ("_at", "_do", "label", "life", "listed", "name", "ran", "ready", "tasks")
+    __slots__ = ("at", "do", "label", "life", "listed", "name", "ran", "ready", "tasks")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,8 +55,9 @@ class Process:
         self.ran = 0
         """Callbacks that it has run."""
         self.tasks: list[asyncio.Task[Any]] = []
-        self._at = 0
-        self._do: Callable[[], None] | None = None
+        self.at = 0
+        self.do: Callable[[], None] | None = None
+        """What is done to it once it has run ``at`` callbacks."""
 
     def __repr__(self) -> str:
         return f"<{self.name}, {self.life.value}>"
@@ -65,16 +68,16 @@ class Process:
 
     def after(self, callbacks: int, do: Callable[[], None]) -> None:
         """Do something to it after so many more of its callbacks, before the next one."""
-        self._at, self._do = self.ran + max(callbacks, 1), do
+        self.at, self.do = self.ran + max(callbacks, 1), do
 
     def let_be(self) -> None:
         """Nothing is done to it any more."""
-        self._do = None
+        self.do = None
 
-    def ran_one(self) -> None:
-        self.ran += 1
-        if self._do is not None and self.ran >= self._at:
-            do, self._do = self._do, None
+    def strike(self) -> None:
+        """Do what is to be done to it now."""
+        do, self.do = self.do, None
+        if do is not None:
             do()
 
 
@@ -188,19 +191,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if not process.listed and process.life is Life.RUNNING:
             self._list(process)
 
-    def _handle(
-        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
-    ) -> _Handle:
-        if context is None:
-            context = contextvars.copy_context()
-        return _Handle(callback, args, context, context.get(PROCESS) or self.world)
-
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        handle = self._handle(callback, args, context)
-        if not self._over:
-            self._schedule(handle)
+        if context is None:
+            context = contextvars.copy_context()
+        handle = _Handle(callback, args, context, process := context.get(PROCESS) or self.world)
+        if not self._over and process.life is not Life.DEAD:
+            process.ready.append(handle)
+            if not process.listed and process.life is Life.RUNNING:
+                self._list(process)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
@@ -208,7 +208,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        handle = self._handle(callback, args, context)
+        if context is None:
+            context = contextvars.copy_context()
+        handle = _Handle(callback, args, context, context.get(PROCESS) or self.world)
         if not self._over:
             heapq.heappush(self._timers, (when, next(self._order), handle))
         return handle
@@ -274,7 +276,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise
             except BaseException as error:
                 self.troubles.append(f"{process.name}: {type(error).__name__}: {error}")
-            process.ran_one()
+            process.ran += 1
+            if process.do is not None and process.ran >= process.at:
+                process.strike()
         if not ready:
             self._unlist(process)
 
@@ -325,12 +329,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        return []
+
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         raise OSError("there are no sockets in a simulation")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._over and "never retrieved" not in context.get("message", ""):
-            self.troubles.append(f"{context.get('message')}: {context.get('exception')!r}")
+        error = context.get("exception")
+        if not self._over and not (isinstance(error, BaseException) and expected(error)):
+            self.troubles.append(f"{context.get('message')}: {told(error) if error is not None else ''}")
+
+    def unnoticed(self) -> Iterator[str]:
+        """Tasks that ended by an error that is not expected and that nobody has asked for: what they were for is not
+        done, and no log tells. (In a process that was killed those who would have asked were killed too.)
+        """
+        for process in self._processes:
+            for task in () if process.dead else process.tasks:
+                if task.done() and not task.cancelled() and task._log_traceback:
+                    error = task.exception()
+                    if error is not None and not expected(error):
+                        yield f"{process.name}: a task ended by an error that nobody asked for\n{told(error)}"
 
     def get_debug(self) -> bool:
         return False

@@ -75,6 +75,7 @@ class Machine:
         poll: float,
         skew: float,
         completed: Any,
+        unable: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.loop = loop
@@ -83,6 +84,8 @@ class Machine:
         self.chance = random.Random(f"{seed}/{name}/worker")
         self.source = SimSource(loop, random.Random(f"{seed}/{name}"), skew)
         self.types: Mapping[str, Declaration] = behaviors.TYPES
+        self.unable = frozenset(unable)
+        """Types that it offers and cannot run."""
         self.declarations = tuple(behaviors.TYPES[t] for t in types)
         self.process: Process | None = None
         self.worker: SimWorker | None = None

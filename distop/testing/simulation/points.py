@@ -9,14 +9,14 @@ sends a request, and is so covered without anybody remembering it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core import keys as K
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.testing.simulation.run import Simulation, quietly
-from distop.testing.simulation.scenario import Act, Host, Scenario, Wish
+from distop.testing.simulation.scenario import Act, DrainAct, Host, Scenario, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,9 +47,13 @@ class Point:
 
 def references() -> dict[str, Scenario]:
     """Small runs without faults that together go through every protocol: start, plan, claim, report, retry, pause,
-    resume, cancel, fail fast, finish, what follows, cleanup, election, renewal; the strikes make takeovers of them.
+    resume, cancel, fail fast, finish, rerun, what follows, cleanup, drain, election, renewal; the strikes make
+    takeovers of them.
     """
     rough = {"trouble": 1.0}
+    slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
+    cannot = _reference("quick", None, partitions=3, seed=1)
+    some_fail = _reference("check", "collect_all", partitions=2, seed=35, **rough)
     return {
         "jobs and completion fail": _reference("check", "collect_all", partitions=4, seed=1, **rough),
         "planning fails": _reference("check", "collect_all", partitions=4, seed=17, **rough),
@@ -61,6 +65,12 @@ def references() -> dict[str, Scenario]:
         ),
         "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
         "without completion": _reference("quick", None, partitions=8, seed=1),
+        "pause now": _reference(
+            "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
+        ),
+        "drain": replace(slow, drains=(DrainAct(0.7, "exec-0", 0.0, True), DrainAct(1.1, "exec-1", 0.3, False))),
+        "rerun": replace(some_fail, wishes=tuple(replace(wish, rerun="failed") for wish in some_fail.wishes)),
+        "a node that cannot": replace(cannot, hosts=(replace(cannot.hosts[0], unable=("quick",)), *cannot.hosts[1:])),
         "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
     }
 
@@ -93,7 +103,7 @@ def discover(wanted: Scenario) -> list[Point]:
     def sending(process: Process, path: str, asked: Any) -> float:
         number = counts[process.name]
         counts[process.name] += 1
-        if process.name.startswith(("exec-", "client-")) and not sim.all_ended:
+        if process.name.startswith(("exec-", "client-", "operator")) and not sim.all_ended:
             points.append(Point(process.name, number, what(sim, path, asked)))
         return 0.0
 

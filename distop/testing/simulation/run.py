@@ -15,22 +15,28 @@ from distop.core import keys as K
 from distop.core.invariants import Checker
 from distop.core.keys import Keys
 from distop.core.orphans import orphans
+from distop.errors import InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.authors import Authors
-from distop.testing.simulation.clients import Told, one_client, release_paused, set_up
+from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, set_up
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faults import Injector
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine
 from distop.testing.simulation.network import Network
+from distop.testing.simulation.offers import Offers
+from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
 from distop.testing.simulation.source import SimSource
+from distop.testing.simulation.stopping import Stopping
+from distop.testing.simulation.unexpected import Listener, listening
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
+    from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
     from distop.core.view import Change
 
@@ -74,12 +80,28 @@ class Report:
     """(time, revision or 0, who, what), all of it, in order."""
 
 
+class _Keys(Keys):
+    """Takes each key apart once: three judges look at each change."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, ParsedKey] = {}
+
+    def parse(self, key: str) -> ParsedKey:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = super().parse(key)
+        return known
+
+
 class Simulation:
     """The cluster of one scenario."""
 
     def __init__(self, wanted: Scenario) -> None:
         self.scenario = wanted
-        self.keys = Keys()
+        self.keys = _Keys()
         self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
         addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
         self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch)
@@ -92,14 +114,19 @@ class Simulation:
         """A lease was ended before its time: what is promised of side effects is off."""
         self.told = Told()
         self.clients: list[Process] = []
+        self._operator: Process | None = None
+        """Who drains executors."""
         self.machines: list[Machine] = []
         self._checker = Checker(self.keys)
         self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found_effect)
         self._authors = Authors(self.keys, self.effects.claim_left, self._found)
+        self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
+        self._offers = Offers(self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._ended: dict[str, str] = {}
         self._busy = 0
+        self._janitors = 0
         self._got_on = 0.0
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
@@ -116,7 +143,10 @@ class Simulation:
         self.log.append((self.loop.now, revision, sender, ""))
         for one in self._checker.feed(revision, changes):
             self._found(f"invariant {one.invariant}", one.key, one.text)
-        self._authors.step(changes, sender)
+        parsed = list(self._parsed(changes))
+        self._stopping.step(revision, parsed, sender)
+        self._offers.step(revision, parsed, sender)
+        self._authors.step(parsed, sender)
         for change in changes:
             key = change.kv.key
             if key.endswith(".state"):
@@ -127,6 +157,14 @@ class Simulation:
                     self._accepted.add(str(self.keys.parse(key).ref))
             elif key.startswith(self._history) and not change.deleted:
                 self._end_of(key, change)
+
+    def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
+        for change in changes:
+            with contextlib.suppress(InvalidArgument):
+                yield self.keys.parse(change.kv.key), change
+
+    def _unexpected(self, text: str, op: str, partition: int) -> None:
+        self._found("unexpected error", "", text, op, partition)
 
     def _end_of(self, key: str, change: Change) -> None:
         from distop.core.model import History
@@ -181,6 +219,7 @@ class Simulation:
             machine = Machine(
                 host.name, self.loop, self.network, self.effects, self._config, str(wanted.seed), types=host.types,
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
+                unable=host.unable,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
@@ -188,16 +227,13 @@ class Simulation:
         for n in range(wanted.clients):
             wishes = [(number, wish) for number, wish in enumerate(wanted.wishes) if wish.client == n]
             self.clients.append(self._spawn(f"client-{n}", one_client(self._config, wishes, self.told)))
+        if wanted.drains:
+            self._operator = self._spawn("operator", drain_some(self._config, wanted.drains))
+            self.clients.append(self._operator)
         self._injector.schedule(wanted.faults)
         try:
-            self.loop.run(self._all_quiet, wanted.calm)
-            self._begin_calm()
-            self._got_on = self.loop.now
-            while not self.loop.run(self._over, self._got_on + LIVENESS):
-                if self.loop.now >= self._got_on + LIVENESS:
-                    self._not_over()
-                    break
-            self._look_back()
+            with listening(Listener(self._unexpected)):
+                self._go()
         finally:
             self.loop.end()
         callbacks = self.loop.world.ran + sum(machine.process.ran for machine in self.machines if machine.process)
@@ -206,13 +242,23 @@ class Simulation:
             self.loop.now, dict(self._injector.count), self.log,
         )  # fmt: skip
 
+    def _go(self) -> None:
+        self.loop.run(self._all_quiet, self.scenario.calm)
+        self._begin_calm()
+        self._got_on = self.loop.now
+        while not self.loop.run(self._over, self._got_on + LIVENESS):
+            if self.loop.now >= self._got_on + LIVENESS:
+                self._not_over()
+                break
+        self._look_back()
+
     def _all_quiet(self) -> bool:
         return False
 
     @property
     def all_ended(self) -> bool:
-        """Operations began, and all of them have ended and are cleaned up."""
-        return bool(self._ended) and not self._open
+        """Operations began, all of them have ended and are cleaned up, and nobody wants anything more."""
+        return bool(self._ended) and self._over()
 
     def _begin_calm(self) -> None:
         """All faults are over: what is down comes back."""
@@ -229,16 +275,22 @@ class Simulation:
                 self.loop.thaw(process)
         for machine in self.machines:
             machine.start()
-        self._spawn("janitor", release_paused(self._config, self._over_but_me))
+        self._stopping.calm()
+        self._janitors = 1
+        self._spawn("janitor", let_go(self._config, self._over, self._left_drained))
 
-    def _over_but_me(self) -> bool:
-        return not self._open and self._waiting() <= 1
+    def _left_drained(self) -> tuple[str, ...]:
+        """Executors that nobody else will let work again."""
+        if self._operator is None or not self._operator.dead:
+            return ()
+        return tuple(sorted({drain.executor for drain in self.scenario.drains}))
 
     def _waiting(self) -> int:
-        return self._busy - sum(client.dead for client in self.clients)
+        """Clients that are not done, the janitor aside."""
+        return self._busy - self._janitors - sum(client.dead for client in self.clients)
 
     def _over(self) -> bool:
-        return not self._open and self._waiting() <= 1
+        return not self._open and self._waiting() <= 0
 
     def _not_over(self) -> None:
         for key in sorted(self._open):
@@ -262,10 +314,12 @@ class Simulation:
                 self._found("lost", op, f"{op} was accepted and is gone without a history", op)
         for text in self.told.surprises:
             self._found("surprise", "", text)
+        for key, text, op in judge(self.etcd.store, self.keys, self.told.reruns):
+            self._found("rerun of others", key, text, op)
         if not self._open:
             for text in orphans(self.keys, [kv.key for kv in self.etcd.store.listing()]):
                 self._found("invariant 9", "", text)
-        for text in dict.fromkeys(self.loop.troubles):
+        for text in dict.fromkeys([*self.loop.troubles, *self.loop.unnoticed()]):
             self._found("trouble", "", text)
 
 

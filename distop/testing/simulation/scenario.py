@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.testing.simulation.behaviors import TYPES
@@ -17,12 +17,15 @@ TABLES = ("a", "a.b", "ab")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One executor. ``skew``: how far its wall clock is wrong, in seconds."""
+    """One executor. ``skew``: how far its wall clock is wrong, in seconds. ``unable``: types that it offers, and turns
+    out not to be able to run.
+    """
 
     name: str
     types: tuple[str, ...]
     slots: int
     skew: float
+    unable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,18 @@ class Wish:
     names: tuple[str, ...] | None
     policy: str | None
     acts: tuple[Act, ...]
+    rerun: str = ""
+    """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAct:
+    """Somebody drains an executor, and lets it work again ``lasts`` seconds later, or (``waits``) once it is empty."""
+
+    after: float
+    executor: str
+    lasts: float
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +90,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     calm: float = 0.0
     """When the last fault is over."""
-    skews: tuple[float, ...] = field(default=())
+    drains: tuple[DrainAct, ...] = ()
 
     @property
     def partitions(self) -> int:
@@ -112,6 +127,11 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     clients = chance.choices((1, 2, 3), (50, 35, 15))[0]
     wishes = tuple(_wish(chance, n, clients, type_name, tables) for n, type_name in enumerate(wanted))
     listed = draw_faults(chance, focus) if faults else ()
+    # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
+    people = random.Random(f"people/{seed}")
+    some = _unable(people, some)
+    wishes = tuple(_insistent(people, wish) for wish in wishes)
+    drains = _drains(people, some)
     return Scenario(
         seed,
         some,
@@ -126,6 +146,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         wishes,
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
+        drains,
     )
 
 
@@ -162,3 +183,44 @@ def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: t
         arg["follows"] = True
     policy = chance.choice((None, None, "fail_fast", "collect_all"))
     return Wish(n % clients, chance.uniform(0, 3), type_name, chance.choice(tables), arg, names, policy, tuple(acts))
+
+
+def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """Some hosts cannot run a type that they offer. Mostly another one can; where none can, its operations have to
+    fail, and so this spares the type whose jobs are not allowed to.
+    """
+    unable: dict[str, list[str]] = {}
+    for type_name in sorted({t for host in hosts for t in host.types}):
+        offering = [host.name for host in hosts if type_name in host.types]
+        if chance.random() >= 0.12:
+            continue
+        most = len(offering) if TYPES[type_name].can_fail and chance.random() < 0.2 else len(offering) - 1
+        for name in chance.sample(offering, chance.randint(min(1, most), most)):
+            unable.setdefault(name, []).append(type_name)
+    return tuple(replace(host, unable=tuple(unable.get(host.name, ()))) for host in hosts)
+
+
+def _insistent(chance: random.Random, wish: Wish) -> Wish:
+    """Half of the pauses do not wait for running jobs; some of what ends is run again."""
+    acts: list[Act] = []
+    for act in wish.acts:
+        hasty = act.what == "pause" and chance.random() < 0.5
+        acts.append(replace(act, what="pause-now") if hasty else act)
+        if act.what == "pause" and not hasty and chance.random() < 0.2:
+            acts.append(Act(chance.uniform(0.05, 1.0), "pause-now"))
+    rerun = chance.choices(("", "failed", "unfinished"), (70, 20, 10))[0]
+    return replace(wish, acts=tuple(acts), rerun=rerun)
+
+
+def _drains(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[DrainAct, ...]:
+    if chance.random() >= 0.25:
+        return ()
+    return tuple(
+        DrainAct(
+            chance.uniform(1.0, 7.0),
+            chance.choice(hosts).name,
+            chance.choices((chance.uniform(0.1, 8.0), 45.0), (85, 15))[0],
+            chance.random() < 0.4,
+        )
+        for _ in range(chance.choice((1, 1, 2, 3)))
+    )

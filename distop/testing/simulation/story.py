@@ -65,7 +65,7 @@ def _concerns(sim: Simulation, breach: Breach, change: Change) -> bool:
         key = sim.keys.parse(change.kv.key)
     except InvalidArgument:
         return False
-    if key.family in (K.NODE, K.COORDINATOR):
+    if key.family in (K.NODE, K.NODE_DRAIN, K.COORDINATOR):
         return True
     if not breach.op or str(key.ref) != breach.op:
         return False

@@ -6,7 +6,6 @@ member was behind, catches up in batches of some revisions that carry the *curre
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from distop.store._proto import rpc_pb2 as rpc
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distop.core.view import Change
+    from distop.store._proto import kv_pb2 as kv
     from distop.testing.simulation.etcd import Member, SimEtcd
 
 CATCH_UP = 0.1
@@ -54,6 +54,7 @@ class WatchServer:
         self._etcd = etcd
         self._batch = batch
         self._watches: dict[int, list[Watch]] = {}
+        self._events: dict[int, kv.Event] = {}
         self.fragments = 0
         """Events in one response at most, for watches that take fragments; 0: as many as its size allows."""
         self.resends = False
@@ -119,10 +120,7 @@ class WatchServer:
     # ------------------------------------------------------------------- send
 
     def _history(self, watch: Watch) -> list[tuple[int, tuple[Change, ...]]]:
-        history = self._etcd.store.history
-        begin = bisect_left(history, watch.next, key=lambda entry: entry[0])
-        end = bisect_left(history, watch.member.applied + 1, begin, key=lambda entry: entry[0])
-        return history[begin:end]
+        return self._etcd.store.between(watch.next, watch.member.applied)
 
     def _tell(self, watch: Watch) -> None:
         for revision, changes in self._history(watch):
@@ -162,10 +160,17 @@ class WatchServer:
                 self._response(
                     watch.member,
                     revision=revision,
-                    events=[wire.event(change) for change in page],
+                    events=[self._event(change) for change in page],
                     fragment=n + 1 < len(pages),
                 )
             )
+
+    def _event(self, change: Change) -> kv.Event:
+        """Made once for all who watch it: the history keeps each change, and so its identity."""
+        event = self._events.get(id(change))
+        if event is None:
+            event = self._events[id(change)] = wire.event(change)
+        return event
 
     def _pages(self, changes: list[Change]) -> Iterator[list[Change]]:
         page: list[Change] = []

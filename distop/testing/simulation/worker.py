@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.codec import loads
 from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
-from distop.testing.simulation.children import PIPE, Child, Run
+from distop.testing.simulation.children import PIPE, Child, Run, fail, settle
 from distop.testing.simulation.loop import PROCESS
 from distop.worker.model import CompleteResult, JobEnded, JobItem, PlanResult, RunRequest, WorkerConfig, WorkerError
 from distop.worker.sinks import first
@@ -104,7 +104,7 @@ class SimWorker:
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
     ) -> None:
-        run = Run(request, on_events, on_progress)
+        run = Run(request, on_events, on_progress, self._machine.effects.ends)
         self._runs.append(run)
         try:
             async with self._slots:
@@ -113,7 +113,7 @@ class SimWorker:
             run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
         except asyncio.CancelledError:
             run.on_events = lambda _: None
-            self._cancel(run, list(run.pending))
+            self._cancel(run, list(run.pending), keeps=True)
             raise
         finally:
             self._runs.remove(run)
@@ -162,6 +162,12 @@ class SimWorker:
             machine.effects.resumed(ref, p, item.progress, effect)
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+        if request.type in machine.unable:
+            await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+            machine.effects.end(effect, "unable")
+            child.doing.remove(effect)
+            self._tell(run.end, [JobEnded(p, "unable", None, behaviors.UNABLE, began, machine.source.time())])
+            return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
         done = int(item.progress or 0)
         kind, result, error = "success", None, ""
@@ -170,6 +176,8 @@ class SimWorker:
                 await self._work(run, p, script.step)
                 if p in run.cancelled:
                     await asyncio.sleep(machine.chance.uniform(0.001, 0.1))  # its cleanup
+                    if p in run.given_up:
+                        machine.effects.cleaned(ref, p)
                     kind = "cancelled"
                     break
             else:
@@ -215,7 +223,7 @@ class SimWorker:
                     saved = False
                 if saved and partition in run.pending:
                     run.pending[partition] = replace(item, progress=value)
-            self._loop.call_later(PIPE, _set, answered, saved, context=child_context)
+            self._loop.call_later(PIPE, settle, answered, saved, context=child_context)
 
         self._tell(lambda: asyncio.ensure_future(save()))
         if await answered:
@@ -234,13 +242,17 @@ class SimWorker:
                 self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
     def release(self, op: str) -> None:
-        """As :meth:`cancel`: what a checkpoint speaks of is in memory, and stays in any case."""
-        self.cancel(op)
+        """As :meth:`cancel`, but that what a checkpoint speaks of stays."""
+        for run in list(self._runs):
+            if run.request.op == op:
+                self._cancel(run, list(run.pending), keeps=True)
 
-    def _cancel(self, run: Run, partitions: list[int]) -> None:
+    def _cancel(self, run: Run, partitions: list[int], *, keeps: bool = False) -> None:
         fresh = [p for p in partitions if p not in run.cancelled]
         if not fresh:
             return
+        if not keeps:
+            run.given_up.update(fresh)
         child = self._child
         self._loop.world_at(self._loop.now + PIPE, self._told, run, fresh)
         if child is not None:
@@ -275,9 +287,9 @@ class SimWorker:
                     try:
                         value = await work(child)
                     except WorkerError as error:
-                        self._tell(_fail, answer, error)
+                        self._tell(fail, answer, error)
                     else:
-                        self._tell(_set, answer, value)
+                        self._tell(settle, answer, value)
 
                 child.spawn(answering())
                 await first(answer, told, child.died)
@@ -293,10 +305,12 @@ class SimWorker:
         finally:
             self._calls.remove((op, told))
 
-    async def _trouble(self, child: Child, what: str, op: str, arg: Mapping[str, Any]) -> None:
+    async def _trouble(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
         """A call takes its time; some fail."""
         chance = self._machine.chance
         await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
+        if type_name in self._machine.unable:
+            raise WorkerError("unable", behaviors.UNABLE)
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)
         if behaviors.draw(arg["seed"], what) < trouble * 0.04:
@@ -317,7 +331,7 @@ class SimWorker:
         names: tuple[str, ...] | None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
-            await self._trouble(child, "planning", op, arg)
+            await self._trouble(child, "planning", op, type, arg)
             chunks, count = behaviors.plan(arg, names)
             return PlanResult(chunks, count, "v1")
 
@@ -341,7 +355,7 @@ class SimWorker:
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, verdict, total, success, failed, rows)
-            await self._trouble(child, "completion", op, arg)
+            await self._trouble(child, "completion", op, type, arg)
             if arg.get("objects"):
                 return CompleteResult({"jobs": success}, "the completion says no")
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
@@ -373,16 +387,7 @@ class SimWorker:
                 child.doing.append(effect)
                 await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
                 machine.effects.end(effect, "done")
+                machine.effects.cleaned(ref, item.ordinal)
                 child.doing.remove(effect)
 
         await self._call(op, work)
-
-
-def _set(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

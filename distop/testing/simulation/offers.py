@@ -1,0 +1,69 @@
+"""Who offers what. Nodes that turn out not to be able to run a type leave it to those that can: nothing may fail for
+that while another node offers the type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+from distop.core.jobs import Claim, Outcome
+from distop.core.model import Decision, Node
+from distop.testing.simulation.behaviors import UNABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.core.keys import ParsedKey
+    from distop.core.view import Change
+
+_UNABLE = UNABLE.encode()
+
+
+class Offers:
+    """Folds each revision with its sender. ``found(kind, key, text, op, partition)`` is called for each breach."""
+
+    def __init__(self, found: Callable[..., None]) -> None:
+        self._found = found
+        self._began: dict[str, int] = {}
+        self._since: dict[str, dict[str, int]] = {}
+        """Incarnation → type → the revision since which it offers it."""
+
+    def step(self, revision: int, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
+        """One revision, whole."""
+        for key, change in parsed:
+            if key.family == K.NODE:
+                self._node(key.id, revision, change)
+            elif not change.deleted and _UNABLE in change.kv.value and self._blames(key, change):
+                self._judge(key, change, sender)
+
+    def _node(self, incarnation: str, revision: int, change: Change) -> None:
+        if change.deleted:
+            self._since.pop(incarnation, None)
+            return
+        self._began.setdefault(incarnation, revision)
+        known = self._since.get(incarnation, {})
+        self._since[incarnation] = {t: known.get(t, revision) for t in Node.decode(change.kv.value).behaviors}
+
+    @staticmethod
+    def _blames(key: ParsedKey, change: Change) -> bool:
+        """The record says that something failed for want of what a node lacks, not merely who is unable."""
+        if key.name == "outcome":
+            return UNABLE in Outcome.decode(change.kv.value).error
+        if key.name == "decision":
+            return UNABLE in Decision.decode(change.kv.value).error
+        if key.family == K.CLAIM:
+            return UNABLE in Claim.decode(change.kv.value).error
+        return key.name == "planning"
+
+    def _judge(self, key: ParsedKey, change: Change, sender: str) -> None:
+        """Whoever has offered the type ever since the sender began stood in the sender's first listing, and in all that
+        it has seen since: so it knew.
+        """
+        assert key.ref is not None
+        began = self._began.get(sender, 0)
+        for incarnation, types in self._since.items():
+            if incarnation != sender and types.get(key.ref.type, began + 1) <= began:
+                text = f"{sender} cannot run {key.ref.type}, and blames it, though {incarnation} offers it"
+                self._found("blamed", change.kv.key, text, str(key.ref), key.partition)
+                return

@@ -1,0 +1,233 @@
+"""Bugs in what people ask of a cluster (drain, pause now, rerun), in nodes that cannot run a type, and errors that the
+log alone would tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distop import incarnation, rerun
+from distop.capability import Capability
+from distop.core.draining import NodeState
+from distop.core.model import Phase
+from distop.core.txn import Delete
+from distop.executor import Executor
+from distop.jobs import Jobs
+from distop.openop import OpenOperation
+from distop.testing.simulation import Scenario
+from distop.testing.simulation.scenario import Act, DrainAct
+from tests.simulation.planted import BUGS, Patch, Planted, bug, wrap
+
+# --------------------------------------------------------------------- shapes
+
+
+def resumable(wanted: Scenario, *acts: Act, pace: float) -> Scenario:
+    """Jobs of a resumable type, to whose operations clients do this."""
+    wishes = tuple(
+        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": pace, "name": "x", "trouble": 0.0})
+        for wish in wanted.wishes
+    )
+    return replace(
+        wanted,
+        wishes=wishes,
+        hosts=tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts),
+        drains=(),
+    )
+
+
+def paused_for_long(wanted: Scenario) -> Scenario:
+    """Jobs that take minutes are told to stop, and nobody resumes them."""
+    return resumable(wanted, Act(1.0, "pause-now"), pace=100.0)
+
+
+def paused_and_resumed(wanted: Scenario) -> Scenario:
+    acts = (Act(1.0, "pause-now"), Act(0.5, "resume"), Act(0.7, "pause-now"), Act(0.5, "resume"))
+    return resumable(wanted, *acts, pace=0.3)
+
+
+def drained(wanted: Scenario) -> Scenario:
+    """Executors are drained while they run resumable jobs."""
+    acts = tuple(DrainAct(1.0 + n, host.name, 0.5, n % 2 == 0) for n, host in enumerate(wanted.hosts))
+    return replace(resumable(wanted, pace=0.3), drains=acts)
+
+
+def drained_for_long(wanted: Scenario) -> Scenario:
+    """And their jobs take minutes."""
+    acts = tuple(DrainAct(2.0, host.name, 100.0, False) for host in wanted.hosts[:1])
+    return replace(resumable(wanted, pace=100.0), drains=acts)
+
+
+def run_again(wanted: Scenario) -> Scenario:
+    """Some jobs fail; then the others are told to stop, and the operation is run again."""
+    wishes = tuple(
+        replace(
+            wish, acts=(), rerun="failed", type="check", policy="fail_fast", names=None,
+            arg={**wish.arg, "trouble": 1.0, "partitions": 20},
+        )
+        for wish in wanted.wishes
+    )  # fmt: skip
+    return replace(wanted, wishes=wishes, hosts=tuple(replace(h, types=("check",), unable=()) for h in wanted.hosts))
+
+
+def some_cannot(wanted: Scenario) -> Scenario:
+    """All executors but the last one turn out not to be able to run anything."""
+    everything = tuple(sorted({type_name for host in wanted.hosts for type_name in host.types}))
+    last = len(wanted.hosts) - 1
+    hosts = [replace(h, types=everything, unable=everything if n < last else ()) for n, h in enumerate(wanted.hosts)]
+    return replace(wanted, hosts=tuple(hosts))
+
+
+# ---------------------------------------------------------------------- pauses
+
+
+@bug(shape=paused_and_resumed)
+def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
+    """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
+    former = Jobs._write
+
+    def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
+        found = former(self, op, held, event)
+        if found is None or self._ctx.cluster.pending.get(op.ref) is not Phase.HALTED:
+            return found
+        return replace(found, ops=(*found.ops, Delete(self._ctx.keys.job(op.ref, event.partition, "progress"))))
+
+    patch.setattr(Jobs, "_write", write)
+
+
+@bug(shape=paused_for_long)
+def a_pause_now_that_does_not_release(patch: Patch) -> None:
+    """It is taken for a pause that lets running jobs end."""
+    former = Executor._closed
+
+    def closed(self: Executor, op: Any) -> None:
+        if self._ctx.cluster.pending.get(op.ref) is Phase.HALTED and op.held:
+            self._ctx.worker.pause(str(op.ref))
+        else:
+            former(self, op)
+
+    patch.setattr(Executor, "_closed", closed)
+
+
+@bug(shape=paused_and_resumed)
+def a_pause_now_that_cleans_up(patch: Patch) -> None:
+    """What a checkpoint speaks of is removed with what the job was at."""
+    former = Executor._closed
+
+    def closed(self: Executor, op: Any) -> None:
+        if self._ctx.cluster.pending.get(op.ref) is Phase.HALTED:
+            self._ctx.worker.cancel(str(op.ref))
+        former(self, op)
+
+    patch.setattr(Executor, "_closed", closed)
+
+
+# ---------------------------------------------------------------------- drains
+
+
+@bug(shape=drained)
+def a_drain_that_fails_jobs(patch: Patch) -> None:
+    """A job that was stopped for a drain counts as one that broke."""
+    former = Jobs._write
+
+    def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
+        blamed = self._ctx.draining and event.kind == "cancelled"
+        return former(self, op, held, replace(event, kind="error", error="it was stopped") if blamed else event)
+
+    patch.setattr(Jobs, "_write", write)
+
+
+@bug(shape=drained)
+def a_drain_that_cleans_up(patch: Patch) -> None:
+    former = Executor.cluster_changed
+
+    def changed(self: Executor, *, hint: bool) -> None:
+        if self._ctx.draining:
+            for op in self._operations.values():
+                self._ctx.worker.cancel(str(op.ref))
+        former(self, hint=hint)
+
+    patch.setattr(Executor, "cluster_changed", changed)
+
+
+@bug(shape=drained_for_long)
+def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
+    former = Executor.cluster_changed
+
+    def changed(self: Executor, *, hint: bool) -> None:
+        held = {ref: op for ref, op in self._operations.items() if op.held} if self._ctx.draining else {}
+        for ref in held:
+            del self._operations[ref]
+        former(self, hint=hint)
+        self._operations.update(held)
+
+    patch.setattr(Executor, "cluster_changed", changed)
+
+
+@bug(shape=drained)
+def drained_before_it_is_empty(patch: Patch) -> None:
+    """An executor says that it is drained as soon as it is asked to be."""
+
+    def state(asked: bool, busy: bool) -> NodeState:
+        return NodeState.DRAINED if asked else NodeState.ACTIVE
+
+    patch.setattr(incarnation, "node_state", state)
+
+
+# ---------------------------------------------------------------------- reruns
+
+
+@bug(shape=run_again)
+def a_rerun_over_the_wrong_partitions(patch: Patch) -> None:
+    """It takes those without an end as well, which nobody asked for."""
+    patch.setattr(rerun, "_names", lambda ref, record, found, unfinished: (*found.failed, *found.unfinished))
+
+
+@bug(shape=run_again)
+def a_rerun_that_leaves_some_out(patch: Patch) -> None:
+    wrap(patch, rerun, "_names", lambda names, *_: names[:1])
+
+
+# --------------------------------------------------------- nodes that cannot
+
+
+@bug(shape=some_cannot)
+def blame_what_one_node_cannot_run(patch: Patch) -> None:
+    patch.setattr(Capability, "cannot", lambda self, type_name, why: False)
+
+
+@bug(shape=some_cannot)
+def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
+    """The work is left to others, and nobody is told."""
+    patch.setattr(Capability, "cannot", lambda self, type_name, why: True)
+
+
+# ------------------------------------------------------ errors told by the log
+
+
+@bug()
+def an_error_that_is_caught_and_logged(patch: Patch) -> None:
+    """The operation is tried again a little later: nothing comes of it but a line in the log."""
+    former = OpenOperation.take
+    broken: set[int] = set()
+
+    def take(self: OpenOperation, size: int) -> Any:
+        if id(self) not in broken:
+            broken.add(id(self))
+            raise KeyError(size)
+        return former(self, size)
+
+    patch.setattr(OpenOperation, "take", take)
+
+
+@bug()
+def an_error_that_nobody_asks_for(patch: Patch) -> None:
+    """The task that tells others of released jobs ends by it, and nobody waits for that task."""
+
+    async def tell(self: Executor) -> None:
+        raise TypeError("no such thing")
+
+    patch.setattr(Executor, "_tell", tell)
+
+
+__all__ = ["BUGS", "Planted"]
