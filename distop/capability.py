@@ -34,10 +34,12 @@ class Capability:
         """Type → what it needs and cannot be had here."""
 
     def nodes_changed(self, before: Mapping[str, Node]) -> None:
-        """Remember which types have lost a node."""
+        """Remember which types have lost a node lately."""
+        now = time.monotonic()
+        self._left = {name: at for name, at in self._left.items() if now - at < MAY_RETURN}
         for incarnation, node in before.items():
             if incarnation not in self._cluster.nodes:
-                self._left.update(dict.fromkeys(node.behaviors, time.monotonic()))
+                self._left.update(dict.fromkeys(node.behaviors, now))
 
     def serves(self, type_name: str) -> bool:
         """This node shall work for an installed type: it can, or nobody can and the operations must be told."""
@@ -58,5 +60,4 @@ class Capability:
         for incarnation, node in self._cluster.nodes.items():
             if incarnation != self._incarnation and type_name in node.behaviors:
                 return True
-        left = self._left.get(type_name)
-        return left is not None and time.monotonic() - left < MAY_RETURN
+        return time.monotonic() - self._left.get(type_name, -MAY_RETURN) < MAY_RETURN

@@ -2,7 +2,7 @@
 
 A thin shell: ``core.decide.next_step`` says what to do next for an operation, from one view; here it is done, one
 thing at a time for each operation, and after each commit the view is awaited before deciding again (W11). Planning,
-completion and cleanup code run in the child.
+completion and cleanup code run in the child; what is done about them is in ``planning``, ``ending`` and ``reaping``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.clock import random, time
 from distop.core import decide
 from distop.core import transitions as t
-from distop.core.codec import SCHEMA_VERSION, rfc3339
-from distop.core.digest import plan_digest
+from distop.core.codec import SCHEMA_VERSION
 from distop.core.keys import state_ordinal
-from distop.core.model import Attempts, Decision, State
-from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.core.view import Change, TypeView
 from distop.ending import Ending, Later
 from distop.errors import DistopError, SessionLost, describe
+from distop.planning import Elsewhere, Planning
 from distop.reaping import Reaper
 from distop.store.watch import Feed
 from distop.worker.model import WorkerError
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
     from distop.core.view import OperationView
     from distop.store.watch import Batch
 
-CHUNKS_IN_FLIGHT = 8
+LONG_STEP = 5.0
+"""Seconds after which a step of an operation is not thrown away for the trouble of another."""
 REFUSED_PAUSE = (0.02, 2.0)
 
 T = TypeVar("T")
@@ -50,11 +49,18 @@ class Overtaken(Exception):
 
 class Coordinator:
     """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
-    it cannot go on, because what it watches has failed.
+    it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
+    nobody knows whether another node would do better.
     """
 
     def __init__(
-        self, ctx: Context, table: str, type_name: str, fence: int, on_failure: Callable[[BaseException], None]
+        self,
+        ctx: Context,
+        table: str,
+        type_name: str,
+        fence: int,
+        on_failure: Callable[[BaseException], None],
+        on_trouble: Callable[[], None],
     ) -> None:
         self._ctx = ctx
         self.fence = fence
@@ -63,6 +69,9 @@ class Coordinator:
         self._view = TypeView(ctx.keys, table, type_name)
         self._log = ctx.log
         self._on_failure = on_failure
+        self._on_trouble = on_trouble
+        self._begun: dict[OperationRef, float] = {}
+        """Operations of which a step is being done, and since when."""
         self._driving: dict[OperationRef, asyncio.Task[None]] = {}
         self._again: set[OperationRef] = set()
         self._timers: dict[OperationRef, asyncio.TimerHandle] = {}
@@ -87,6 +96,7 @@ class Coordinator:
             ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"
         )
         self._feeds = (self._claims, self._jobs)
+        self._planning = Planning(ctx, self._guard, self._view, self._commit, self._jobs.relist, self._call)
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
@@ -152,7 +162,9 @@ class Coordinator:
         changes = [Change(event.kv, event.deleted) for event in batch.events]
         if not batch.listing:
             self._keep_arguments(changes)
-        self._kick(self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes))
+        changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
+        self._left_alone &= self._view.operations.keys()
+        self._kick(changed)
 
     def _keep_arguments(self, changes: Sequence[Change]) -> None:
         """Those of operations that start come with their other records, and planning needs them at once."""
@@ -201,10 +213,14 @@ class Coordinator:
                     if ref in self._again:
                         continue
                     return
+                self._begun[ref] = time.monotonic()
                 try:
                     applied = await self._perform(op, step)
                 except Overtaken:
                     applied = True
+                except Elsewhere:
+                    applied = True
+                    self._trouble(ref)
                 if applied:
                     pause = REFUSED_PAUSE[0]
                 else:
@@ -223,8 +239,17 @@ class Coordinator:
             self._wake_at(ref, time.time() + random.uniform(2.0, 5.0))
         finally:
             self._driving.pop(ref, None)
+            self._begun.pop(ref, None)
             if ref in self._again:
                 self._kick([ref])
+
+    def _trouble(self, ref: OperationRef) -> None:
+        """An attempt for an operation failed. Another node may make the next one; not at the cost of what has long been
+        under way for others.
+        """
+        now = time.monotonic()
+        if all(other == ref or now - begun < LONG_STEP for other, begun in self._begun.items()):
+            self._on_trouble()
 
     def _leave_alone(self, op: OperationView) -> None:
         if op.spec is not None and op.ref not in self._left_alone:
@@ -260,7 +285,7 @@ class Coordinator:
             return False
         match step:
             case decide.MakePlan():
-                return await self._plan(op)
+                return await self._planning.plan(op)
             case decide.Commit(txn):
                 return await self._commit(txn)
             case decide.Complete(decision):
@@ -332,61 +357,3 @@ class Coordinator:
         if stage is not None and ref not in self._overtaken and self._stage(ref) is not stage:
             self._overtaken.add(ref)
             self._ctx.worker.cancel_calls(str(ref))
-
-    # ------------------------------------------------------------------- plan
-
-    async def _plan(self, op: OperationView) -> bool:
-        assert op.spec is not None
-        spec, ref = op.spec, op.ref
-        try:
-            if spec.table is None:
-                raise WorkerError("fatal", "an operation without a table must bring its own plan")
-            arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
-            planned = await self._call(
-                ref, Stage.PLANNING, lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions)
-            )
-        except WorkerError as error:
-            return await self._plan_failed(ref, error)
-        op = self._view.operations.get(ref, op)  # a listing makes new objects
-        digest = plan_digest(planned.chunks)
-        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled)
-        self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
-        seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
-        small = sum(map(len, planned.chunks)) <= t.PLAN_BYTES_PER_TXN and len(planned.chunks) <= 100
-        if small:
-            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks))
-        limit = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
-
-        async def write(n: int) -> int:
-            async with limit:
-                result = await self._ctx.commit(
-                    t.write_chunk(self._keys, ref, self._guard, n, seen[n], planned.chunks[n])
-                )
-                return result.revision if result.succeeded else 0
-
-        mods = await asyncio.gather(*(write(n) for n in range(len(planned.chunks))))
-        if not all(mods):
-            await self._jobs.relist()
-            return False
-        if len(mods) > t.CHUNKS_PER_PLAN:
-            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
-            return await self._plan_failed(ref, WorkerError("fatal", too_many))
-        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
-
-    async def _plan_failed(self, ref: OperationRef, error: WorkerError) -> bool:
-        op = self._view.operations.get(ref)
-        if op is None or op.spec is None:
-            return True
-        if error.kind == "unable" and self._ctx.capability.cannot(ref.type, str(error)):
-            return False  # it is for another node to do
-        attempts = (op.planning.value.attempts if op.planning is not None else 0) + 1
-        text = f"planning failed: {error}"
-        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        if error.kind in ("fatal", "unable") or decide.gives_up(op.spec.rules, attempts):
-            decision = Decision(State.FAILED, 0, 0, 0, error=text)
-            return await self._commit(t.give_up(self._keys, op.ref, self._guard, op.state_mod, decision))
-        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
-        seen_mod = op.planning.mod if op.planning is not None else 0
-        return await self._commit(
-            t.plan_attempt(self._keys, op.ref, self._guard, seen_mod, Attempts(attempts, text, due))
-        )

@@ -26,6 +26,11 @@ RACE_DELAY = 0.05
 IDLE_BEFORE_RESIGNING = 300.0
 """Seconds without an operation after which an election is given up, so that idle tables cost no watch."""
 PAUSE_AFTER_FAILURE = (0.5, 2.0)
+HAND_OVER_EVERY = 60.0
+"""Seconds between two times that a node hands an election over for what failed there: where it fails on every node, the
+election must not wander among them for ever."""
+RESIGNED_KEPT = 600.0
+"""Seconds after a resignation by which every view shows it: all of them are listed anew with each poll."""
 
 Subject = tuple[str, str]
 
@@ -41,15 +46,17 @@ class Elections:
         self._roles: dict[Subject, Coordinator] = {}
         self._work: dict[Subject, asyncio.Task[None]] = {}
         self._idle_since: dict[Subject, float] = {}
-        self._resigned: dict[Subject, int] = {}
-        """Fences that were given up: a view that still shows such an election is behind."""
+        self._resigned: dict[Subject, tuple[int, float]] = {}
+        """Fences that were given up, and when: a view that still shows such an election is behind."""
+        self._handed_over: dict[Subject, float] = {}
+        """When an election was handed over last for what failed here."""
         self._confirmed: set[Subject] = set()
         """Roles whose election the view has shown."""
         self._stopping = False
 
     def _held(self, subject: Subject) -> Seen[str] | None:
         held = self._ctx.cluster.elections.get(subject)
-        return held if held is not None and held.mod > self._resigned.get(subject, 0) else None
+        return held if held is not None and held.mod > self._resigned.get(subject, (0, 0.0))[0] else None
 
     def cluster_changed(self) -> None:
         """Operations, nodes or elections changed."""
@@ -100,6 +107,8 @@ class Elections:
         if self._stopping:
             return
         now = time.monotonic()
+        self._resigned = {s: one for s, one in self._resigned.items() if now - one[1] < RESIGNED_KEPT}
+        self._handed_over = {s: at for s, at in self._handed_over.items() if now - at < HAND_OVER_EVERY}
         for subject, since in list(self._idle_since.items()):
             if now - since > self._idle and subject not in self._work:
                 self._give_up(subject, self._roles[subject].fence)
@@ -112,10 +121,13 @@ class Elections:
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
-        turn = decide.turn(ctx.cluster.capable(type_name), ctx.incarnation, f"{table}/{type_name}")
+        capable = ctx.cluster.capable(type_name)
+        turn = min(decide.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
+        if subject in self._handed_over:
+            turn += min(len(capable), 20)  # whoever has not tried goes first
         try:
             if turn:
-                await asyncio.sleep(min(turn, 20) * RACE_DELAY)
+                await asyncio.sleep(turn * RACE_DELAY)
             held = self._held(subject)
             if held is not None and held.value == ctx.incarnation:
                 fence = held.mod  # an election of mine that I knew nothing of: its answer was lost
@@ -131,7 +143,11 @@ class Elections:
                 if not fence:
                     await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
                     return
-            role = Coordinator(ctx, table, type_name, fence, lambda error: self._failed(subject, fence, error))
+            role = Coordinator(
+                *(ctx, table, type_name, fence),
+                lambda error: self._failed(subject, fence, error),
+                lambda: self._hand_over(subject, fence),
+            )
             self._roles[subject] = role
             await role.start()
             if self._roles.get(subject) is role:
@@ -166,6 +182,18 @@ class Elections:
         if subject not in self._work and not self._stopping:
             self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
 
+    def _hand_over(self, subject: Subject, fence: int) -> None:
+        """What the role asked its child for has failed, and may go well on another node: let another have it."""
+        role, now = self._roles.get(subject), time.monotonic()
+        if role is None or role.fence != fence or subject in self._work or self._stopping:
+            return
+        lately = now - self._handed_over.get(subject, -HAND_OVER_EVERY) < HAND_OVER_EVERY
+        if lately or not self._ctx.others(subject[1]):
+            return
+        self._handed_over[subject] = now
+        self._ctx.log.warning("hands over coordinating %s on %s: another node may do better", subject[1], subject[0])
+        self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
+
     def _give_up(self, subject: Subject, fence: int, pause: float = 0.0) -> None:
         self._drop(subject)
         self._work[subject] = asyncio.ensure_future(self._resign(subject, fence, pause))
@@ -183,7 +211,7 @@ class Elections:
     async def _commit_resignation(self, subject: Subject, fence: int) -> None:
         try:
             await self._ctx.commit(t.resign(self._ctx.keys, *subject, fence))
-            self._resigned[subject] = fence
+            self._resigned[subject] = fence, time.monotonic()
         except SessionLost:
             raise
         except DistopError as error:

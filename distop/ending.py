@@ -21,6 +21,7 @@ from distop.core.states import Stage
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
 from distop.keeping import kept_with
+from distop.planning import Elsewhere
 from distop.submit import request, submit
 from distop.worker.model import WorkerError
 
@@ -111,7 +112,7 @@ class Ending:
     # --------------------------------------------------------------- complete
 
     async def complete(self, op: OperationView, decision: Decision) -> bool:
-        """Run the completion code in the child, then finish; False: a transaction was refused."""
+        """Run the completion code in the child, then finish; False: a transaction was refused. Raises Elsewhere."""
         assert op.spec is not None
         assert op.decision is not None
         ref, spec, decision_mod = op.ref, op.spec, op.decision.mod
@@ -165,10 +166,14 @@ class Ending:
         self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
         due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
         after = replace(decision, attempts=attempts, error=text, retry_at=due)
-        if gives_up(op.spec.rules, attempts):
+        last = gives_up(op.spec.rules, attempts)
+        if last:
             # The limit is reached: this decision is final, and the next step finishes without completion code.
             after = replace(after, verdict=State.FAILED, retry_at="")
-        return await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+        counted = await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+        if counted and not last:
+            raise Elsewhere
+        return counted
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[str], int | None]:
         """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""

@@ -30,11 +30,13 @@ class HistoryPruner:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._last: dict[str, float] = {}
+        """Tables that were looked at within the last minute, and when."""
 
     async def prune(self, table: str) -> None:
         """Look at one table, and delete what is beyond the limit."""
         now = time.monotonic()
-        if now - self._last.get(table, -PRUNE_EVERY) < PRUNE_EVERY:
+        self._last = {name: at for name, at in self._last.items() if now - at < PRUNE_EVERY}
+        if table in self._last:
             return
         self._last[table] = now
         ctx = self._ctx

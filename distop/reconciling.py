@@ -42,12 +42,19 @@ class Reconciler:
             self._ctx.log.info("%d jobs of %d former runs are left here", jobs, len(self._local.former))
 
     async def begin(self) -> None:
-        """Look for the first time, and remove the private directories of operations that are gone."""
+        """Look for the first time. Raises SessionLost."""
         await self.look()
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Remove the private directories of operations that are gone: they ended while nothing of them ran here, such
+        as one that was paused and then cancelled. Raises SessionLost."""
+        cluster = self._ctx.cluster
         try:
             left = {run.op for run in self._local.former}
             for ref in await asyncio.to_thread(self._local.operations):
-                if ref not in left and await self._state(ref) is None:
+                known = ref in left or ref in cluster.gates or ref in cluster.pending
+                if not known and await self._state(ref) is None:
                     await self._ctx.worker.forget(str(ref))
         except SessionLost:
             raise
@@ -56,8 +63,8 @@ class Reconciler:
 
     def look_soon(self) -> None:
         """Look once more, beside what else goes on: a cleanup may take its time."""
-        if self._local.former and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.ensure_future(self.look())
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self.begin())
             self._looking.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     def close(self) -> None:

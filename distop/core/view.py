@@ -58,7 +58,7 @@ class ClusterView:
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
         self.foreign: dict[str, str] = {}
-        """Keys that this release cannot read, with why: left alone, and told by ``doctor``."""
+        """Keys that this release cannot read, with why: left alone."""
 
     def replace(self, family_keys: Iterable[str], changes: Iterable[Change]) -> list[K.ParsedKey]:
         """A listing: it holds everything of the families named; what is not in it is gone."""
@@ -73,6 +73,8 @@ class ClusterView:
             self.pending.clear()
         if K.COORDINATOR in families:
             self.elections.clear()
+        for family in families:
+            _forget(self.foreign, *self.keys.family(family))
         return self.apply(changes)
 
     def apply(self, changes: Iterable[Change]) -> list[K.ParsedKey]:
@@ -80,11 +82,13 @@ class ClusterView:
         changed: list[K.ParsedKey] = []
         for change in changes:
             kv = change.kv
+            self.foreign.pop(kv.key, None)
             try:
                 key = self.keys.parse(kv.key)
                 self._fold(key, kv, change.deleted)
             except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
-                self.foreign[kv.key] = str(error)
+                if not change.deleted:
+                    self.foreign[kv.key] = str(error)
                 continue
             changed.append(key)
         return changed
@@ -205,12 +209,15 @@ class TypeView:
         self.type = type_name
         self.operations: dict[OperationRef, OperationView] = {}
         self.foreign: dict[str, str] = {}
+        """Keys of the type that this release cannot read, with why: left alone."""
         self._job_roots: dict[str, OperationView] = {}
         self._claim_roots: dict[str, OperationView] = {}
 
     def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
         """A listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
         touched = set(self.operations)
+        of_type = self.keys.type_claims if claims else self.keys.type_range
+        _forget(self.foreign, *of_type(self.table, self.type))
         if claims:
             for op in self.operations.values():
                 op.claims.clear()
@@ -253,6 +260,7 @@ class TypeView:
         return touched
 
     def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
+        self.foreign.pop(kv.key, None)
         try:
             key = self.keys.parse(kv.key)
             if key.ref is None:
@@ -265,7 +273,8 @@ class TypeView:
             else:
                 self._fold_operation(op, key, kv, deleted)
         except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.foreign[kv.key] = str(error)
+            if not deleted:
+                self.foreign[kv.key] = str(error)
             return None
         return key.ref
 
@@ -324,6 +333,12 @@ class TypeView:
             op.cancel = None if deleted else Cancel.decode(kv.value)
         elif name == "decision":
             op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)
+
+
+def _forget(foreign: dict[str, str], first: str, after: str) -> None:
+    """A listing of this range follows."""
+    for key in [key for key in foreign if first <= key < after]:
+        del foreign[key]
 
 
 def _is_ordinal(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from distop.errors import describe
 from distop.worker import protocol
 from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, first
@@ -83,6 +84,12 @@ class Caller:
         attended = self._spawn(self._attend(asked, self._work(asked, message, items, fetch, gate), limit))
         try:
             return await asyncio.shield(attended)
+        except WorkerError:
+            raise
+        except Exception as error:
+            # A defect, or trouble of this process: whoever asked counts it as an attempt, and does not ask for ever.
+            self._log.exception("%s broke on its way", asked.what)
+            raise WorkerError("transient", f"{asked.what} broke on its way: {describe(error)}") from error
         except asyncio.CancelledError:
             # Nobody waits for it any more, but its thread in the child must end all the same, and the gate with it.
             asked.stop("its caller gave it up")

@@ -74,8 +74,8 @@ class Call:
                 value = kinds[self._message["t"]](behavior, validate(behavior, self._message["arg"]))
             self._env.outbox.send(protocol.ResultMessage(t="result", call=self.number, value=value))
         except BaseException as error:
-            if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
-                self._on_spark_died(str(error))
+            if why := self._env.spark.lost(error, expected=self._env.stopping or self._stop.is_set()):
+                self._on_spark_died(why)
             told = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
             if not fatal and not self._stop.is_set():

@@ -5,11 +5,14 @@ file on the control socket), when it is told to, or when the child itself ended,
 A thread of the child could not do that (it does not run while the GIL is held), nor could the daemon (it may be
 frozen). PySpark's Python workers and the JVM leave the child's process group but not its session.
 
+A second process, forked from the first and as small, stands by: should the guardian be killed (the kernel may, where
+memory is short), it kills the session in its place, whatever the daemon is doing by then.
+
 It runs as ``python -I -S guardian.py CONTROL DATA DEADLINE -- COMMAND…``: the standard library alone, about 10 MB.
 CONTROL is a stream socket to the daemon, DATA a descriptor that the child inherits, DEADLINE in seconds of
 CLOCK_BOOTTIME (0: none yet). On CONTROL the daemon writes lines ``D <seconds>`` (a new deadline, 0: none) and
-``K <reason>``; the guardian writes ``P <pid>`` when the child runs, and ``X <reason> <wait status>`` when all of
-the session is dead.
+``K <reason>``; the guardian writes ``P <pid>`` when the child runs, ``W <pid>…`` again and again while it waits for
+processes that do not die, and ``X <reason> <wait status>`` when all of the session is dead.
 """
 
 import contextlib
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 
 TICK = 0.2
 """Seconds between two looks at the deadline, at most."""
+
+UNKILLABLE = 10.0
+"""Seconds of waiting for killed processes between two words about it."""
+MARKER = "DISTOP_CHILD"
+"""The environment variable that tells the processes of one child from all others."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -53,27 +61,47 @@ def session_members(sid: int) -> list[int]:
     return found
 
 
-def kill_session(sid: int, reap: "Callable[[], None] | None" = None, marker: bytes = b"") -> None:
-    """Kill all of a session, and return when none of it is left.
+def kill_session(
+    sid: int,
+    reap: "Callable[[], None] | None" = None,
+    marker: bytes = b"",
+    tell: "Callable[[list[int]], None] | None" = None,
+) -> None:
+    """Kill all of a session, and return when none of it is left. A process that the kernel keeps, such as in a read of
+    a network file system that hangs, dies when that returns: until then ``tell`` is called with those that are left.
 
     Two empty looks in a row are needed: in one, a process may fork into a number already passed and exit before
     its own is reached. ``marker`` limits it to processes whose environment holds it, for a caller who cannot rule
     out that the number was given to another session meanwhile. ``reap`` is called between the looks.
     """
     pause, empty = 0.001, 0
+    said = time.monotonic()
     while empty < 2:
         members = session_members(sid)
         if marker:
             members = [pid for pid in members if _carries(pid, marker)]
         empty = 0 if members else empty + 1
         for pid in members:
-            with contextlib.suppress(ProcessLookupError):
+            # One that became another user's (by sudo, say) cannot be killed by us: it is waited for, and told of.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if reap is not None:
             reap()
+        if members and tell is not None and time.monotonic() - said >= UNKILLABLE:
+            said = time.monotonic()
+            tell(members)
         if members:
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
+
+
+def command(pid: int) -> str:
+    """The name of a process's program, or "" where it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _carries(pid: int, marker: bytes) -> bool:
@@ -92,6 +120,30 @@ class Guardian:
         self.deadline = deadline
         self.pid = 0
         self._input = b""
+        self._second = 0
+        self._alive = -1
+        """What the second process reads from: its end tells it that this one is no more."""
+
+    def stand_by(self) -> None:
+        """Start the second process, before there is anything to kill."""
+        reading, self._alive = os.pipe()
+        # The guardian has one thread and no library with threads of its own, so fork is safe here.
+        self._second = os.fork()
+        if self._second:
+            os.close(reading)
+            return
+        try:
+            os.close(self._alive)
+            os.close(self.control)
+            told = b""
+            while data := os.read(reading, 64):
+                told += data
+            session, _, ended = told.partition(b"\n")
+            if session and not ended:
+                own = os.environ.get(MARKER, "")
+                kill_session(int(session), None, f"{MARKER}={own}".encode() if own else b"")
+        finally:
+            os._exit(0)
 
     def spawn(self, command: list[str], data: int) -> None:
         """Start the child in a session of its own; it dies with the guardian, should that be killed."""
@@ -99,7 +151,6 @@ class Guardian:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.set_inheritable(self.control, False)
         os.set_inheritable(data, True)
-        # The guardian has one thread and no library with threads of its own, so fork is safe here.
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -112,6 +163,7 @@ class Guardian:
                 os.write(2, f"cannot start {command[0]}: {error}\n".encode())
             os._exit(127)
         os.close(data)
+        os.write(self._alive, f"{self.pid}\n".encode())
 
     def say(self, line: str) -> None:
         # Should the daemon be gone, there is nobody to tell.
@@ -172,9 +224,14 @@ class Guardian:
     def finish(self) -> int:
         """Kill the session, reap the child; its wait status."""
         # It may not have reached setsid yet, so that the session would not name it.
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
-        kill_session(self.pid, self.reap_orphans)
+        kill_session(self.pid, self.reap_orphans, tell=lambda pids: self.say(" ".join(["W", *map(str, pids)])))
+        # All is dead, and the number of the session still taken: the second process must not look for it any more.
+        os.write(self._alive, b"ended")
+        os.close(self._alive)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._second, 0)
         return os.waitpid(self.pid, 0)[1]
 
 
@@ -184,6 +241,7 @@ def main(argv: list[str]) -> None:
         # Who stops the daemon with these means the daemon; it tells the guardian, or its end does.
         signal.signal(number, signal.SIG_IGN)
     guardian = Guardian(control, deadline)
+    guardian.stand_by()
     guardian.spawn(argv[argv.index("--") + 1 :], data)
     guardian.say(f"P {guardian.pid}")
     reason = guardian.watch()

@@ -13,6 +13,7 @@ import shutil
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.errors import describe
 from distop.worker import protocol
 from distop.worker.asking import Asking
 from distop.worker.caller import Caller
@@ -154,6 +155,10 @@ class Worker(Asking):
                 await self._drive(run)
         except WorkerError as error:
             run.end_rest("refused", str(error))
+        except Exception as error:
+            # A defect, or trouble of this process: counted as an attempt, so that it does not go on for ever.
+            self._log.exception("a run of %s broke on its way", run.request.op)
+            run.end_rest("error", f"the run broke on its way: {describe(error)}")
         finally:
             self._runs.discard(run)
 

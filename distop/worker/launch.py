@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.declaration import Declaration
+from distop.errors import describe
 from distop.worker import guardian, logs, protocol
 from distop.worker.model import Death, WorkerError
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distop.worker.model import WorkerConfig
-
-MARKER = "DISTOP_CHILD"
-"""The environment variable that tells the processes of one child from all others."""
-
 
 CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
 """What the daemon proves itself to etcd with. The child needs none of it, and what it runs can ask for its environment:
@@ -69,34 +66,18 @@ class Child:
     async def start(self, deadline: float) -> None:
         """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
         config = self._config
-        self._path = logs.new_log(config.work_dir)
-        self._control, control = socket.socketpair()
-        data, theirs = socket.socketpair()
-        added = {**config.env, MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
-        command = [
-            *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
-            *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
-        ]
         try:
-            with self._path.open("ab") as log_file, control, theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=log_file,
-                    env=environment(os.environ, added),
-                    pass_fds=(control.fileno(), theirs.fileno()),
-                    start_new_session=True,
-                )
+            process, data = await self._spawn(deadline)
         except BaseException as error:
             # The guardian, should it have been started, takes the end of its control socket as the daemon's.
-            data.close()
-            self._control.close()
-            self._control = None
+            if self._control is not None:
+                self._control.close()
+                self._control = None
             self.died.set_result(Death("stopped", f"it was not started: {error}"))
             if isinstance(error, OSError):
                 raise WorkerError("transient", f"the guardian cannot be started: {error}") from error
             raise
+        assert self._control is not None
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)
@@ -127,8 +108,40 @@ class Child:
             self.kill("stopped")
             raise
         hello = self._hello.result()
-        self.skipped = hello["skipped"]
-        self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
+        try:
+            self.skipped = hello["skipped"]
+            self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
+        except Exception as error:
+            self.kill("protocol-error")
+            raise WorkerError("crash", f"what the worker process offers cannot be read: {describe(error)}") from error
+
+    async def _spawn(self, deadline: float) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """The guardian's process, and our end of the child's connection. Raises OSError."""
+        config = self._config
+        self._path = logs.new_log(config.work_dir)
+        self._control, control = socket.socketpair()
+        with control, self._path.open("ab") as log_file:
+            data, theirs = socket.socketpair()
+            with theirs:
+                command = [
+                    *(config.python, "-I", "-S", guardian.__file__, str(control.fileno()), str(theirs.fileno())),
+                    *(str(deadline), "--", config.python, "-P", "-m", "distop.worker.child", str(theirs.fileno())),
+                ]
+                added = {**config.env, guardian.MARKER: self._marker, "PYTHONUNBUFFERED": "1"}
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log_file,
+                        stderr=log_file,
+                        env=environment(os.environ, added),
+                        pass_fds=(control.fileno(), theirs.fileno()),
+                        start_new_session=True,
+                    )
+                except BaseException:
+                    data.close()
+                    raise
+                return process, data
 
     def send(self, message: protocol.ToChild) -> None:
         """Send a message; silently dropped once the child is dying (``died`` tells)."""
@@ -172,8 +185,18 @@ class Child:
             words = line.decode().split()
             if words[0] == "P":
                 self._sid = int(words[1])
+            elif words[0] == "W":
+                self._tell_unkillable([int(word) for word in words[1:]])
             elif words[0] == "X":
                 self._reason, self._status = words[1], int(words[2])
+
+    def _tell_unkillable(self, pids: list[int]) -> None:
+        """Nothing goes on before they are dead: a person has to know why."""
+        self._log.error(
+            "these processes were killed and do not die: %s; nothing is run here until what they wait for returns, "
+            "such as a network file system that hangs",
+            ", ".join(f"{pid} ({guardian.command(pid)})" for pid in pids),
+        )
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         decoder = protocol.Decoder()
@@ -214,8 +237,8 @@ class Child:
             reason = "guardian-died"
             detail = f"its guardian ended with code {code}"
             if self._sid:
-                marker = f"{MARKER}={self._marker}".encode()
-                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker)
+                marker = f"{guardian.MARKER}={self._marker}".encode()
+                await asyncio.to_thread(guardian.kill_session, self._sid, None, marker, self._tell_unkillable)
         elif reason == "exited":
             detail = _status_text(self._status)
         if self._killing and reason in ("exited", "guardian-died"):
@@ -251,5 +274,5 @@ class Child:
 def _status_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == protocol.EXIT_SPARK_DIED:
-        return "its JVM died or hung, or its SparkContext was stopped"
+        return "its JVM died, hung or had no memory left, or its Spark session was of no more use"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -20,7 +20,6 @@ from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import Context, Environment
 from distop.worker.explain import explain, explain_argument, headline
 from distop.worker.guardian import boottime
-from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -298,8 +297,8 @@ class Run:
 
     def _check_spark(self, error: BaseException) -> None:
         """Leave the process when the error may come from a dead Spark: no job is to blame before it ran alone."""
-        if isinstance(error, SparkDied) or (self._env.spark.started and not self._env.spark.alive()):
-            self._on_spark_died(headline(error))
+        if why := self._env.spark.lost(error, expected=self._env.stopping or bool(self._cancelled)):
+            self._on_spark_died(why)
 
     def _end_with_error(
         self,

@@ -1,7 +1,7 @@
 """The child's one Spark session: made on first use, shared by its threads, never restarted (the child is).
 
-Every thread that uses it for a job gets the operation's FAIR pool and the job's tag; both are cleared when the
-job ends, because Spark keeps them per thread.
+Every thread that uses it for a job gets a FAIR pool that its operation alone has, and the job's tag; both are cleared
+when the job ends, because Spark keeps them per thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 from distop import java
 from distop.core import heartbeats
 from distop.errors import UsageError
+from distop.worker.explain import headline
+from distop.worker.pools import Pools
+from distop.worker.probing import of_spark, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +30,7 @@ ANSWER_SETTING = "spark.distop.jvmAnswer"
 """A setting of ours among Spark's: seconds without an answer after which a JVM counts as hung."""
 ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 ASK_EVERY, WAIT = 5.0, 0.5
 """Seconds between two questions to the JVM, and of one wait for an answer."""
 
@@ -49,6 +53,9 @@ def check_java(environment: Mapping[str, str]) -> None:
 def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> dict[str, str]:
     """distop's settings of the session, with the user's on top. ``ttl``: of the etcd session, in seconds."""
     local = work_dir / "spark"
+    # A JVM that had no memory left for one of its threads goes on without what that thread did: nobody knows in what
+    # state, and every job that follows may break. Here it ends, and the child with it.
+    java = f"-Dderby.system.home={local / 'derby'} -XX:+ExitOnOutOfMemoryError"
     conf = {
         "spark.app.name": f"distop-{executor}",
         "spark.scheduler.mode": "FAIR",
@@ -57,7 +64,6 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(local / "warehouse"),
         "spark.local.dir": str(local / "local"),
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={local / 'derby'}",
     }
     if master.startswith("local"):
         cores = re.match(r"local\[(\d+)", master)
@@ -74,7 +80,8 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
             "spark.executor.heartbeatInterval": f"{int(heartbeats.interval(ttl) * 1000)}ms",
             "spark.executor.heartbeat.maxFailures": str(heartbeats.FAILURES),
         }
-    return {**conf, **user}
+    # Of two that contradict each other Java takes the last.
+    return {**conf, **user, JAVA_OPTIONS: f"{java} {user.get(JAVA_OPTIONS, '')}".rstrip()}
 
 
 class SparkHolder:
@@ -87,6 +94,8 @@ class SparkHolder:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._bound = threading.local()
+        self._pools = Pools()
+        self._probing = threading.Lock()
         try:
             self._patience = float(user.get(ANSWER_SETTING, ANSWER_SECONDS))
         except ValueError:
@@ -96,9 +105,9 @@ class SparkHolder:
     def started(self) -> bool:
         return self._session is not None
 
-    def session(self, pool: str, tag: str, description: str) -> SparkSession:
-        """The session, with pool, tag and description set for the calling thread. Raises SparkUnavailable, or
-        SparkDied where it has been lost."""
+    def session(self, operation: str, tag: str, description: str) -> SparkSession:
+        """The session, with the operation's pool, tag and description set for the calling thread. Raises
+        SparkUnavailable, or SparkDied where it has been lost."""
         with self._lock:
             if self._session is None:
                 self._session = self._build()
@@ -107,7 +116,7 @@ class SparkHolder:
         if getattr(self._bound, "tag", None) != tag:
             self.unbind()
             context = self._session.sparkContext
-            context.setLocalProperty("spark.scheduler.pool", pool)
+            context.setLocalProperty("spark.scheduler.pool", self._pools.lend(operation))
             context.setLocalProperty("spark.job.description", description)
             context.setInterruptOnCancel(True)
             context.addJobTag(tag)
@@ -119,6 +128,7 @@ class SparkHolder:
         if getattr(self._bound, "tag", None) is None or self._session is None:
             return
         self._bound.tag = None
+        self._pools.give_back()
         try:
             context = self._session.sparkContext
             context.clearJobTags()
@@ -150,6 +160,22 @@ class SparkHolder:
             return java_context is not None and not java_context.sc().isStopped()
         except Exception:
             return False
+
+    def lost(self, error: BaseException, *, expected: bool) -> str:
+        """After an error: why Spark can run nothing any more, so that it says nothing about a job; "" where Spark is
+        well, or had no part in it. ``expected``: Spark's jobs were told to stop."""
+        if isinstance(error, SparkDied):
+            return headline(error)
+        session = self._session
+        if session is None:
+            return ""
+        if not self.alive():
+            return headline(error)
+        if expected or not of_spark(error):
+            return ""
+        with self._probing:
+            why = trouble(session, self._patience)
+        return f"it cannot run a Spark job any more: {why}" if why else ""
 
     def watch(self, on_death: Callable[[str], None]) -> None:
         """Ask the JVM again and again whether it can still run jobs; for ever, in the calling thread. A JVM that hangs
@@ -197,7 +223,7 @@ class SparkHolder:
 
     @staticmethod
     def _quieten(session: SparkSession) -> None:
-        """Spark warns of every pool that no file configures: one for each operation. That is as intended here."""
+        """Spark warns of every pool that no file configures. That is as intended here."""
         try:
             log4j: Any = getattr(session.sparkContext._jvm, "org").apache.logging.log4j  # noqa: B009
             name = "org.apache.spark.scheduler.FairSchedulableBuilder"

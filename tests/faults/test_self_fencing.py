@@ -39,7 +39,8 @@ def child_of(daemon: Daemon) -> int:
     """The session of the daemon's child: the process that its guardian started."""
     for guardian in children(daemon.pid):
         for child in children(guardian):
-            if b"distop.worker.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+            line = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"distop.worker.child" in line and b"guardian.py" not in line:
                 return child
     raise AssertionError("the daemon has no child")
 

@@ -1,5 +1,5 @@
-"""A JVM that dies, hangs, is out of memory or loses its SparkContext: the child is replaced, the batch is run again and
-split until the guilty partition stands alone, and no other one is blamed.
+"""A JVM that dies, hangs, is out of memory, or whose Spark is of no more use: the child is replaced, the batch is run
+again and split until the guilty partition stands alone, and no other one is blamed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.replay import Written
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
-    from tests.support.daemons import Daemons
+    from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
 
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -47,18 +47,23 @@ def java() -> None:
         pytest.param("hang-jvm", 4, marks=pytest.mark.slow),
         pytest.param("memory", 4, marks=pytest.mark.slow),
         pytest.param("stop-context", 4, marks=pytest.mark.slow),
+        pytest.param("lose-directories", 4, marks=pytest.mark.slow),
     ],
 )
 def test_the_guilty_partition_stands_alone(
     action: str, jobs: int, group: Daemons, journal: Journal, sample_env: dict[str, str]
 ) -> None:
     (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    child = child_of(ann)
     arg = {"jobs": jobs, "rows": 2, "journal": str(journal.path), "does": {f"p={GUILTY}": action}}
     operation = group.client.start_operation("sparkwriting", TABLE, arg, retry_attempts=1)
     result = operation.wait(280)
     assert result.state == "failed", group.tails()
     assert result.jobs == {"total": jobs, "success": jobs - 1, "failed": 1}, result.record
     assert result.record["failed"] == str(GUILTY)
+    assert "the worker process died (its JVM died, hung or had no memory left" in result.errors[0]["text"]
+    assert not session_members(child), "the child that Spark was lost in lives on"
+    group.eventually(lambda: replaced(ann, child), "another child is there")
     print(f"\n{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert_data(written, journal, jobs, 2)
@@ -67,6 +72,14 @@ def test_the_guilty_partition_stands_alone(
             assert [json.loads(claim)["failures"] for claim in claims] == [0] * len(claims), "a neighbour was blamed"
     assert "ann" in group.live()
     assert ann.process.poll() is None
+
+
+def replaced(daemon: Daemon, child: int) -> bool:
+    """The daemon has a child, and it is not this one."""
+    try:
+        return child_of(daemon) != child
+    except (AssertionError, OSError):
+        return False  # between two
 
 
 @pytest.mark.slow

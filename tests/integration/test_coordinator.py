@@ -13,7 +13,7 @@ from tests.support.behaviors import ROOT
 from tests.support.contract import dump
 
 if TYPE_CHECKING:
-    from tests.support.daemons import Daemons
+    from tests.support.daemons import Daemon, Daemons
 
 TABLE = "t"
 
@@ -78,6 +78,48 @@ def test_planning_and_completion_fail_though_jobs_cannot(
     assert result.state == "failed", group.tails()
     assert diary(tmp_path) == written
     assert text in str(result.errors)
+
+
+STUMBLES = {"STUMBLES": "1"}
+CALLS = pytest.mark.parametrize(("call", "written"), [("plan", ["plan"]), ("complete", ["plan", "complete"])])
+
+
+def led_by_ann(group: Daemons, tmp_path: Path) -> Daemon:
+    """A node on which planning and completion fail if they are told to, and which coordinates."""
+    (ann,) = group.start("ann", env=STUMBLES)
+    arg = {"diary": str(tmp_path / "before")}
+    assert group.client.start_operation("stumbling", TABLE, arg).wait(60).state == "success"
+    return ann
+
+
+def coordinator(group: Daemons) -> str:
+    (leader,) = dump(group.endpoint, f"distOpCoordinator.{TABLE}.stumbling").values()
+    return group.client.nodes()[leader].executor
+
+
+@CALLS
+def test_what_fails_on_one_node_is_tried_on_another(
+    group: Daemons, tmp_path: Path, call: str, written: list[str]
+) -> None:
+    """Two attempts are allowed: the second is not made where the first has failed."""
+    led_by_ann(group, tmp_path)
+    group.start("bob")
+    result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **{call: "node"})).wait(60)
+    assert result.state == "success", group.tails()
+    assert diary(tmp_path) == [*written, *written[-1:], *(["complete"] if call == "plan" else [])]
+    assert coordinator(group) == "bob"
+
+
+@CALLS
+def test_what_fails_on_every_node_fails_after_as_many_attempts_as_on_one(
+    group: Daemons, tmp_path: Path, call: str, written: list[str]
+) -> None:
+    ann = led_by_ann(group, tmp_path)
+    group.start("bob", env=STUMBLES)
+    result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **{call: "node"})).wait(60)
+    assert result.state == "failed", group.tails()
+    assert diary(tmp_path) == [*written, *written[-1:]]
+    assert "hands over coordinating stumbling on t" in ann.log.read_text()
 
 
 def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path) -> None:

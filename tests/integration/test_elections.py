@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import logs
+from distop import elections, logs, pruning
 from distop.capability import Capability
 from distop.config import ExecutorConfig
 from distop.coordinator import Coordinator
@@ -87,6 +87,7 @@ async def living(endpoint: str, tmp_path: Path, **options: str) -> AsyncIterator
         ctx.cluster = ClusterView(ctx.keys)
         ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
+        ctx.arguments = {}
         ctx.lost = asyncio.get_running_loop().create_future()
         one = Life(ctx)
         await one.write(Put(ctx.keys.node("inc-1"), Node("ex", "host", 1, ("noop",)).encode()))
@@ -167,7 +168,7 @@ async def test_a_role_that_cannot_start_leaves_nothing_behind(
 
 
 async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None)
+    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None)
     start = asyncio.ensure_future(role.start())
     await asyncio.sleep(0)
     role.close()
@@ -182,6 +183,50 @@ async def test_an_election_key_that_somebody_deleted_is_sought_again(life: Life)
     role = life.role
     await life.write(Delete(life.ctx.keys.coordinator(*SUBJECT)))
     await until(lambda: life.role is not None and life.role is not role, "another role is taken up")
+
+
+async def test_an_election_is_handed_over_for_trouble_once_in_a_while(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where everybody has the same trouble it must not wander for ever."""
+
+    def handed_over() -> int:
+        return sum("hands over" in record.getMessage() for record in caplog.records)
+
+    await life.want()
+    await until(lambda: life.role is not None and not life.elections._work, "the role is taken up")
+    role, first = life.role, await life.fence()
+    assert role is not None
+    role._on_trouble()
+    assert life.role is role, "there is nobody else"
+    node = Node("other", "host", 1, ("noop",))
+    await life.write(Put(life.ctx.keys.node("inc-2"), node.encode()))
+    await until(lambda: "inc-2" in life.ctx.cluster.nodes)
+    role._on_trouble()
+    assert life.role is None
+    assert handed_over() == 1
+    # The other one does not take it: it is sought again.
+    await until(lambda: life.role is not None and not life.elections._work, "the role is taken up again")
+    assert await life.fence() > first
+    role = life.role
+    assert role is not None
+    role._on_trouble()
+    assert life.role is role
+    assert handed_over() == 1
+
+
+async def test_what_was_resigned_from_is_not_remembered_for_ever(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.want()
+    await until(lambda: life.role is not None and not life.elections._work)
+    await life.write(Delete(life.ctx.keys.pending(REF)))
+    await until(lambda: not life.ctx.cluster.pending)
+    life.elections.poll()
+    await until(lambda: bool(life.elections._resigned) and not life.elections._work, "it is given up")
+    life.elections.poll()
+    assert life.elections._resigned, "a view may still be behind"
+    monkeypatch.setattr(elections, "RESIGNED_KEPT", 0.0)
+    life.elections.poll()
+    assert not life.elections._resigned
 
 
 async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
@@ -203,9 +248,13 @@ async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
     await role._jobs.reached(await life.write(Put(keys.of(REF, "arg"), b"{}")))
     await until(lambda: not role._driving)
     assert told() == 1
+    assert role._left_alone == {REF}
+    gone = await life.write(*(Delete(keys.of(REF, name)) for name in ("spec", "state", "arg")))
+    await role._jobs.reached(gone)
+    assert not role._left_alone
 
 
-async def test_the_oldest_records_are_pruned(life: Life) -> None:
+async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, now = life.ctx.keys, time.time()
 
     async def record(instance: int, finished: float) -> None:
@@ -218,8 +267,14 @@ async def test_the_oldest_records_are_pruned(life: Life) -> None:
     await life.write(Put(keys.history(OperationRef("t", "noop", "", 3)), b"not a record"))
     for n in range(12, 15):
         await record(n, now)
-    await HistoryPruner(life.ctx).prune("t")
+    pruner = HistoryPruner(life.ctx)
+    await pruner.prune("t")
     left = await life.ctx.client.list(*keys.history_range("t"), keys_only=True)
     kept = sorted(ref.instance for kv in left.kvs if (ref := keys.parse(kv.key).ref) is not None)
     # 3 cannot be read; 12 is beyond the limit, but younger than an hour.
     assert kept == [3, 12, 13, 14]
+    # Tables of the past are not remembered.
+    monkeypatch.setattr(pruning, "PRUNE_EVERY", 0.0)
+    await pruner.prune("u")
+    await pruner.prune("v")
+    assert set(pruner._last) == {"v"}

@@ -133,6 +133,25 @@ def test_a_cancel_of_what_is_paused_cleans_up_after_released_jobs(
     assert [steps.output(name) for name in "abc"] == [[], [], []]
 
 
+def test_the_private_directory_of_what_was_paused_and_then_cancelled_goes(
+    group: Daemons,
+    sample_env: dict[str, str],  # noqa: F811
+) -> None:
+    """It ended while nothing of it ran here."""
+    group.start("ann", env=sample_env)
+    arg = {"names": list("abc"), "does": dict.fromkeys("abc", "hold")}
+    op = group.client.start_operation("sample", TABLE, arg)
+    private = group.folder / "ann" / "ops" / op.ref
+    group.eventually(private.exists, "two of three run")
+    op.pause()
+    (private / "go").touch()
+    group.eventually(lambda: op.status().stage == "paused", "both have ended")
+    assert private.exists(), "the operation may be resumed"
+    op.cancel()
+    assert op.wait(60).state == "cancelled"
+    group.eventually(lambda: not private.exists(), "nothing is left of it")
+
+
 def test_on_what_has_ended_each_command_says_so(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.worker import guardian
 from distop.worker.guardian import boottime, session_members
+from distop.worker.host import Worker, WorkerConfig
+from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+__all__ = ["sample_env"]
 
 STAND_IN = Path(__file__).parents[1] / "support" / "guarded.py"
 
@@ -63,8 +68,8 @@ class Guarded:
         command = [sys.executable, str(STAND_IN), str(deadline), code]
         self.daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.daemon.stdout is not None
-        guardian, _, child = self.daemon.stdout.readline().split()
-        self.guardian, self.child = int(guardian), int(child)
+        first, _, child = self.daemon.stdout.readline().split()
+        self.guardian, self.child = int(first), int(child)
         wait_for(lambda: self.ready.exists() or gone(self.guardian), "the family is there")
 
     def alive(self) -> list[int]:
@@ -100,6 +105,10 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     except OSError:
         return True
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextmanager
@@ -185,15 +194,59 @@ def test_signals_to_the_guardian_do_not_end_it(tmp_path: Path) -> None:
         assert it.last_words().startswith("X asked")
 
 
-def test_the_child_dies_with_a_killed_guardian(tmp_path: Path) -> None:
-    it = Guarded(tmp_path, 0.0, FOREVER)
-    try:
+@pytest.mark.parametrize("daemon", ["at work", "frozen", "killed"])
+def test_all_of_the_session_dies_after_a_killed_guardian(tmp_path: Path, daemon: str) -> None:
+    """The kernel kills where memory is short, and not only one: whatever the daemon does, nothing is left. The stand-in
+    for it does nothing about it even when it is at work."""
+    with guarded(tmp_path) as it:
+        os.kill(it.child, signal.SIGSTOP)
+        if daemon == "frozen":
+            os.kill(it.daemon.pid, signal.SIGSTOP)
         os.kill(it.guardian, signal.SIGKILL)
-        wait_for(lambda: it.child not in it.alive(), "the child is dead")
-    finally:
-        for pid in it.alive():
-            os.kill(pid, signal.SIGKILL)
-        it.close()
+        if daemon == "killed":
+            it.daemon.kill()
+        wait_for(lambda: not it.alive(), "all of the session is dead")
+
+
+def test_a_guardian_that_ends_in_order_leaves_no_process(tmp_path: Path) -> None:
+    with guarded(tmp_path) as it:
+        (second,) = [p for p in children(it.guardian) if b"guardian.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        it.tell("K enough")
+        it.wait_dead()
+        assert gone(second)
+
+
+def test_processes_that_do_not_die_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None can be made without root's help: these are there for three looks, whatever is done to them."""
+    looks = iter([[11, 12], [11, 12], [12], [], []])
+    monkeypatch.setattr(guardian, "session_members", lambda sid: next(looks))
+    monkeypatch.setattr(guardian, "UNKILLABLE", 0.0)
+    killed: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        killed.append(pid)
+        if pid == 12:
+            raise PermissionError("it is another user's")
+
+    monkeypatch.setattr(os, "kill", kill)
+    told: list[list[int]] = []
+    guardian.kill_session(10, tell=told.append)
+    assert told == [[11, 12], [11, 12], [12]]
+    assert killed == [11, 12, 11, 12, 12]
+
+
+async def test_the_daemon_says_which_processes_do_not_die(
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A guardian that says so, of processes that are no such."""
+    python = tmp_path / "python"
+    says = f'if [ "$1" = -I ]; then printf "W {os.getpid()} 999999999\\n" >&$4; fi'
+    python.write_text(f'#!/bin/bash\n{says}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, python=str(python)))
+    await worker.start()
+    await worker.stop(10)
+    assert f"were killed and do not die: {os.getpid()} ({guardian.command(os.getpid())}), 999999999 ()" in caplog.text
 
 
 def test_the_guardian_is_small(tmp_path: Path) -> None:

@@ -513,6 +513,36 @@ async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     await worker.stop(1)
 
 
+async def test_a_disk_that_fails_is_told_and_a_child_starts_once_it_is_mended(
+    tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    (tmp_path / "logs").write_text("not a folder")
+    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
+    try:
+        with pytest.raises(WorkerError, match="cannot be started: .*File exists") as caught:
+            await worker.start()
+        assert caught.value.kind == "transient"
+        assert not worker.running
+        (tmp_path / "logs").unlink()
+        await worker.start()
+        assert worker.running
+    finally:
+        await worker.stop(10)
+
+
+async def test_what_cannot_be_sent_is_the_jobs_end_and_the_calls_answer(worker: Worker, tmp_path: Path) -> None:
+    """Never an exception of another kind: the daemon's roles would try again for ever, and count nothing."""
+    items = tuple(JobItem({"partition": n, "name": str(n)}, 1, 1) for n in range(2))
+    ends: list[JobEnded] = []
+    await worker.run(RunRequest("t/sample/1", "sample", {1, 2}, None, items, batch=False), ends.extend)
+    assert [(end.partition, end.kind) for end in ends] == [(0, "error"), (1, "error")]
+    assert "set is not JSON serializable" in ends[0].error
+    with pytest.raises(WorkerError, match="set is not JSON serializable") as caught:
+        await worker.plan("t/sample/1", "sample", {1, 2}, {"name": "t"}, None)
+    assert caught.value.kind == "transient"
+    assert worker.deaths == 0
+
+
 async def test_no_more_runs_at_once_than_slots(tmp_path: Path, sample_env: dict[str, str]) -> None:
     async with started(tmp_path, sample_env, slots=1) as worker:
         first = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))

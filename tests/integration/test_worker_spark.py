@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.behaviors import sample_env
 from tests.support.needs import need
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 __all__ = ["sample_env"]
@@ -38,13 +40,17 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
-        # Jobs of several operations share the session, each in its operation's pool.
+        # Jobs of several operations share the session, each in its operation's pool, the name of which is lent.
         first, second = await asyncio.gather(
             run(worker, request("t/sample/1", {"a": "spark", "b": "spark"})),
             run(worker, request("u/sample/1", {"a": "spark"})),
         )
-        assert [end.result for end in first] == [{"zone": "UTC", "n": 10, "pool": "t/sample/1"}] * 2
-        assert [end.result for end in second] == [{"zone": "UTC", "n": 10, "pool": "u/sample/1"}]
+        pools = [end.result.pop("pool") for end in (*first, *second)]
+        assert [end.result for end in (*first, *second)] == [{"zone": "UTC", "n": 10}] * 3
+        for n in range(5):
+            (end,) = await run(worker, request(f"v/sample/{n}", {"a": "spark"}))
+            pools.append(end.result["pool"])
+        assert {"distop-1"} <= set(pools) <= {"distop-1", "distop-2"}
 
         # A Spark job is interrupted when its job is cancelled, and the child lives on.
         task = asyncio.create_task(run(worker, request("t/sample/2", {"a": "spark-wait"})))
@@ -77,5 +83,40 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
         assert "JVM died" in ends[1].error
         assert worker.deaths == 1
         assert [end.kind for end in await run(worker, request("t/sample/4", {"a": ""}))] == ["success"]
+    finally:
+        await worker.stop(30)
+
+
+async def test_a_jvm_without_memory_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    """It takes its child with it: what comes next runs in a new one, and only who did it is blamed."""
+    spark = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-Dof.the.user=kept"}
+    async with spark_worker(tmp_path, sample_env, spark) as worker:
+        ends = await run(worker, request("t/sample/1", {"a": "spark-user", "b": "spark-memory", "c": "spark-shuffle"}))
+        assert [end.kind for end in ends] == ["success", "crash", "success"], ends
+        assert ends[0].result == {"option": "kept"}
+        assert worker.deaths == 2, "once with its neighbours, once alone"
+
+
+async def test_a_session_that_can_run_nothing_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with spark_worker(tmp_path, sample_env, {}) as worker:
+        ends = await run(worker, request("t/sample/1", {"a": "spark-unusable", "b": "spark-shuffle"}))
+        assert [end.kind for end in ends] == ["crash", "success"], ends
+        assert "cannot run a Spark job any more" in ends[0].error
+        assert worker.deaths == 2, "once with its neighbours, once alone"
+
+        # An error of Spark that a usable session goes on after is the job's own.
+        ends = await run(worker, request("t/sample/2", {"a": "spark-error", "b": "spark-shuffle"}))
+        assert [end.kind for end in ends] == ["error", "success"], ends
+        assert worker.deaths == 2
+
+
+@asynccontextmanager
+async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[Worker]:
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": conf, "grace": 30}
+    worker = Worker(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
+    await worker.start()
+    try:
+        yield worker
     finally:
         await worker.stop(30)

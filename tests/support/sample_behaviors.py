@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -86,6 +87,9 @@ class Sample(Behavior):
         if action == "spark":
             row = ctx.spark.sql("select current_timezone() as zone, count(*) as n from range(10)").first()
             return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx)}
+        if action == "spark-user":
+            jvm: Any = ctx.spark.sparkContext._jvm
+            return {"option": jvm.java.lang.System.getProperty("of.the.user")}
         return SampleResult(partition=partition.name, attempt=ctx.attempt)
 
     def is_fatal(self, error: BaseException) -> bool:
@@ -189,13 +193,33 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         Path(ctx.work_dir, "spark-wait").touch()
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
     if action == "spark-die":
-        from pyspark import SparkContext
-
-        ctx.spark.range(1).count()
-        jvm: Any = SparkContext._gateway
+        jvm: Any = gateway_of(ctx)
         jvm.proc.kill()
         jvm.proc.wait()
         ctx.spark.range(1).count()
+
+    if action == "spark-memory":
+        gateway = gateway_of(ctx)
+        hoard = gateway.jvm.java.util.ArrayList()
+        while True:
+            hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(200_000_000))
+    if action == "spark-unusable":
+        ctx.spark.range(1).count()
+        # The place where Spark keeps what its stages hand over: the context lives on, and no such stage ends well.
+        for folder in Path(ctx.work_dir).parents[3].glob("spark/local/*"):
+            shutil.rmtree(folder)
+    if action in ("spark-unusable", "spark-shuffle"):
+        ctx.spark.range(0, 100, 1, 2).repartition(3).count()
+    if action == "spark-error":
+        ctx.spark.sql("select no_such_column from range(1)").count()
+
+
+def gateway_of(ctx: JobContext) -> Any:
+    """The way to a JVM that works."""
+    from pyspark import SparkContext  # takes its time, and most actions do not need it
+
+    ctx.spark.range(1).count()
+    return SparkContext._gateway
 
 
 def pool(ctx: JobContext) -> str | None:

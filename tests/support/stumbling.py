@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,9 @@ alone = tests.support.stumbling:Alone
 
 
 class StumblingArg(BaseModel):
-    """``diary``: a file in which each call is written down."""
+    """``diary``: a file in which each call is written down. ``plan``, ``complete``: what they do; ``node``: they fail
+    where the environment has STUMBLES.
+    """
 
     diary: str
     plan: str = ""
@@ -48,7 +51,7 @@ class Stumbling(Behavior):
             time.sleep(0.02)
         if arg.plan == "wrong":
             raise InvalidArgument("the location is wrong")
-        if arg.plan == "error":
+        if arg.plan == "error" or (arg.plan == "node" and "STUMBLES" in os.environ):
             raise RuntimeError("no listing today")
         return Planned([PartitionPlan(0, "only")])
 
@@ -59,7 +62,7 @@ class Stumbling(Behavior):
         self, arg: StumblingArg, table: TableRecord | None, summary: Summary, ctx: JobContext
     ) -> dict[str, Any]:
         write(arg.diary, "complete")
-        if arg.complete == "error":
+        if arg.complete == "error" or (arg.complete == "node" and "STUMBLES" in os.environ):
             raise RuntimeError("no report today")
         if arg.complete == "wrong":
             raise InvalidArgument("the report is wrong")

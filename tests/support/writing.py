@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -128,6 +129,10 @@ def break_spark(action: str, spark: Any) -> None:
         hoard = gateway.jvm.java.util.ArrayList()
         while True:
             hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(50_000_000))
+    elif action == "lose-directories":
+        spark.range(1).count()
+        shutil.rmtree(spark.conf.get("spark.local.dir"))
+        spark.range(0, 8, 1, 2).repartition(2).count()
     elif action == "error":
         raise RuntimeError("this partition breaks the batch")
 

@@ -103,6 +103,14 @@ def test_a_capable_node_that_vanished_may_come_back(clock: Clock) -> None:
     assert not cluster.mine.serves("validate")
 
 
+def test_types_of_the_past_are_not_remembered(clock: Clock) -> None:
+    cluster = Cluster(other=replace(ABLE, behaviors=("former",)))
+    cluster.becomes("other", None)
+    clock.now += MAY_RETURN
+    cluster.becomes("again", ABLE)
+    assert not cluster.mine._left
+
+
 def test_a_node_record_keeps_it() -> None:
     assert Node.decode(UNABLE.encode()) == UNABLE
     assert b"unable" not in ABLE.encode()

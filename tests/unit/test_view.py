@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,3 +177,37 @@ def test_a_strange_claim_key_is_told_and_left_alone() -> None:
     key = world.keys.claim(ref, 1)[:-6] + "abc"
     view.apply([Change(KeyValue(key, b"{}", 99))])
     assert set(view.foreign) == {key}
+
+
+@pytest.mark.parametrize("how", ["deleted", "mended", "listed"])
+def test_what_could_not_be_read_is_forgotten_when_it_is_gone(how: str) -> None:
+    world = World()
+    world.join("a")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    view, cluster = world.view(), world.cluster()
+    spec, strange = world.keys.of(ref, "spec"), world.keys.claim(ref, 1)[:-6] + "abc"
+    node = world.keys.node("b")
+    bad = [Change(KeyValue(key, b"{", 98)) for key in (spec, strange, node)]
+    view.apply(bad[:2])
+    cluster.apply(bad[2:])
+    assert set(view.foreign) | set(cluster.foreign) == {spec, strange, node}
+    if how == "listed":
+        view.replace((), claims=True)
+        assert set(view.foreign) == {spec}
+        view.replace((), claims=False)
+        cluster.replace((K.NODE,), ())
+    elif how == "deleted":
+        gone = [Change(KeyValue(key, b"", 99), deleted=True) for key in (spec, strange, node)]
+        view.apply(gone[:2])
+        cluster.apply(gone[2:])
+    else:
+        view.apply([Change(KeyValue(strange, b"", 99), deleted=True)])
+        good = world.store.get(spec)
+        assert good is not None
+        view.apply([Change(good)])
+        mended = world.store.get(world.keys.node("a"))
+        assert mended is not None
+        cluster.apply([Change(replace(mended, key=node))])
+    assert not view.foreign
+    assert not cluster.foreign

@@ -1,0 +1,119 @@
+"""The beginning of an operation, as its coordinator brings it about: what the planner lists becomes the plan."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from distop.clock import random, time
+from distop.core import transitions as t
+from distop.core.codec import rfc3339
+from distop.core.decide import gives_up
+from distop.core.digest import plan_digest
+from distop.core.model import Attempts, Decision, State
+from distop.core.plan import Plan
+from distop.core.states import Stage
+from distop.worker.model import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from distop.context import Context
+    from distop.core.model import OperationRef
+    from distop.core.txn import Compare, Txn
+    from distop.core.view import OperationView, TypeView
+    from distop.reaping import Call
+
+CHUNKS_IN_FLIGHT = 8
+
+
+class Elsewhere(Exception):
+    """A call failed, and that is counted. The next attempt is better made by another node: what went wrong may be this
+    node's own trouble.
+    """
+
+
+class Planning:
+    """Plans operations under one election (``guard``).
+
+    ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and tells whether it applied;
+    ``relist`` brings the view up to date; ``call`` makes a call into the child that ends when the operation leaves its
+    stage.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        guard: Compare,
+        view: TypeView,
+        commit: Callable[[Txn], Awaitable[bool]],
+        relist: Callable[[], Awaitable[object]],
+        call: Call,
+    ) -> None:
+        self._ctx = ctx
+        self._keys = ctx.keys
+        self._guard = guard
+        self._view = view
+        self._commit = commit
+        self._relist = relist
+        self._call = call
+        self._log = ctx.log
+
+    async def plan(self, op: OperationView) -> bool:
+        """Have the child list the partitions, and write the plan; False: a transaction was refused. Raises
+        Elsewhere."""
+        assert op.spec is not None
+        spec, ref = op.spec, op.ref
+        try:
+            if spec.table is None:
+                raise WorkerError("fatal", "an operation without a table must bring its own plan")
+            arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
+            planned = await self._call(
+                ref, Stage.PLANNING, lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions)
+            )
+        except WorkerError as error:
+            return await self._failed(ref, error)
+        op = self._view.operations.get(ref, op)  # a listing makes new objects
+        digest = plan_digest(planned.chunks)
+        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled)
+        self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
+        seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
+        small = sum(map(len, planned.chunks)) <= t.PLAN_BYTES_PER_TXN and len(planned.chunks) <= 100
+        if small:
+            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks))
+        limit = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
+
+        async def write(n: int) -> int:
+            async with limit:
+                result = await self._ctx.commit(
+                    t.write_chunk(self._keys, ref, self._guard, n, seen[n], planned.chunks[n])
+                )
+                return result.revision if result.succeeded else 0
+
+        mods = await asyncio.gather(*(write(n) for n in range(len(planned.chunks))))
+        if not all(mods):
+            await self._relist()
+            return False
+        if len(mods) > t.CHUNKS_PER_PLAN:
+            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
+            return await self._failed(ref, WorkerError("fatal", too_many))
+        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
+
+    async def _failed(self, ref: OperationRef, error: WorkerError) -> bool:
+        op = self._view.operations.get(ref)
+        if op is None or op.spec is None:
+            return True
+        if error.kind == "unable" and self._ctx.capability.cannot(ref.type, str(error)):
+            return False  # it is for another node to do
+        attempts = (op.planning.value.attempts if op.planning is not None else 0) + 1
+        text = f"planning failed: {error}"
+        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
+        if error.kind in ("fatal", "unable") or gives_up(op.spec.rules, attempts):
+            decision = Decision(State.FAILED, 0, 0, 0, error=text)
+            return await self._commit(t.give_up(self._keys, op.ref, self._guard, op.state_mod, decision))
+        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
+        seen_mod = op.planning.mod if op.planning is not None else 0
+        counted = t.plan_attempt(self._keys, op.ref, self._guard, seen_mod, Attempts(attempts, text, due))
+        if await self._commit(counted):
+            raise Elsewhere
+        return False
