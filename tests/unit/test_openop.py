@@ -1,0 +1,87 @@
+"""What an executor reads of an operation before it serves it; what it cannot read, it says, and leaves alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from distop.core.codec import SCHEMA_VERSION
+from distop.core.declaration import Rules
+from distop.core.digest import plan_digest
+from distop.core.keys import Keys
+from distop.core.model import OperationRef, Spec
+from distop.core.plan import PartitionPlan, Plan, chunked
+from distop.core.txn import Put, Txn
+from distop.errors import NotFound, UnreadableRecord
+from distop.openop import OpenOperation
+from distop.testing import ModelStore
+
+REF = OperationRef("t", "noop", "", 1)
+KEYS = Keys()
+CHUNKS = chunked([PartitionPlan(n, f"p={n}") for n in range(9)], 200)
+SPEC = Spec("request", "", "tester", Rules())
+
+
+class Reader:
+    """A store to be read, with the records of an operation; ``changed`` of them are as they are here."""
+
+    def __init__(self, **changed: bytes) -> None:
+        self.store = ModelStore()
+        records = {
+            "spec": SPEC.encode(),
+            "arg": b"{}",
+            "plan": Plan(9, "v", plan_digest(CHUNKS), len(CHUNKS)).encode(),
+            **{f"plan.{n:06d}": chunk for n, chunk in enumerate(CHUNKS)},
+            **changed,
+        }
+        root = KEYS.of(REF, "state").removesuffix("state")
+        self.store.apply(Txn((), tuple(Put(root + name, value) for name, value in records.items() if value)))
+
+    async def read(self, *gets: Any) -> list[Any]:
+        return list(self.store.apply(Txn((), gets)).responses)
+
+    async def list(self, first: str, after: str, page: int = 0) -> Any:
+        (answer,) = self.store.apply(Txn((), (type(OpenOperation.records(KEYS, REF)[0])(first, after),))).responses
+        return answer
+
+
+async def load(**changed: bytes) -> OpenOperation:
+    reader: Any = Reader(**changed)
+    return await OpenOperation.load(reader, KEYS, REF, 1)
+
+
+async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
+    op = await load()
+    assert len(CHUNKS) > 2
+    assert [op.partition(n)["name"] for n in range(9)] == [f"p={n}" for n in range(9)]
+    with pytest.raises(KeyError):
+        op.partition(9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"spec": b"\xff"}, "the record at distOp.t.noop.1.spec cannot be read"),
+        ({"arg": b"{oops"}, "the record at distOp.t.noop.1.arg cannot be read"),
+        ({"plan": b"[]"}, "the record at distOp.t.noop.1.plan cannot be read"),
+        ({"plan.000001": CHUNKS[0]}, "the plan of t/noop/1 does not fit its digest"),
+        (
+            {"plan": Plan(9, "v", plan_digest([b"packed"]), 1).encode(), "plan.000000": b"packed"},
+            "the plan of t/noop/1 has chunks of a form that this release does not know",
+        ),
+        (
+            {"spec": Spec("request", "", "tester", Rules(), version=SCHEMA_VERSION + 1).encode()},
+            "a newer distop wrote t/noop/1",
+        ),
+    ],
+)
+async def test_what_cannot_be_read_is_told(changed: dict[str, bytes], words: str) -> None:
+    with pytest.raises(UnreadableRecord, match=re.escape(words)):
+        await load(**changed)
+
+
+async def test_an_operation_that_is_gone() -> None:
+    with pytest.raises(NotFound):
+        await load(plan=b"")
