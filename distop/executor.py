@@ -7,17 +7,18 @@ A thin shell: which jobs, how many and in what order is decided in ``core.decide
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.claimer import Claimer, Won
-from distop.clock import random, time
+from distop.clock import time
 from distop.core import claiming, decide
-from distop.core.codec import SCHEMA_VERSION
 from distop.core.model import Phase
-from distop.errors import DistopError, NotFound, SessionLost, describe
+from distop.errors import DistopError, SessionLost, describe
 from distop.jobs import Jobs
 from distop.openop import OpenOperation
+from distop.quiet import Quiet
+from distop.suspicion import Suspicion
+from distop.troubles import Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
     from distop.context import Context
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
-
-ERROR_PAUSE = (0.5, 30.0)
-"""Seconds of back-off, first and longest, after an unexpected error of the executor itself."""
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """Back-off after unexpected errors of our own, per operation."""
-
-    pause: float = 0.0
-    until: float = 0.0
-
-    def again(self, clock: float) -> float:
-        first, longest = ERROR_PAUSE
-        self.pause = min(max(first, self.pause * 2), longest)
-        self.until = clock + self.pause * random.uniform(0.5, 1.0)
-        return self.pause
 
 
 class Executor:
@@ -51,16 +35,16 @@ class Executor:
         self._ctx = ctx
         self._operations: dict[OperationRef, OpenOperation] = {}
         self._claimer = Claimer(ctx)
-        self._jobs = Jobs(ctx, self._stopping, self._settled, self._hint_released)
+        self._suspicion = Suspicion(ctx)
+        self._jobs = Jobs(ctx, self._suspicion, self._stopping, self._settled, self._hint_released)
         self._serving: dict[OperationRef, asyncio.Task[None]] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self._free_slots = ctx.config.slots
         self._wake = asyncio.Event()
-        self._trouble: dict[OperationRef, _Trouble] = {}
+        self._troubles = Troubles(ctx.log)
+        self._quiet = Quiet(ctx)
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
-        self._quiet: OperationRef | None = None
-        """An operation of which only suspects are left: nothing is claimed until nothing runs, then one of them."""
 
     # ------------------------------------------------------------------ wake
 
@@ -79,8 +63,9 @@ class Executor:
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
+        for kept in (self._troubles, self._suspicion, self._quiet):
+            kept.keep(cluster.gates)
         if hint:
-            self._quiet = None  # somebody else may have run what it was for
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()
@@ -112,13 +97,14 @@ class Executor:
                 self._ctx.worker.cancel(str(op.ref))
         if not op.held and op.ref not in self._serving:
             self._operations.pop(op.ref, None)
-            self._trouble.pop(op.ref, None)
             if phase not in (Phase.PAUSED, Phase.HALTED):
                 self._track(asyncio.ensure_future(self._ctx.worker.forget(str(op.ref))))
 
     def _settled(self, op: OpenOperation) -> None:
         """A job is held no longer."""
         if not op.held:
+            if self._quiet.running:
+                self._quiet.over(op.ref)
             # The block is done: what failed here, or was left by others, may be claimable.
             op.exhausted = op.done >= op.plan.count
             if op.spec.rules.batch:
@@ -144,28 +130,25 @@ class Executor:
     def _assign(self) -> float | None:
         """Give free slots to operations with work, fewest held jobs first; seconds until something is due."""
         ctx = self._ctx
-        clock, now = time.monotonic(), time.time()
         if self._leaving or ctx.draining:
             return None
-        if clock < self._jobs.suspended_until:
-            return self._jobs.suspended_until - clock
-        pause: float | None = None
-        known = self._operations
-        if self._quiet is not None and self._quiet in ctx.cluster.gates:
-            trouble = self._trouble.get(self._quiet)
-            if trouble is not None and trouble.until > clock:
-                return trouble.until - clock
-            if self._alone() and self._quiet not in self._serving:
-                self._free_slots -= 1
-                self._serving[self._quiet] = asyncio.ensure_future(self._serve(self._quiet, 1))
+        if (disk := self._jobs.disk_pause()) > 0:
+            return disk
+        if self._alone():
+            self._quiet.fall(lambda ref: ref in self._operations and self._wait(ref) <= 0)
+        if self._quiet.ref is not None and not self._quiet.running and self._wait(self._quiet.ref) > 0:
+            self._quiet.over(self._quiet.ref)
+        if self._quiet.ref is not None:
+            self._serve_quietly(self._quiet.ref)
             return None
-        self._quiet = None
+        pause: float | None = None
+        known, now = self._operations, time.time()
         open_here = [ref for ref in ctx.cluster.gates if ctx.serves(ref.type) and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)
             if op is not None and op.held and op.spec.rules.batch:
                 continue  # one batch of an operation at a time: it has all cores already, and others share the rest
-            wait = self._trouble[ref].until - clock if ref in self._trouble else 0.0
+            wait = self._wait(ref)
             if wait <= 0 and op is not None and op.exhausted:
                 wait = op.next_due - now if op.next_due is not None else ctx.config.poll
                 if wait <= 0:
@@ -175,26 +158,31 @@ class Executor:
                 continue
             if self._free_slots <= 0:
                 break
-            slots = 1 if op is None or op.spec.rules.batch else 0
-            self._free_slots -= slots
-            self._serving[ref] = asyncio.ensure_future(self._serve(ref, slots))
+            self._serve_soon(ref, 1 if op is None or op.spec.rules.batch else 0)
         return pause
+
+    def _wait(self, ref: OperationRef) -> float:
+        """Seconds for which an operation is not to be served here."""
+        if not self._ctx.serves(ref.type):
+            return self._ctx.config.poll
+        return max(self._troubles.wait(ref), self._suspicion.wait(ref))
+
+    def _serve_soon(self, ref: OperationRef, slots: int) -> None:
+        self._free_slots -= slots
+        self._serving[ref] = asyncio.ensure_future(self._serve(ref, slots))
+
+    def _serve_quietly(self, ref: OperationRef) -> None:
+        """Nothing but a job of this operation is to begin here, and that once nothing runs. Each hint has it looked at
+        before: somebody else may have run what it was for.
+        """
+        op, alone = self._operations[ref], self._alone()
+        if ref not in self._serving and not self._quiet.running and (alone or not op.exhausted):
+            self._serve_soon(ref, int(alone))
 
     def _alone(self, mine: int = 0) -> bool:
         """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
         held = any(op.held for op in self._operations.values())
         return not held and self._free_slots + mine == self._ctx.config.slots
-
-    def _only_suspects(self, op: OpenOperation) -> bool:
-        """Only jobs that are to run alone are left of it: it is then the one for which this executor falls quiet,
-        unless it does so for another already.
-        """
-        only = bool(op.suspects) and not op.open_jobs
-        if only and self._quiet is None:
-            self._quiet = op.ref
-        elif not only and self._quiet == op.ref:
-            self._quiet = None
-        return only
 
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
@@ -209,9 +197,10 @@ class Executor:
             if won is None:
                 if not op.open_jobs:
                     await self._look(op)
-                alone = self._only_suspects(op)
-                if alone and (self._quiet != ref or not self._alone(slots)):
-                    op.forget_candidates()  # they may be taken by the time that nothing runs here
+                if self._quiet.blocks(ref):
+                    return
+                alone = self._quiet.concerns(op)
+                if alone and not self._quiet.claims(op, self._alone(slots)):
                     return
                 if not op.spec.rules.batch:
                     slots += self._take_slots(op.open_jobs - slots)
@@ -227,9 +216,9 @@ class Executor:
             if won.refused:
                 # Something that was compared is not as it was seen: its event may be here already, so look anew.
                 op.forget_candidates()
-                self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
+                self._troubles.refused(ref)
                 return
-            self._trouble.pop(ref, None)
+            self._troubles.served(ref)
             if not won.partitions:
                 if op.open_jobs:
                     op.forget_candidates()
@@ -238,18 +227,21 @@ class Executor:
         except SessionLost:
             return  # whoever waits for the session ends this incarnation
         except Exception as error:
-            self._back_off(ref, error)
+            self._troubles.failed(ref, error)
         finally:
             self._free_slots += slots
             self._serving.pop(ref, None)
-            if ref in self._operations and ref not in self._ctx.cluster.gates:
-                self._closed(self._operations[ref])
-            self._wake.set()
+            self._served(ref)
 
-    def _back_off(self, ref: OperationRef, error: Exception) -> None:
-        pause = self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
-        where = {"operation": str(ref)}
-        self._ctx.log.warning("could not serve the operation (again in %.1f s)", pause, extra=where, exc_info=error)
+    def _served(self, ref: OperationRef) -> None:
+        """A round for an operation is over."""
+        op = self._operations.get(ref)
+        if (op is None or not op.held) and (self._quiet.running or self._troubles.wait(ref) > 0):
+            self._quiet.over(ref)  # its suspect was not won
+        if op is not None and ref not in self._ctx.cluster.gates:
+            self._closed(op)
+        self._troubles.keep(self._ctx.cluster.gates)
+        self._wake.set()
 
     def _take_slots(self, wanted: int) -> int:
         """As many free slots as are wanted, if there are so many."""
@@ -259,11 +251,12 @@ class Executor:
 
     def _few(self, ref: OperationRef, slots: int) -> list[int]:
         """This executor's share of an operation that has just opened, where its gate tells that it fits into so many
-        slots; else nothing.
+        slots; else nothing. Where something went wrong with it before, it is read before its jobs are claimed: what
+        cannot be read would be claimed and released again and again.
         """
         ctx = self._ctx
         gate = ctx.cluster.gates.get(ref)
-        if gate is None or not 0 < gate.value.count <= slots or gate.mod <= ctx.caught_up_at:
+        if ref in self._troubles or gate is None or not 0 < gate.value.count <= slots or gate.mod <= ctx.caught_up_at:
             return []
         ordered, mine = decide.shares(gate.value.count, ctx.executor_id, ctx.others(ref.type), str(ref))
         return ordered[:mine]
@@ -277,16 +270,7 @@ class Executor:
         if few and (claimed := await self._claimer.claim_unread(ref, gate.mod, few)) is not None:
             self._operations[ref] = claimed[0]
             return claimed
-        try:
-            op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
-        except NotFound as error:  # the event that takes its gate away is on its way
-            ctx.log.debug("%s", error)
-            self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
-            return None, None
-        if op.spec.version > SCHEMA_VERSION:
-            ctx.log.warning("written by a newer distop: left alone", extra={"operation": str(ref)})
-            self._trouble.setdefault(ref, _Trouble()).again(time.monotonic())
-            return None, None
+        op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
         self._operations[ref] = op
         if gate.mod > ctx.caught_up_at:
             op.assume_free(ctx.executor_id, ctx.others(ref.type))
@@ -307,8 +291,11 @@ class Executor:
     async def _run(self, op: OpenOperation, block: list[int]) -> None:
         try:
             await self._jobs.run(op, block)
+            self._troubles.ran(op.ref)
         except SessionLost:
             return
+        except Exception as error:
+            self._troubles.failed(op.ref, error, run=True)
         finally:
             self._free_slots += 1
             self._wake.set()

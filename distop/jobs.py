@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.checkpoints import Checkpoints
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import JobState, Outcome, Tried, told
-from distop.core.txn import Get
-from distop.errors import InvalidArgument, SessionLost
+from distop.errors import InvalidArgument, SessionLost, describe
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 
 if TYPE_CHECKING:
@@ -21,15 +21,10 @@ if TYPE_CHECKING:
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
     from distop.openop import Held, OpenOperation
+    from distop.suspicion import Suspicion
 
-QUICK_FAILURES = 20
-"""Unexpected errors in a row, without any job that ended, after which a node suspects itself and stops claiming for
-a while: one broken node must not use up the attempts of everybody's jobs (F38)."""
-SELF_SUSPICION = 30.0
 DISK_PAUSE = 5.0
 """Seconds without claims after this executor could not write to its own disk."""
-CHECKPOINTS_AT_ONCE = 32
-"""Checkpoints in one read: up to 64 KiB each (T2)."""
 
 
 def _story(claim: Claim, event: JobEnded, executor: str) -> tuple[Tried, ...]:
@@ -49,26 +44,33 @@ class Jobs:
     def __init__(
         self,
         ctx: Context,
+        suspicion: Suspicion,
         stopping: Callable[[OpenOperation], bool],
         settled: Callable[[OpenOperation], None],
         released: Callable[[], None],
     ) -> None:
         self._ctx = ctx
+        self._suspicion = suspicion
         self._stopping = stopping
         self._settled = settled
         self._released = released
         self._failing: set[asyncio.Task[None]] = set()
-        self._saved: dict[tuple[OperationRef, int], tuple[int, int]] = {}
-        """Of jobs that were saved here: the fence that this was under, and the checkpoint's mod revision."""
-        self._failures_in_a_row = 0
-        self.suspended_until = 0.0
-        """On the monotonic clock: until then this node claims nothing."""
+        self._ending: set[tuple[OperationRef, int]] = set()
+        """Held jobs whose end is being written: nothing else is written for them."""
+        self._checkpoints = Checkpoints(ctx)
+        self._disk_until = 0.0
+
+    def disk_pause(self) -> float:
+        """Seconds for which nothing is to be claimed, because this node could not write to its own disk."""
+        return self._disk_until - time.monotonic()
 
     async def run(self, op: OpenOperation, block: Sequence[int]) -> None:
-        """Run a block of held jobs to its end. Raises SessionLost."""
+        """Run a block of held jobs to its end. Raises SessionLost; anything else that goes wrong, once those jobs that
+        have not ended are released.
+        """
         ctx = self._ctx
         try:
-            checkpoints, _ = await asyncio.gather(self._checkpoints(op, block), self._write_down(op, block))
+            checkpoints = await self._prepare(op, block)
             if self._stopping(op):
                 self.release(op, block)
                 return
@@ -90,15 +92,29 @@ class Jobs:
                 on_status=lambda p, text: ctx.log.info(
                     "%s", text, extra={"operation": str(op.ref), "partition": p if p >= 0 else None}
                 ),
-                on_progress=lambda p, value: self._checkpoint(op, p, value),
+                on_progress=lambda p, value: self._checkpoints.save(op, p, value),
             )
         except SessionLost:
             raise
         except Exception as error:
-            ctx.log.error("a run broke, its jobs are released", extra={"operation": str(op.ref)}, exc_info=error)
             if isinstance(error, OSError):  # nothing may start before it is written down
-                self.suspended_until = time.monotonic() + DISK_PAUSE
+                self._disk_until = time.monotonic() + DISK_PAUSE
             self.release(op, block)
+            raise
+
+    async def _prepare(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
+        """Write a run down, and read the checkpoints from which its jobs go on. Both have come to their ends when this
+        returns or raises: a run that is written down only after its jobs were released would never be settled.
+        """
+        found, written = await asyncio.gather(
+            self._checkpoints.load(op, block), self._write_down(op, block), return_exceptions=True
+        )
+        if isinstance(written, BaseException):
+            raise written
+        if isinstance(found, BaseException):
+            raise found
+        checkpoints: dict[int, Any] = found
+        return checkpoints
 
     async def _write_down(self, op: OpenOperation, block: Sequence[int]) -> None:
         """Which jobs are run here stands on the disk before one of them starts (I29)."""
@@ -114,10 +130,12 @@ class Jobs:
         return op.spec.table.to_json() if op.spec.table else None
 
     def release(self, op: OpenOperation, partitions: Iterable[int]) -> None:
-        """Set held claims to waiting: not held against the jobs, and due at once."""
+        """Set held claims to waiting: not held against the jobs, and due at once. Those whose end is being written are
+        left to that.
+        """
         writes = []
         for p in partitions:
-            held = op.held.get(p)
+            held = self._begin_end(op, p)
             if held is not None:
                 waiting = decide.released(held.claim, self._ctx.executor_id)
                 write = claiming.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting)
@@ -136,46 +154,28 @@ class Jobs:
             await asyncio.wait(set(self._failing))
         await self._ctx.reporter.drain()
 
-    # ----------------------------------------------------------- checkpoints
-
-    async def _checkpoints(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
-        if not op.spec.rules.resumable:
-            return {}
-        again = [p for p in block if op.held[p].claim.attempt > 1]
-        found: dict[int, Any] = {}
-        for n in range(0, len(again), CHECKPOINTS_AT_ONCE):
-            page = again[n : n + CHECKPOINTS_AT_ONCE]
-            answers = await self._ctx.client.read(*(Get(self._ctx.keys.job(op.ref, p, "progress")) for p in page))
-            for p, answer in zip(page, answers, strict=True):
-                if answer.kv is not None:
-                    found[p] = self._ctx.decode(answer.kv.value)
-        return found
-
-    async def _checkpoint(self, op: OpenOperation, partition: int, value: Any) -> bool:
-        held = op.held.get(partition)
-        if held is None:
-            return False
-        keys, place = self._ctx.keys, (op.ref, partition)
-        fence, seen = self._saved.get(place, (0, 0))
-        if fence != held.fence:
-            former = None
-            if held.claim.attempt > 1:
-                former = await self._ctx.client.get(keys.job(op.ref, partition, "progress"))
-            seen = former.mod_revision if former is not None else 0
-        write = claiming.checkpoint(keys, op.ref, partition, held.fence, self._ctx.encode(value), seen)
-        applied = await self._ctx.reporter.write(write)
-        self._saved[place] = (held.fence, applied or seen)
-        return bool(applied)
-
     # ------------------------------------------------------------------ ends
+
+    def _begin_end(self, op: OpenOperation, partition: int) -> Held | None:
+        """The claim under which a job's end is to be written; None where it is not held, or an end is being written: of
+        two writes under one fence that go in different transactions either could win.
+        """
+        held = op.held.get(partition)
+        if held is None or (op.ref, partition) in self._ending:
+            return None
+        self._ending.add((op.ref, partition))
+        return held
 
     def _ended(self, op: OpenOperation, events: Sequence[JobEnded]) -> None:
         """Jobs ended: turn each into a write under its fence and hand them to the group commit."""
         writes = []
         for event in events:
-            held = op.held.get(event.partition)
+            held = self._begin_end(op, event.partition)
             if held is not None:
-                write = self._write(op, held, event)
+                try:
+                    write = self._write(op, held, event)
+                except Exception as error:
+                    write = self._unwritable(op, held, event, error)
                 if write is not None:
                     gone = event.kind == "refused" or (event.kind == "cancelled" and not event.error)
                     left = not gone or op.spec.rules.resumable
@@ -190,11 +190,12 @@ class Jobs:
             self._released()
             return claiming.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self._ctx.executor_id))
         if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):
-            self._count_failure()
+            if event.kind != "fatal":
+                self._suspicion.broke(op.ref)
             if not rules.at_limit(claim.failures + 1):
                 return self._again(op, held, event)
-        else:
-            self._failures_in_a_row = 0
+        elif event.kind != "fatal":  # which is a verdict on the job, and tells nothing of the node
+            self._suspicion.ended(op.ref)
         if event.kind in ("error", "crash", "fatal") and rules.cleans:
             self._fail_after_cleanup(op, held, event)
             return None
@@ -206,6 +207,18 @@ class Jobs:
             if not rules.can_fail:
                 return self._again(op, held, broken)
             return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, self._outcome(held, broken))
+
+    def _unwritable(self, op: OpenOperation, held: Held, event: JobEnded, error: Exception) -> claiming.Guarded:
+        """What came of a job cannot be turned into a write: it broke. It must not stay held for that, nor be run again
+        without a limit.
+        """
+        where = {"operation": str(op.ref), "partition": event.partition}
+        self._ctx.log.error("what came of a job cannot be written", extra=where, exc_info=error)
+        broken = replace(event, kind="error", result=None, error=f"its end could not be written: {describe(error)}")
+        if not op.spec.rules.at_limit(held.claim.failures + 1):
+            return self._again(op, held, broken)
+        outcome = self._outcome(held, broken)
+        return claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
 
     def _outcome(self, held: Held, event: JobEnded) -> Outcome:
         return Outcome(
@@ -238,12 +251,16 @@ class Jobs:
         """The limit is reached: nobody will come after this attempt and clean up, so that is done before the report."""
 
         async def fail() -> None:
-            item = JobItem(op.partition(event.partition), held.claim.attempt, held.fence)
             try:
+                item = JobItem(op.partition(event.partition), held.claim.attempt, held.fence)
                 await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, self._table(op), [item])
-            except WorkerError as error:
+            except SessionLost:
+                return
+            except Exception as error:  # whatever it is, the job has failed, and must not stay held for it
                 where = {"operation": str(op.ref), "partition": event.partition}
-                self._ctx.log.warning("cleanup of a job that failed for good failed too: %s", error, extra=where)
+                known = error if not isinstance(error, WorkerError) else None
+                said = "cleanup of a job that failed for good failed too: %s"
+                self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
             outcome = self._outcome(held, replace(event, result=None))
             write = claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
             self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True))])
@@ -258,7 +275,8 @@ class Jobs:
 
         def answered(applied: int) -> None:
             op.held.pop(partition, None)
-            self._saved.pop((op.ref, partition), None)
+            self._ending.discard((op.ref, partition))
+            self._checkpoints.forget(op.ref, partition)
             op.done += bool(applied and ended)
             if local is not None and ((applied and ended) or not left):
                 local.ended(op.ref, partition)
@@ -266,7 +284,7 @@ class Jobs:
                 local.released(op.ref, partition)
             if not applied:
                 self._ctx.log.info(
-                    "another holder has the job: the outcome here is dropped",
+                    "the job is not held here any more: what came of it here is dropped",
                     extra={"operation": str(op.ref), "partition": partition},
                 )
             if not (applied and ended):
@@ -274,12 +292,3 @@ class Jobs:
             self._settled(op)
 
         return answered
-
-    def _count_failure(self) -> None:
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= QUICK_FAILURES:
-            self._failures_in_a_row = 0
-            self.suspended_until = time.monotonic() + SELF_SUSPICION
-            self._ctx.log.error(
-                "%d jobs in a row broke here: this node claims nothing for %d s", QUICK_FAILURES, int(SELF_SUSPICION)
-            )

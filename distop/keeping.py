@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from distop.core import kept
 from distop.core.keys import state_ordinal
 from distop.core.model import State
+from distop.core.plan import CHUNK_PAGE
 from distop.core.txn import Get
-from distop.openop import CHUNK_PAGE
 from distop.reaping import PlanRows
 
 if TYPE_CHECKING:

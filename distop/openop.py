@@ -6,7 +6,6 @@ operation is taken to be all free, claims that are refused say so, and only an e
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.core import decide
-from distop.core.codec import loads
-from distop.core.digest import plan_digest
+from distop.core.codec import SCHEMA_VERSION, loads
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
-from distop.core.plan import Plan
+from distop.core.plan import CHUNK_PAGE, Plan, begin_with
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.core.view import Seen
-from distop.errors import DistopError, NotFound
+from distop.errors import NotFound, UnreadableRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from distop.core.txn import GetResult
     from distop.store.client import EtcdClient
 
-CHUNK_PAGE = 4
-"""Chunks of a plan read at once: they have up to 512 KiB each, and an answer has its limit (T2)."""
 DECODED_CHUNKS = 4
 """Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
 
@@ -51,7 +47,14 @@ class OpenOperation:
     """One open operation. ``gate_mod`` is its gate's mod revision; a new gate makes a new object."""
 
     def __init__(
-        self, ref: OperationRef, gate_mod: int, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]
+        self,
+        ref: OperationRef,
+        gate_mod: int,
+        spec: Spec,
+        arg: Any,
+        plan: Plan,
+        chunks: Sequence[bytes],
+        starts: Sequence[int],
     ) -> None:
         self.ref = ref
         self.gate_mod = gate_mod
@@ -74,7 +77,7 @@ class OpenOperation:
         self.suspects: dict[int, tuple[Seen[Claim], bool]] = {}
         """Those of them that are to run alone in an executor."""
         self._chunks = list(chunks)
-        self._starts: list[int] = []
+        self._starts = list(starts)
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
 
@@ -94,11 +97,14 @@ class OpenOperation:
         cls, answers: Sequence[GetResult], client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int
     ) -> OpenOperation:
         """The operation of these records, with what there is of its plan beyond them. Raises NotFound where it is gone
-        meanwhile, UnreadableRecord, and DistopError where the plan is not the one that was made.
+        meanwhile, and UnreadableRecord also where a newer release wrote it, or the plan is not the one that was made.
         """
         spec, arg, plan, chunk = answers
         if spec.kv is None or arg.kv is None or plan.kv is None:
             raise NotFound(f"operation {ref} has ended meanwhile")
+        written = read(Spec.decode, spec.kv)
+        if written.version > SCHEMA_VERSION:
+            raise UnreadableRecord(f"a newer distop wrote {ref}: this release leaves it alone")
         decoded = read(Plan.decode, plan.kv)
         chunks = [kv.value for kv in chunk.kvs]
         if decoded.chunks > 1:
@@ -107,17 +113,16 @@ class OpenOperation:
         chunks = chunks[: decoded.chunks]
         if len(chunks) < decoded.chunks:  # a plan is written after all of its chunks: its cleanup has begun
             raise NotFound(f"operation {ref} has ended meanwhile")
-        if plan_digest(chunks) != decoded.digest:
-            raise DistopError(f"the plan of {ref} does not fit its digest: its chunks are not the ones planned")
-        return cls(ref, gate_mod, read(Spec.decode, spec.kv), read(loads, arg.kv), decoded, chunks)
+        try:
+            starts = begin_with(decoded, chunks)
+        except ValueError as error:
+            raise UnreadableRecord(f"the plan of {ref} {error}") from error
+        return cls(ref, gate_mod, written, read(loads, arg.kv), decoded, chunks, starts)
 
     # ------------------------------------------------------------- partitions
 
     def partition(self, number: int) -> Mapping[str, Any]:
         """A partition's plan in its JSON form. Raises KeyError where the plan has none of this ordinal."""
-        if not self._starts:
-            first = json.JSONDecoder().raw_decode
-            self._starts = [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in self._chunks]
         index = bisect_right(self._starts, number) - 1
         if index < 0:
             raise KeyError(number)
@@ -217,6 +222,11 @@ class OpenOperation:
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
         listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
         return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
+
+    def unchanged_for(self, partition: int) -> float:
+        """Seconds for which a waiting or lost claim was seen unchanged at the last looks."""
+        _, since = self._first_seen.get(partition, (0, time.monotonic()))
+        return time.monotonic() - since
 
     def take_suspect(self) -> list[tuple[int, Seen[Claim], bool]]:
         """One that is to run alone."""

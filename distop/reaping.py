@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import claiming
 from distop.core.codec import loads
+from distop.core.plan import CHUNK_PAGE
 from distop.core.states import Stage
 from distop.core.txn import TxnResult
-from distop.openop import CHUNK_PAGE
 from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:

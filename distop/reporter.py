@@ -86,7 +86,7 @@ class Reporter:
             for write, answer in zip(writes, alone.responses, strict=True)
         ]
         if not all(applied):
-            self._log.info("%d of %d reports lost their fence to another holder", applied.count(0), len(writes))
+            self._log.info("%d of %d reports came too late: their fences are gone", applied.count(0), len(writes))
         return applied
 
     def _pump(self) -> None:

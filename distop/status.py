@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
@@ -19,6 +19,7 @@ from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import EtcdRejected, InvalidArgument, NotFound
+from distop.legible import Legible
 from distop.naming import add_names
 from distop.reading import readable
 from distop.results import OperationResult, OperationStatus, first_line
@@ -79,6 +80,7 @@ class JobStates:
         self.mods: dict[int, int] = {}
         """Their mod revisions."""
         self.names: dict[int, str] = {}
+        self.legible = Legible()
         self.first = (0, -1)
         """A gate's mod revision, and the job that was the first to end behind it."""
         self.began = 0.0
@@ -209,8 +211,14 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
 
 async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
     """Read an operation and judge it. Raises NotFound."""
+    jobs = jobs if jobs is not None else JobStates()
     snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
-    return judge(snapshot, nodes, time.time(), raised)
+    seen = judge(snapshot, nodes, time.time(), raised)
+    if seen.stage != Stage.OPEN or seen.jobs["running"] or seen.waiting_for is None:
+        return seen
+    # Nobody works on it. Perhaps nobody can.
+    why = await jobs.legible.why_not(etcd, keys, ref)
+    return replace(seen, waiting_for=f"records that executors can read: {why}") if why else seen
 
 
 async def alarms(etcd: EtcdClient) -> tuple[str, ...]:

@@ -144,22 +144,20 @@ class Guarded:
     also: tuple[Compare, ...] = ()
     """What is compared beside the fence."""
     proof: Put | None = None
-    """The write by which an earlier copy of this one recognizes itself, where it does not take the fence away."""
+    """The write by which an earlier copy of this one, of which no answer came, recognizes itself (T9)."""
 
 
 def report(keys: Keys, ref: OperationRef, partition: int, fence: int, state: JobState, outcome: Outcome) -> Guarded:
     """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored."""
     value = outcome.encode()
     key = keys.claim(ref, partition)
+    told = Put(keys.job(ref, partition, "outcome"), value)
     return Guarded(
         unchanged(key, fence),
-        (
-            Put(keys.job(ref, partition, "state"), word(state)),
-            Put(keys.job(ref, partition, "outcome"), value),
-            Delete(key),
-        ),
+        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key)),
         len(value),
         "report",
+        proof=told,
     )
 
 
@@ -167,7 +165,8 @@ def wait_again(keys: Keys, ref: OperationRef, partition: int, fence: int, waitin
     """Retry and release: the claim is set to waiting; the job is stopped first."""
     key = keys.claim(ref, partition)
     value = waiting.encode()
-    return Guarded(unchanged(key, fence), (Put(key, value),), len(value), "retry")
+    put = Put(key, value)
+    return Guarded(unchanged(key, fence), (put,), len(value), "retry", proof=put)
 
 
 def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:

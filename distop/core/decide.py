@@ -332,6 +332,27 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
     return rules.at_limit(failures + 1) and claim.losses + lost > 0
 
 
+def place_for_suspect(claim: Claim, executor: str, others: Sequence[str], job: str) -> int:
+    """My place, from 0, among those that may run a suspect: another order for each job, the same for everybody. The
+    executor on which it broke comes last, since it leaves the job alone for a while.
+    """
+    if claim.waiting and claim.failures:
+        if claim.executor == executor:
+            return len(others)
+        others = [name for name in others if name != claim.executor]
+    return turn(others, executor, job)
+
+
+QUIET_TURN = 300.0
+"""Seconds for which a suspect is left to the executor before me: it may have to wait for a long job of its own, but it
+may also be one that is never alone, for a reason that nobody else sees."""
+
+
+def quiet_in(place: int, unchanged_for: float) -> float:
+    """Seconds until an executor at this place falls quiet for a suspect; 0: now."""
+    return max(0.0, place * QUIET_TURN - unchanged_for)
+
+
 def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
     """The waiting claim after an unexpected error: counted, due later, with the error for people."""
     tried = told(claim.tried, Tried(claim.attempt, executor, error))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
+from distop.core.digest import plan_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MAX_PARTITIONS = 1_000_000
 MAX_CHUNK_BYTES = 512 * 1024
+CHUNK_PAGE = 4
+"""Chunks of a plan read at once: an answer has its limit (T2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,19 @@ class Plan:
             int(data.get("chunks", 0)),
             int(data.get("spilled", 0)),
         )
+
+
+def begin_with(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
+    """The first ordinal in each of a plan's chunks. Raises ValueError where they are not the chunks that were planned,
+    or of a form that is not known here.
+    """
+    if plan_digest(chunks) != plan.digest:
+        raise ValueError("does not fit its digest: its chunks are not the ones planned")
+    first = json.JSONDecoder().raw_decode
+    try:
+        return [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in chunks] if plan.count else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError("has chunks of a form that this release does not know: use a later release") from error
 
 
 @dataclass(frozen=True, slots=True)

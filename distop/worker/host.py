@@ -229,6 +229,7 @@ class Worker(Asking):
         self, run: RunSink, ordinals: Sequence[int], *, cleanup: bool, careful: bool = False
     ) -> Death | None:
         """Send jobs to the child and wait for their ends; the child's death if it came first."""
+        await run.saved()
         child = await self._keeper.ready()
         ordinals = [p for p in ordinals if p in run.pending]
         request, number = run.request, next(self._numbers)

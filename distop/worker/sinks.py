@@ -98,6 +98,13 @@ class RunSink:
         self._on_events = lambda _: None
         self._on_status = self._on_progress = None
 
+    async def saved(self) -> None:
+        """Wait for the checkpoints that are being saved. A job that is run again under its claim goes on from the last
+        of them: an older one, saved by the new run after it, would undo it.
+        """
+        while self._saving:
+            await asyncio.wait(set(self._saving))
+
     async def _save(self, child: Child, message: dict[str, Any]) -> None:
         saved = False
         if self._on_progress is not None and message["partition"] in self.pending:

@@ -122,6 +122,27 @@ def test_a_node_and_records_of_an_operation(world: World) -> None:
     assert (doctor.code, node in doctor.out, spec in doctor.out) == (1, True, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("plan.000000", b'[{"partition":0,"name":"z","bytes":0,"files":[]}]', "the plan does not fit its digest"),
+        ("arg", b"{oops", "b'{oops' is not what belongs there"),
+    ],
+)
+def test_what_executors_cannot_read_of_an_operation(world: World, name: str, value: bytes, words: str) -> None:
+    """Nobody runs its jobs, and its status says why. Nothing of it is touched: it can be mended, or cancelled."""
+    world.distop("start", "noop", TABLE)
+    world.play(lambda hand: hand.plan(OP, "n1", ["a", "b"]))
+    assert world.distop("show", str(OP), "--json").json["waiting_for"] == "free slots"
+    put(world, lambda keys: f"{keys.of(OP, 'state').removesuffix('state')}{name}", value)
+    shown = world.distop("show", str(OP), "--json")
+    assert shown.code == 0
+    assert shown.json["waiting_for"].startswith("records that executors can read: ")
+    assert words in shown.json["waiting_for"]
+    assert words in " ".join(world.distop("show", str(OP)).out.split())
+    assert world.distop("cancel", str(OP)).code == 0
+
+
 def test_counters_that_are_none(world: World) -> None:
     world.distop("start", "noop", TABLE)
     for key, value in (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distop import submit
+from distop.checkpoints import Checkpoints
 from distop.clock import time
 from distop.context import Context
 from distop.coordinator import Coordinator
@@ -18,7 +19,6 @@ from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.keys import Keys
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
-from distop.jobs import Jobs
 from distop.store.position import Reopen, WatchPosition
 from distop.store.session import Session
 from distop.testing.simulation import Scenario
@@ -315,10 +315,10 @@ def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
 
 @bug()
 def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
-    async def none(self: Jobs, op: Any, block: Any) -> dict[int, Any]:
+    async def none(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
         return {}
 
-    patch.setattr(Jobs, "_checkpoints", none)
+    patch.setattr(Checkpoints, "load", none)
 
 
 @bug()

@@ -8,12 +8,14 @@ import pytest
 
 from distop.core.jobs import Claim, JobState
 from distop.core.txn import Put, Txn
-from distop.testing.simulation import Scenario, Simulation, simulate
+from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
+from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import Process
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, DrainAct, Fault, Host, Wish
+from distop.testing.simulation.worker import ANSWER
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
@@ -44,6 +46,16 @@ def enumerate_writes(wanted: Scenario) -> list[tuple[int, str]]:
     sim = Simulation(wanted)
     sim.run()
     return [(revision, changes[0].kv.key.rpartition(".")[2]) for revision, changes in sim.etcd.store.history]
+
+
+def checkpoints(sim: Simulation) -> dict[str, list[int]]:
+    """What was saved at each key, in order."""
+    values: dict[str, list[int]] = {}
+    for _, changes in sim.etcd.store.history:
+        for change in changes:
+            if change.kv.key.endswith(".progress") and not change.deleted:
+                values.setdefault(change.kv.key, []).append(int(change.kv.value))
+    return values
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -98,11 +110,7 @@ def test_a_late_copy_of_a_checkpoint_does_not_undo_later_ones(late: float) -> No
         report = sim.run()
     assert once
     assert report.breaches == []
-    values: dict[str, list[int]] = {}
-    for _, changes in sim.etcd.store.history:
-        for change in changes:
-            if change.kv.key.endswith(".progress") and not change.deleted:
-                values.setdefault(change.kv.key, []).append(int(change.kv.value))
+    values = checkpoints(sim)
     assert values
     assert all(saved == sorted(saved) for saved in values.values()), values
 
@@ -206,6 +214,71 @@ def test_a_claim_that_was_won_and_not_told_is_known_once_its_repetition_is_refus
     assert won < writes_of(sim, "distOpPending.a.quick.1")[2] < released, "it was paused before the claim was repeated"
     assert report.breaches == []
     assert jobs_of(sim) == ([JobState.SUCCESS] * 5, 0)
+
+
+@pytest.mark.parametrize("late", [ANSWER + 0.5, ANSWER + 1.2])
+def test_a_checkpoint_that_the_child_gave_up_on_does_not_block_later_ones(
+    late: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It arrived after the child had saved the next one. That was refused, since it followed the same checkpoint, and
+    so were all after it.
+    """
+    monkeypatch.setattr(behaviors, "script", lambda *_: Script(0.3, 12, "success"))
+    wish = Wish(0, 0.3, "lone", "a", argument(7, 1, 0.1), None, "collect_all", ())
+    wanted = small(7, 1, wish)
+    first = next(r for r, kind in enumerate_writes(wanted) if kind == "progress")
+    with quietly():
+        sim = Simulation(wanted)
+        once: list[str] = []
+
+        def fate(process: object, path: str) -> Fate | None:
+            if path.endswith("/Txn") and sim.etcd.store.revision == first - 1 and not once:
+                once.append(path)
+                return Fate("slow", before=late)
+            return None
+
+        sim.network.fate = fate
+        report = sim.run()
+    assert once
+    assert report.breaches == []
+    (saved,) = checkpoints(sim).values()
+    assert saved == sorted(saved)
+    assert saved[0] == 1
+    assert saved[-4:] == [8, 9, 10, 11]
+
+
+def test_a_job_that_is_run_again_goes_on_from_what_was_being_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour killed the child, and the job was begun again under the same claim, from the checkpoint before those
+    that were on their way. Then those were saved, and after them the older ones of the new run.
+    """
+
+    def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
+        return Script(0.2, 8, "success") if partition == 0 else Script(3.3, 1, "crash" if attempt == 1 else "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    wish = Wish(0, 0.3, "index", "a", {**argument(7, 2, 0.1), "name": "x"}, None, "collect_all", ())
+    wanted = small(7, 1, wish)
+    key = "distOp.a.index.x.1.000000.progress"
+    with quietly():
+        sim = Simulation(wanted)
+        sim.run()
+        fourth = [r for r, changes in sim.etcd.store.history if changes[0].kv.key == key][3]
+        sim = Simulation(wanted)
+        once: list[str] = []
+
+        def fate(process: object, path: str) -> Fate | None:
+            if path.endswith("/Txn") and sim.etcd.store.revision == fourth - 1 and not once:
+                once.append(path)
+                return Fate("slow", before=2.6)
+            return None
+
+        sim.network.fate = fate
+        report = sim.run()
+    assert once
+    assert report.breaches == []
+    saved = checkpoints(sim)[key]
+    assert saved == sorted(saved)
+    assert saved[-1] == 7
 
 
 @pytest.mark.parametrize("late", [0.0, 0.4])

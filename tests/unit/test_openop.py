@@ -1,63 +1,94 @@
-"""What an executor reads of an operation before it claims."""
+"""What an executor reads of an operation before it serves it; what it cannot read, it says, and leaves alone."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import re
 from typing import Any
 
 import pytest
 
+from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
 from distop.core.digest import plan_digest
 from distop.core.keys import Keys
 from distop.core.model import OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
-from distop.core.txn import Get, GetResult, KeyValue
-from distop.errors import DistopError, NotFound
+from distop.core.txn import Put, Txn
+from distop.errors import NotFound, UnreadableRecord
 from distop.openop import OpenOperation
+from distop.testing import ModelStore
 
-KEYS = Keys()
 REF = OperationRef("t", "noop", "", 1)
-CHUNKS = chunked([PartitionPlan(n, f"p={n}") for n in range(20)], 200)
-PLAN = Plan(20, "v1", plan_digest(CHUNKS), len(CHUNKS))
+KEYS = Keys()
+CHUNKS = chunked([PartitionPlan(n, f"p={n}") for n in range(9)], 200)
+SPEC = Spec("request", "", "tester", Rules())
 
 
-class Etcd:
-    """Answers the first read with the operation as it was, and the listing with the chunks that are left by then."""
+class Reader:
+    """A store to be read, with the records of an operation; ``changed`` of them are as they are here."""
 
-    def __init__(self, left: list[bytes]) -> None:
-        self._left = left
-
-    async def read(self, *wanted: Get) -> list[GetResult]:
-        stored = {
-            KEYS.of(REF, "spec"): Spec("r", "", "", Rules()).encode(),
-            KEYS.of(REF, "arg"): b"{}",
-            KEYS.of(REF, "plan"): PLAN.encode(),
+    def __init__(self, **changed: bytes) -> None:
+        self.store = ModelStore()
+        records = {
+            "spec": SPEC.encode(),
+            "arg": b"{}",
+            "plan": Plan(9, "v", plan_digest(CHUNKS), len(CHUNKS)).encode(),
+            **{f"plan.{n:06d}": chunk for n, chunk in enumerate(CHUNKS)},
+            **changed,
         }
-        values = [stored.get(get.key, CHUNKS[0]) for get in wanted]
-        return [GetResult((KeyValue(get.key, value, 1),), 1) for get, value in zip(wanted, values, strict=True)]
+        root = KEYS.of(REF, "state").removesuffix("state")
+        self.store.apply(Txn((), tuple(Put(root + name, value) for name, value in records.items() if value)))
 
-    async def list(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(kvs=[KeyValue("", value, 1) for value in self._left])
+    async def read(self, *gets: Any) -> list[Any]:
+        return list(self.store.apply(Txn((), gets)).responses)
 
-
-async def load(left: list[bytes]) -> OpenOperation:
-    etcd: Any = Etcd(left)
-    return await OpenOperation.load(etcd, KEYS, REF, 1)
-
-
-async def test_a_plan_in_several_chunks() -> None:
-    op = await load(CHUNKS)
-    assert [op.partition(p)["name"] for p in (0, 19)] == ["p=0", "p=19"]
+    async def list(self, first: str, after: str, page: int = 0) -> Any:
+        (answer,) = self.store.apply(Txn((), (type(OpenOperation.records(KEYS, REF)[0])(first, after),))).responses
+        return answer
 
 
-@pytest.mark.parametrize("left", [[], CHUNKS[1:]])
-async def test_an_operation_that_is_cleaned_up_while_it_is_read_has_ended(left: list[bytes]) -> None:
+async def load(**changed: bytes) -> OpenOperation:
+    reader: Any = Reader(**changed)
+    return await OpenOperation.load(reader, KEYS, REF, 1)
+
+
+async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
+    op = await load()
+    assert len(CHUNKS) > 2
+    assert [op.partition(n)["name"] for n in range(9)] == [f"p={n}" for n in range(9)]
+    with pytest.raises(KeyError):
+        op.partition(9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"spec": b"\xff"}, "the record at distOp.t.noop.1.spec cannot be read"),
+        ({"arg": b"{oops"}, "the record at distOp.t.noop.1.arg cannot be read"),
+        ({"plan": b"[]"}, "the record at distOp.t.noop.1.plan cannot be read"),
+        ({"plan.000001": CHUNKS[0]}, "the plan of t/noop/1 does not fit its digest"),
+        (
+            {"plan": Plan(9, "v", plan_digest([b"packed"]), 1).encode(), "plan.000000": b"packed"},
+            "the plan of t/noop/1 has chunks of a form that this release does not know",
+        ),
+        (
+            {"spec": Spec("request", "", "tester", Rules(), version=SCHEMA_VERSION + 1).encode()},
+            "a newer distop wrote t/noop/1",
+        ),
+    ],
+)
+async def test_what_cannot_be_read_is_told(changed: dict[str, bytes], words: str) -> None:
+    with pytest.raises(UnreadableRecord, match=re.escape(words)):
+        await load(**changed)
+
+
+async def test_an_operation_that_is_gone() -> None:
+    with pytest.raises(NotFound):
+        await load(plan=b"")
+
+
+@pytest.mark.parametrize("gone", [range(len(CHUNKS)), range(1), range(1, len(CHUNKS))])
+async def test_an_operation_that_is_cleaned_up_while_it_is_read_has_ended(gone: range) -> None:
     """The simulator found that this was told as a plan that does not fit its digest."""
     with pytest.raises(NotFound, match="has ended meanwhile"):
-        await load(left)
-
-
-async def test_chunks_that_were_not_planned_are_told() -> None:
-    with pytest.raises(DistopError, match="does not fit its digest"):
-        await load([*CHUNKS[1:], CHUNKS[0]])
+        await load(**{f"plan.{n:06d}": b"" for n in gone})

@@ -75,6 +75,13 @@ class Run:
         self.told = asyncio.Event()
         self.begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.saving: set[asyncio.Task[None]] = set()
+        """Checkpoints that the daemon is asked to save."""
+
+    def save(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.saving.add(task)
+        task.add_done_callback(self.saving.discard)
 
     def end(self, events: Sequence[JobEnded]) -> None:
         fresh = []

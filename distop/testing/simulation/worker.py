@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from distop.testing.simulation.machine import Machine
 
 
+ANSWER = 1.5
+"""Seconds for which a child waits to hear that a checkpoint was saved; then it goes on, and saves the next one. (The
+real one waits for a minute, in which a simulated operation is long over.)"""
+
+
 class SimWorker:
     """One incarnation's worker."""
 
@@ -121,6 +126,8 @@ class SimWorker:
     async def _drive(self, run: Run) -> None:
         cleanup = run.request.cleanup_first
         while run.pending:
+            if run.saving:
+                await asyncio.wait(set(run.saving))
             child = self._ready()
             run.begun = True
             child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
@@ -225,8 +232,11 @@ class SimWorker:
                     run.pending[partition] = replace(item, progress=value)
             self._loop.call_later(PIPE, settle, answered, saved, context=child_context)
 
-        self._tell(lambda: asyncio.ensure_future(save()))
-        if await answered:
+        self._tell(lambda: run.save(save()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER):
+                await answered
+        if answered.done() and not answered.cancelled() and answered.result():
             self._machine.effects.saved(ref, partition, value, effect)
 
     # ----------------------------------------------------------------- cancel

@@ -1,0 +1,96 @@
+"""Back-off after an open operation could not be served here: by an error of our own, by records that this release
+cannot read, or because what was compared had changed. An entry goes when the operation is served again, or goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distop.clock import random, time
+from distop.errors import NotFound, UnreadableRecord, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from distop.core.model import OperationRef
+    from distop.logs import ContextLogger
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+"""Seconds of back-off, first and longest, after an unexpected error of the executor itself."""
+UNREADABLE_PAUSE = 120.0
+"""The longest where records cannot be read: that lasts until a person mends them, or a later release is installed."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    pause: float = 0.0
+    until: float = 0.0
+    """On the monotonic clock."""
+    said: str = ""
+    """What was said of it last."""
+    run: bool = False
+    """Its jobs could be claimed, and not run."""
+
+
+class Troubles:
+    """The operations that one incarnation could not serve."""
+
+    def __init__(self, log: ContextLogger) -> None:
+        self._log = log
+        self._of: dict[OperationRef, _Trouble] = {}
+
+    def __contains__(self, ref: OperationRef) -> bool:
+        return ref in self._of
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def wait(self, ref: OperationRef) -> float:
+        """Seconds until it may be tried again; nothing, or less, where that is now."""
+        trouble = self._of.get(ref)
+        return trouble.until - time.monotonic() if trouble is not None else 0.0
+
+    def refused(self, ref: OperationRef) -> None:
+        """What was compared is not as it was seen: look again a little later."""
+        self._again(ref, LONGEST_PAUSE)
+
+    def failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
+        """It could not be served, or (``run``) a run of its jobs not be begun. What lasts is said once; an end that
+        only was not seen yet is nothing to speak of.
+        """
+        where = {"operation": str(ref)}
+        if isinstance(error, NotFound):
+            self._again(ref, LONGEST_PAUSE)
+            self._log.debug("%s", error, extra=where)
+        elif isinstance(error, UnreadableRecord):
+            trouble = self._again(ref, UNREADABLE_PAUSE)
+            if trouble.said != str(error):
+                trouble.said = str(error)
+                self._log.error("this executor leaves the operation alone until it can read it: %s", error, extra=where)
+        else:
+            trouble = self._again(ref, LONGEST_PAUSE)
+            said = f"could not serve the operation (again in {trouble.pause:.1f} s): {describe(error)}"
+            self._log.warning("%s", said, extra=where, exc_info=error)
+        self._of[ref].run = run
+
+    def _again(self, ref: OperationRef, longest: float) -> _Trouble:
+        trouble = self._of.setdefault(ref, _Trouble())
+        trouble.pause = min(max(FIRST_PAUSE, trouble.pause * 2), longest)
+        trouble.until = time.monotonic() + trouble.pause * random.uniform(0.5, 1.0)
+        return trouble
+
+    def served(self, ref: OperationRef) -> None:
+        """It was looked at and claimed from; if it was runs that went wrong, that they go well is yet to be seen."""
+        if ref in self._of and not self._of[ref].run:
+            del self._of[ref]
+
+    def ran(self, ref: OperationRef) -> None:
+        """A run of its jobs came to its end."""
+        self._of.pop(ref, None)
+
+    def keep(self, gates: Container[OperationRef]) -> None:
+        """Forget the operations that are not open any more."""
+        for ref in [ref for ref in self._of if ref not in gates]:
+            del self._of[ref]

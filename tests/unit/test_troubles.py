@@ -1,0 +1,135 @@
+"""Back-off of an executor after an operation that it could not serve."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import logs
+from distop.clock import System, source
+from distop.config import ExecutorConfig
+from distop.context import Context
+from distop.core.keys import Keys
+from distop.core.model import OperationRef
+from distop.core.plan import Gate
+from distop.core.view import ClusterView, Seen
+from distop.errors import NotFound, UnreadableRecord
+from distop.executor import Executor
+from distop.openop import OpenOperation
+from distop.store.config import EtcdConfig
+from distop.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REF = OperationRef("t", "noop", "", 1)
+
+
+class Clock(System):
+    """A clock that stands still unless it is moved, and chance that always gives the most."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self.now
+
+    def uniform(self, a: float, b: float) -> float:  # type: ignore[override]
+        return b
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    one = Clock()
+    token = source.set(one)
+    yield one
+    source.reset(token)
+
+
+def pauses(troubles: Troubles, error: Exception, times: int) -> list[float]:
+    waits = []
+    for _ in range(times):
+        troubles.failed(REF, error)
+        waits.append(troubles.wait(REF))
+    return waits
+
+
+def test_records_that_cannot_be_read_are_told_of_once_and_looked_at_seldom(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    troubles, error = Troubles(logs.get("distop.test")), UnreadableRecord("the plan does not fit its digest")
+    with caplog.at_level(logging.DEBUG, "distop"):
+        assert pauses(troubles, error, 10) == [0.5, 1, 2, 4, 8, 16, 32, 64, UNREADABLE_PAUSE, UNREADABLE_PAUSE]
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("ERROR", None)
+    assert "does not fit its digest" in record.getMessage()
+    with caplog.at_level(logging.DEBUG, "distop"):
+        troubles.failed(REF, UnreadableRecord("the record at distOp.t.noop.1.spec cannot be read"))
+    assert len(caplog.records) == 2, "something else is wrong now"
+
+
+def test_errors_of_our_own_are_told_each_time(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles(logs.get("distop.test"))
+    assert pauses(troubles, RuntimeError("a bug"), 8) == [0.5, 1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert len(caplog.records) == 8
+    clock.now = LONGEST_PAUSE
+    assert troubles.wait(REF) <= 0
+    troubles.served(REF)
+    assert REF not in troubles
+
+
+def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles(logs.get("distop.test"))
+    with caplog.at_level(logging.INFO, "distop"):
+        troubles.failed(REF, NotFound("operation t/noop/1 has ended meanwhile"))
+    assert caplog.records == []
+    assert troubles.wait(REF) > 0, "the gate may be seen for a while"
+
+
+def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed(clock: Clock) -> None:
+    troubles = Troubles(logs.get("distop.test"))
+    for wait in (0.5, 1.0, 2.0):
+        troubles.failed(REF, RuntimeError("no such file"), run=True)
+        assert troubles.wait(REF) == wait
+        troubles.served(REF)
+    troubles.ran(REF)
+    assert troubles.wait(REF) == 0
+
+
+class Stub(Context):
+    """An executor's context, of which no request gets anywhere."""
+
+    def __init__(self) -> None:
+        self.keys = Keys()
+        self.cluster = ClusterView(self.keys)
+        self.log = logs.get("distop.test")
+        self.executor_id = self.incarnation = "me"
+        self.types = frozenset({"noop"})
+        self.caught_up_at = 0
+        self.client: Any = None
+        self.config = ExecutorConfig(EtcdConfig(("nowhere:2379",)), Path("/nowhere"))
+
+
+async def test_nothing_is_kept_of_operations_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, gone = Stub(), OperationRef("t", "noop", "", 51)
+    executor = Executor(ctx)
+    gates = ctx.cluster.gates
+
+    async def load(*_: Any) -> OpenOperation:
+        if gone in gates:
+            del gates[gone]
+        raise NotFound("it has ended meanwhile")
+
+    monkeypatch.setattr(OpenOperation, "load", load)
+    for number in range(1, 51):
+        ref = OperationRef("t", "noop", "", number)
+        gates[ref] = Seen(Gate(), 5)
+        await executor._serve(ref, 0)
+        assert ref in executor._troubles
+        del gates[ref]
+        executor.cluster_changed(hint=True)
+    gates[gone] = Seen(Gate(), 5)  # it goes while it is read
+    await executor._serve(gone, 0)
+    assert len(executor._troubles) == 0
