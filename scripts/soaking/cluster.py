@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import distop
+from distop.blocking import Client, connect
 from distop.core import keys as K
 from distop.core.keys import Keys
 from distop.core.model import TableRecord
@@ -88,7 +88,7 @@ class SoakCluster:
 
     def as_root(self, **options: Any) -> EtcdConfig:
         """How root, whose role nobody takes away, connects."""
-        return EtcdConfig(self.etcd.endpoints, **ROOT, **options)
+        return EtcdConfig(self.etcd.endpoints, ROOT["username"], ROOT["password"], **options)
 
     def etcdctl(self, *words: str) -> str | None:
         """What etcd's own tool prints, as root; None where it failed."""
@@ -98,9 +98,9 @@ class SoakCluster:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env={"ETCDCTL_API": "3"})
         return ran.stdout if ran.returncode == 0 else None
 
-    def _connect(self) -> distop.Client:
+    def _connect(self) -> Client:
         """A client that may do no more than an executor."""
-        return self._stack.enter_context(distop.connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
+        return self._stack.enter_context(connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
 
     async def _ask_version(self) -> tuple[int, ...]:
         async with EtcdClient(self.as_root()) as client:
@@ -115,8 +115,8 @@ class SoakCluster:
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-soak\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_WRITING}{_SPARK if has_spark else ''}")
-        options = ("--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m")
-        options += ("--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10")
+        options = ["--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m"]
+        options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
         env = {"PYTHONPATH": f"{site}:{PROJECT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
         env |= {"DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
         if not has_spark:

@@ -48,16 +48,7 @@ class Follower:
 
     def problems(self, last: int) -> list[str]:
         """Why what was checked is not all that happened up to revision ``last``, or what is wrong in it."""
-        totals, violation = self.audit.totals, self.audit.violation
-        if violation is not None:
-            return ["\n  ".join([str(violation), *violation.story])]
-        found = []
-        if self.failure is not None:
-            found.append(f"the audit ended: {self.failure!r}")
-        if totals.last < last:
-            found.append(f"the audit stood still at revision {totals.last} of {last}")
-        found += [f"revisions {first} to {end} were compacted before the audit saw them" for first, end in totals.lost]
-        return found
+        return judge(self.audit, self.failure, last)
 
     def _work(self) -> None:
         try:
@@ -88,3 +79,17 @@ class Follower:
             key = Keys().parse(change.kv.key)
             if key.ref is not None and not key.name and key.chunk < 0:
                 self.records[key.ref] = json.loads(change.kv.value)
+
+
+def judge(audit: Audit, failure: BaseException | None, last: int) -> list[str]:
+    """What an audit that was to follow up to revision ``last`` found wrong, or did not see. ``failure`` ended it."""
+    totals, violation = audit.totals, audit.violation
+    if violation is not None:
+        return ["\n  ".join([str(violation), *violation.story])]
+    found = []
+    if failure is not None:
+        found.append(f"the audit ended: {failure!r}")
+    if totals.last < last:
+        found.append(f"the audit stood still at revision {totals.last} of {last}")
+    found += [f"revisions {first} to {end} were compacted before the audit saw them" for first, end in totals.lost]
+    return found

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.core.model import OperationRef
 from distop.errors import DistopError, NotAllowed, NotFound
@@ -109,13 +109,13 @@ class Stream:
         self._guarded(self._drain)
         for op in list(self._open):
             if op.acts and op.due <= time.monotonic():
-                self._guarded(lambda op=op: self._act(op))
+                self._guarded(self._act, op)
         if self._wish is not None or len(self._open) < AT_ONCE:
             self._guarded(self._start)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         try:
-            work()
+            work(*args)
         except DistopError as error:
             self._say(f"a client met {type(error).__name__}: {str(error)[:100]}")
 
@@ -217,9 +217,9 @@ class Stream:
             if not self._open:
                 break
             for name in self._draining.ever:  # also where a drain arrived late
-                self._guarded(lambda name=name: self._undrain(name))
+                self._guarded(self._undrain, name)
             for op in self._open:
-                self._guarded(lambda op=op: self._let_end(op))
+                self._guarded(self._let_end, op)
             time.sleep(0.5)
         problems += [f"{op.ref} ({op.wish.kind}) does not end: {self._status(op)}" for op in self._open]
         for op in self._all:
