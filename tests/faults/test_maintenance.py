@@ -45,9 +45,7 @@ def test_defragmentation_under_load(
 def test_an_etcd_that_is_restarted_in_order(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """It says GOAWAY on each connection, takes no new ones, and ends (F7). Sessions and jobs go on under the one that
-    comes after it.
-    """
+    """It closes its connections and takes no new ones until it is back. Sessions and jobs go on."""
     group.start("ann", "bob", ttl=30, env=sample_env)
     before = set(group.client.nodes())
     arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
