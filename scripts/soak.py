@@ -4,7 +4,8 @@ Three members of etcd with users, four executors (Spark in one of them) and a st
 commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
 they meet depends on the machine as well. etcd's history is audited as it grows; at the end everything is healed, every
 operation has to end and to leave nothing behind, and what was written is compared with what the outcomes name. In the
-second half the faults spare one executor, so that the memory of its daemon and of its child can be followed.
+second half one executor is spared by the faults, and by operations that cost a child its life, so that the memory of
+its daemon and of its child can be followed.
 
 Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on an
 operation that does not end, or on memory that grows.
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from soaking.cluster import SoakCluster
 from soaking.faults import Faults
-from soaking.operations import draw
+from soaking.operations import KINDS, draw
 from soaking.stream import Stream
 
 
@@ -53,10 +54,11 @@ def main() -> int:
     faults = Faults(cluster, given.seed, given.minutes * 60, say)
     print(f"plan of seed {given.seed}:", *faults.planned, sep="\n  ")
     if given.plan:
-        for number in range(50):
-            wish = draw(given.seed, number, folder, spark=cluster.spark)
+        for wish in (
+            draw(given.seed, lane, number, folder) for lane in KINDS for number in range(2 * len(KINDS[lane]))
+        ):
             acts = [f"{what} after {seconds:.1f} s" for seconds, what in wish.acts]
-            print(f"  operation {number}: {wish.kind} {wish.arg}", *acts, sep="; ")
+            print(f"  operation {wish.name}: {wish.kind} {wish.arg}", *acts, sep="; ")
         return 0
     say(f"seed {given.seed}, {given.minutes:g} minutes, logs in {folder}")
     with cluster:
@@ -82,7 +84,7 @@ def soak(cluster: SoakCluster, stream: Stream, faults: Faults, seconds: float) -
     """Faults and operations for so long, and the healing after them; what could not be healed."""
     follower = cluster.follower
     end = time.monotonic() + seconds
-    stream.begin()
+    stream.begin(seconds)
     faults.begin()
     while time.monotonic() < end and follower.audit.violation is None and follower.failure is None:
         faults.tend()

@@ -12,16 +12,22 @@ from tests.support.writing import Journal
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLAIN = ("writing",) * 4 + ("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun")
-SPARK = ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context")
+KINDS = {
+    "plain": ("writing",) * 4 + ("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun"),
+    "spark": ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context"),
+}
+"""Lane → the kinds in it. Operations of a lane follow each other; what Spark does takes longer, and delays no other."""
 OF_JVM = frozenset({"kill-jvm", "hang-jvm", "memory", "stop-context"})
 """One at a time: each takes several starts of a JVM, with nothing beside it."""
+ROUGH = frozenset({"deaf", "crash"})
+"""What costs the child in which it runs its life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """An operation that is wanted, and what is done to it: (seconds after its start or the act before, act)."""
 
+    name: str
     number: int
     kind: str
     type: str
@@ -31,29 +37,29 @@ class Wish:
     acts: tuple[tuple[float, str], ...]
 
 
-def kind_of(seed: int, number: int, *, spark: bool) -> str:
+def kind_of(seed: int, lane: str, number: int) -> str:
     """Each kind comes once before any comes again."""
-    kinds = PLAIN + (SPARK if spark else ())
+    kinds = KINDS[lane]
     around, place = divmod(number, len(kinds))
-    return random.Random(f"{seed}/kinds/{around}").sample(kinds, len(kinds))[place]
+    return random.Random(f"{seed}/{lane}/{around}").sample(kinds, len(kinds))[place]
 
 
-def draw(seed: int, number: int, folder: Path, *, spark: bool) -> Wish:
+def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
     """The wish of this number."""
-    kind = kind_of(seed, number, spark=spark)
-    chance = random.Random(f"{seed}/operation/{number}")
+    kind, name = kind_of(seed, lane, number), f"{lane}-{number}"
+    chance = random.Random(f"{seed}/operation/{name}")
     acts = _acts(chance, kind)
     if kind in ("writing", "deaf", "spark") or kind in OF_JVM:
-        path = folder / f"journal-{number}.jsonl"
+        path = folder / f"journal-{name}.jsonl"
         rows = chance.randrange(2, 12)
         arg = {"jobs": chance.randrange(1, 16), "rows": rows, "journal": str(path), **_writing(chance, kind)}
-        if kind not in ("writing", "deaf"):
+        if lane == "spark":
             arg["jobs"] = 2 if kind in OF_JVM else min(arg["jobs"], 6)
-        type_name = "writing" if kind in ("writing", "deaf") else "sparkwriting"
-        return Wish(number, kind, type_name, arg, rows, Journal(path), acts)
+        type_name = "sparkwriting" if lane == "spark" else "writing"
+        return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts)
     if kind == "validate":
-        return Wish(number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
-    return Wish(number, kind, "noop", _noop(chance, kind), 0, None, acts)
+        return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
+    return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts)
 
 
 def _writing(chance: random.Random, kind: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.model import OperationRef
 from distop.errors import DistopError, NotAllowed, NotFound
 from soaking.cluster import NAMES
-from soaking.operations import OF_JVM, draw
+from soaking.operations import OF_JVM, ROUGH, draw
 from soaking.tables import TABLES, misjudged
 from tests.support.writing import digest
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from soaking.cluster import SoakCluster
     from soaking.operations import Wish
 
-AT_ONCE = 6
+AT_ONCE = {"plain": 5, "spark": 2}
+"""Lane → operations that go on at a time."""
 LIMIT = 420.0
 """Seconds for all that is left to end, once everything is healed."""
 DRAINS = (15.0, 40.0)
@@ -43,6 +44,18 @@ class Started:
     acts: list[tuple[float, str]]
     due: float
     paused: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """Operations that follow each other. ``wish``: the next one, until it is known to have begun; ``again``: which one
+    it runs again.
+    """
+
+    name: str
+    number: int = 0
+    wish: Wish | None = None
+    again: OperationRef | None = None
 
 
 @dataclass(slots=True)
@@ -66,10 +79,9 @@ class Stream:
         self._pace = random.Random(f"{seed}/pace")
         self._all: list[Started] = []
         self._open: list[Started] = []
-        self._wish: Wish | None = None
-        self._number = 0
-        self._rerun: OperationRef | None = None
+        self._lanes = [Lane("plain"), *([Lane("spark")] if cluster.spark else [])]
         self._again: set[OperationRef] = set()
+        self._gentle = float("inf")
         chance = random.Random(f"{seed}/drains")
         self._draining = Draining(chance, time.monotonic() + chance.uniform(*DRAINS))
         self._over = threading.Event()
@@ -92,8 +104,11 @@ class Stream:
         """State → operations."""
         return Counter(self._records.get(op.ref, {"state": "not ended"})["state"] for op in self._all)
 
-    def begin(self) -> None:
-        """Start operations from now on, until :meth:`finish`."""
+    def begin(self, seconds: float) -> None:
+        """Start operations from now on, until :meth:`stop`. In the second half of so many seconds there are none that
+        cost a child its life, but on the executor that has Spark.
+        """
+        self._gentle = time.monotonic() + seconds / 2
         self._thread.start()
 
     def _run(self) -> None:
@@ -110,8 +125,10 @@ class Stream:
         for op in list(self._open):
             if op.acts and op.due <= time.monotonic():
                 self._guarded(self._act, op)
-        if self._wish is not None or len(self._open) < AT_ONCE:
-            self._guarded(self._start)
+        for lane in self._lanes:
+            going = sum(op.wish.name.startswith(lane.name) for op in self._open)
+            if lane.wish is not None or going < AT_ONCE[lane.name]:
+                self._guarded(self._start, lane)
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         try:
@@ -121,35 +138,42 @@ class Stream:
 
     # ----------------------------------------------------------------- starts
 
-    def _start(self) -> None:
-        if self._wish is None:
-            self._wish = draw(self._seed, self._number, self._cluster.folder, spark=self._cluster.spark)
-            self._number += 1
-            self._rerun = self._to_rerun() if self._wish.kind == "rerun" else None
-        wish = self._wish
-        jvm = any(op.wish.kind in OF_JVM for op in self._open)
-        if (wish.kind == "rerun" and self._rerun is None) or (wish.kind in OF_JVM and jvm):
-            self._wish = None
+    def _start(self, lane: Lane) -> None:
+        wish = lane.wish or self._next(lane)
+        if wish is None:
             return
-        request = f"soak-{wish.number}"
+        lane.wish = wish
+        request = f"soak-{wish.name}"
         # Repeated with the same request id until the answer is known: it is one operation all the same.
         try:
-            if self._rerun is not None:
-                started = self._cluster.client.rerun(self._rerun, request_id=request)
+            if lane.again is not None:
+                started = self._cluster.client.rerun(lane.again, request_id=request)
             else:
                 table = TABLES[wish.number % len(TABLES)]
                 started = self._cluster.client.start_operation(wish.type, table, wish.arg, request_id=request)
         except (NotAllowed, NotFound) as error:
-            if self._rerun is None:
+            if lane.again is None:
                 raise
-            self._say(f"{self._rerun} is not run again: {error}")
-            self._wish = None
+            self._say(f"{lane.again} is not run again: {error}")
+            lane.wish = None
             return
-        self._wish = None
+        lane.wish = None
         acts = list(wish.acts)
         op = Started(OperationRef.parse(started.ref), wish, acts, time.monotonic() + (acts[0][0] if acts else 0.0))
         self._all.append(op)
         self._open.append(op)
+
+    def _next(self, lane: Lane) -> Wish | None:
+        """The next one that can be; None where it has to wait."""
+        while True:
+            wish = draw(self._seed, lane.name, lane.number, self._cluster.folder)
+            if wish.kind in OF_JVM and any(op.wish.kind in OF_JVM for op in self._open):
+                return None
+            lane.number += 1
+            lane.again = self._to_rerun() if wish.kind == "rerun" else None
+            nothing = wish.kind == "rerun" and lane.again is None
+            if not nothing and not (wish.kind in ROUGH and time.monotonic() > self._gentle):
+                return wish
 
     def _to_rerun(self) -> OperationRef | None:
         """The newest operation that failed and wrote no journal, whose lines tell attempts by their numbers alone."""

@@ -73,9 +73,8 @@ def test_what_breaches_nothing_is_not_made_smaller() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["drop_the_gate_compare", "report_without_its_fence"])
-def test_the_story_of_a_planted_bug_is_of_the_smallest_scenario(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (planted,) = [planted for planted in BUGS if planted.name == name]
+def test_the_story_of_a_planted_bug_is_of_the_smallest_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    (planted,) = [planted for planted in BUGS if planted.name == "report_without_its_fence"]
     with quietly(), monkeypatch.context() as patch:
         planted.plant(patch)
         some = (planted.shape(scenario(seed, focus=planted.focus)) for seed in range(1, 301))

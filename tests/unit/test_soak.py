@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from soaking import follower, memory
-from soaking.operations import PLAIN, SPARK, draw, kind_of
+from soaking.operations import KINDS as KINDS_OF
+from soaking.operations import draw, kind_of
 from soaking.plan import FIRST, plan
 
 from distop.audit import Audit
@@ -44,13 +45,17 @@ def test_each_kind_comes_as_often_and_what_cannot_be_gentle_comes_early() -> Non
     assert min(fault.at for fault in gentle) > 300
 
 
-def test_each_operation_depends_on_the_seed_and_its_number_alone(tmp_path: Path) -> None:
-    again = [(w.kind, w.type, w.arg, w.acts) for w in (draw(3, n, tmp_path, spark=True) for n in range(40))]
-    assert again == [(w.kind, w.type, w.arg, w.acts) for w in (draw(3, n, tmp_path, spark=True) for n in range(40))]
-    kinds = sorted(kind_of(3, n, spark=True) for n in range(len(PLAIN + SPARK)))
-    assert kinds == sorted(PLAIN + SPARK)
-    assert {kind_of(3, n, spark=False) for n in range(100)} == set(PLAIN)
-    acts = {what for n in range(200) for _, what in draw(3, n, tmp_path, spark=True).acts}
+@pytest.mark.parametrize("lane", KINDS_OF)
+def test_each_operation_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[tuple[object, ...]]:
+        wishes = [draw(seed, lane, number, tmp_path) for number in range(40)]
+        return [(wish.name, wish.kind, wish.type, wish.arg, wish.acts) for wish in wishes]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    kinds = KINDS_OF[lane]
+    assert sorted(kind_of(3, lane, number) for number in range(len(kinds))) == sorted(kinds)
+    acts = {what for number in range(200) for _, what in draw(3, lane, number, tmp_path).acts}
     assert acts == {"cancel", "pause", "pause now", "resume"}
 
 
