@@ -113,7 +113,7 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
         f"audit: revisions {totals.first} to {totals.last}, {totals.changes:,} changes, {totals.operations:,} "
         f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
     )
-    print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} reports of validate judged")
+    print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} whole reports of validate")
 
 
 if __name__ == "__main__":

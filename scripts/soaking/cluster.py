@@ -33,9 +33,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 NAMES = ("ann", "bob", "cyd", "dot")
 STEADY = "ann"
 """The executor that is never killed or stopped, so that its memory can be followed all along."""
-PROXIED = ("cyd", "dot")
+PROXIED = ("bob", "cyd")
 SPARK = "dot"
-"""The only one with Java: the others find out that they cannot do what needs Spark, and leave it to this one."""
+"""The only one with Java: the others find out that they cannot do what needs Spark, and leave it to this one. It is
+struck half as often as each of them, and not cut off: a JVM takes long to start, and some of its work has to be done.
+"""
 HEAP = 512
 TOKENS = 4
 """Seconds for which an authentication token that nobody uses is good."""

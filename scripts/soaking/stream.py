@@ -16,7 +16,7 @@ from distop.core.model import OperationRef
 from distop.errors import DistopError, NotAllowed, NotFound
 from soaking.cluster import NAMES
 from soaking.operations import OF_JVM, ROUGH, draw
-from soaking.tables import TABLES, misjudged
+from soaking.tables import TABLES, decided, misjudged
 from tests.support.writing import digest
 
 if TYPE_CHECKING:
@@ -290,6 +290,7 @@ class Stream:
         if op.wish.journal is not None and op.wish.type == "writing":
             problems += [f"{op.ref}: {text}" for text in op.wish.journal.overlaps()]
         if op.ref.type == "validate" and op.ref in self._records:
-            problems += [f"{op.ref}: {text}" for text in misjudged(self._records[op.ref].get("report"))]
-            self.judged += 1
+            report = self._records[op.ref].get("report")
+            problems += [f"{op.ref}: {text}" for text in misjudged(report)]
+            self.judged += decided(report)
         return problems

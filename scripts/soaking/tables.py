@@ -31,6 +31,12 @@ def make_table(folder: Path) -> None:
         pq.write_table(pa.table({"id": list(range(ROWS))}), path)
 
 
+def decided(report: dict[str, Any] | None) -> bool:
+    """Whether a report has a verdict on each check: nothing was lost on the way to it."""
+    checks = (report or {}).get("checks", ())
+    return len(checks) == len(CHECKS) and all(check["verdict"] in ("valid", "violated") for check in checks)
+
+
 def misjudged(report: dict[str, Any] | None) -> list[str]:
     """What a report of ``validate`` says that is not so. Where a job was lost it may say that it does not know."""
     wrong = []

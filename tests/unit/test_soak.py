@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from soaking import follower, memory
+from soaking import follower, memory, tables
 from soaking.operations import KINDS as KINDS_OF
 from soaking.operations import draw, kind_of
 from soaking.plan import FIRST, plan
@@ -19,6 +19,26 @@ from distop.store.history import Beginning, CaughtUp, Revision
 
 KINDS = tuple("abcdefg")
 MINUTES = 20
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def report(**verdicts: tuple[str, int]) -> dict[str, object]:
+    found = {"present": ("valid", 0), "no sevens": ("violated", 20), "positive": ("valid", 0)} | verdicts
+    return {"checks": [{"name": n, "verdict": verdict, "violations": v} for n, (verdict, v) in found.items()]}
+
+
+def test_what_validate_says_is_judged() -> None:
+    assert tables.misjudged(report()) == []
+    assert tables.misjudged(None) == []
+    assert tables.misjudged(report(**{"no sevens": ("violated", 5)})) == [], "of some partitions"
+    assert tables.misjudged(report(**{"no sevens": ("valid", 0)})) == ["no sevens is said to be valid"]
+    assert tables.misjudged(report(positive=("violated", 1))) == ["positive is said to be violated 1 times, of 0"]
+    assert tables.misjudged(report(**{"no sevens": ("violated", 21)})) != []
+    assert tables.decided(report())
+    assert not tables.decided(report(positive=("unknown", 0)))
+    assert not tables.decided(None)
 
 
 # ------------------------------------------------------------------------ plan
