@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import sys
 
-from distop.testing.simulation.many import Tally, many, one
+from distop.testing.simulation.many import Tally, many
 from distop.testing.simulation.points import one_strike, strikes
 from distop.testing.simulation.run import quietly
+from distop.testing.simulation.scenario import scenario
+from distop.testing.simulation.shrinking import TRIES, shrink, tell
 
 
 def main() -> int:
@@ -19,15 +21,19 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=2000, metavar="N", help="how many seeds (default 2000)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
-    parser.add_argument("--replay", type=int, metavar="SEED", help="run this seed alone and tell what it breaches")
+    parser.add_argument(
+        "--replay",
+        type=int,
+        metavar="SEED",
+        help="run this seed alone, and tell the smallest scenario that breaches the same",
+    )
+    parser.add_argument("--tries", type=int, default=TRIES, help=f"runs to make a replayed scenario smaller ({TRIES})")
     parser.add_argument("--points", action="store_true", help="instead: every strike at every crash point")
     wanted = parser.parse_args()
     if wanted.points:
         return points(wanted.jobs)
     if wanted.replay is not None:
-        outcome = one(wanted.replay)
-        print("\n\n".join(outcome.stories) or f"seed {wanted.replay}: nothing is breached")
-        return 1 if outcome.stories else 0
+        return replay(wanted.replay, wanted.tries)
     tally = Tally()
     for outcome in many(range(wanted.seed, wanted.seed + wanted.schedules), wanted.jobs):
         tally.outcomes.append(outcome)
@@ -35,6 +41,18 @@ def main() -> int:
             print(f"seed {outcome.seed}:", *outcome.stories, sep="\n", flush=True)
     print(*tally.lines(), sep="\n")
     return 1 if tally.broken else 0
+
+
+def replay(seed: int, tries: int) -> int:
+    """Tell the story of the seed as it is made smaller; of all of it with no tries."""
+    with quietly():
+        wanted = scenario(seed)
+        shrunk = shrink(wanted, tries=tries)
+        if shrunk is None:
+            print(f"seed {seed}: nothing is breached")
+            return 0
+        print(*tell(shrunk, wanted), sep="\n")
+    return 1
 
 
 def points(jobs: int) -> int:

@@ -1,25 +1,32 @@
 """All kinds of faults at random, for as long as it is told: ``scripts/soak --minutes N --seed S``.
 
-Three members of etcd, four executors (Spark in one of them) and a stream of operations of every kind. etcd's history is
-audited as it grows; at the end everything is healed, every operation has to end, and what was written is compared with
-what the outcomes name. Prints the counts and the slope of the daemons' memory. Exit code 1 on a violation, on data that
-is not what it should be, or on an operation that does not end.
+Three members of etcd with users, four executors (Spark in one of them) and a stream of operations of every kind, with
+commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
+they meet depends on the machine as well. etcd's history is audited as it grows; at the end everything is healed, every
+operation has to end and to leave nothing behind, and what was written is compared with what the outcomes name. In the
+second half one executor is spared by the faults, and by operations that cost a child its life, so that the memory of
+its daemon and of its child can be followed.
+
+Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on an
+operation that does not end, or on memory that grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
+import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from soaking.cluster import SoakCluster
 from soaking.faults import Faults
+from soaking.operations import KINDS, draw
 from soaking.stream import Stream
 
 
@@ -39,45 +46,74 @@ def main() -> int:
     parser.add_argument("--ttl", type=int, default=6, help="the executors' time to live (6)")
     parser.add_argument("--no-spark", action="store_true", help="leave Spark out")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
+    parser.add_argument("--plan", action="store_true", help="print the plan of faults and the operations, and no more")
     given = parser.parse_args()
     os.environ["DISTOP_ACCEPT_ETCD_DEFECTS"] = "1"  # the etcd at hand may be one that daemons refuse
-    folder = Path(tempfile.mkdtemp(prefix="distop-soak-"))
+    folder = Path("/nowhere" if given.plan else tempfile.mkdtemp(prefix="distop-soak-"))
+    cluster = SoakCluster(folder, given.ttl, spark=not given.no_spark)
+    faults = Faults(cluster, given.seed, given.minutes * 60, say)
+    print(f"plan of seed {given.seed}:", *faults.planned, sep="\n  ")
+    if given.plan:
+        for wish in (
+            draw(given.seed, lane, number, folder) for lane in KINDS for number in range(2 * len(KINDS[lane]))
+        ):
+            acts = [f"{what} after {seconds:.1f} s" for seconds, what in wish.acts]
+            print(f"  operation {wish.name}: {wish.kind} {wish.arg}", *acts, sep="; ")
+        return 0
     say(f"seed {given.seed}, {given.minutes:g} minutes, logs in {folder}")
-    rng = random.Random(given.seed)
-    with SoakCluster(folder, given.ttl, spark=not given.no_spark) as cluster:
-        stream, faults = Stream(cluster, rng, say), Faults(cluster, rng, say)
-        end = time.monotonic() + given.minutes * 60
-        while time.monotonic() < end and cluster.audit.violation is None and cluster.failure is None:
-            stream.tend()
-            faults.tend()
-            cluster.measure()
-            time.sleep(0.1)
-        say("healing everything")
-        faults.heal()
-        problems = stream.finish()
+    with cluster:
+        stream = Stream(cluster, given.seed, say)
+        problems = soak(cluster, stream, faults, given.minutes * 60)
+        say("the end: all that was started has to end")
+        problems += stream.finish()
         problems += cluster.finish()
-    memory = cluster.memory()
-    audit = cluster.audit
-    if audit.violation is not None:
-        problems.insert(0, "\n  ".join([str(audit.violation), *audit.violation.story]))
-    print(f"faults: {faults.total} ({', '.join(f'{name} {n}' for name, n in sorted(faults.counts.items()))})")
-    print(f"operations: {stream.started} started ({', '.join(f'{n} {s}' for s, n in sorted(stream.ended().items()))})")
-    totals = audit.totals
-    print(
-        f"audit: revisions {totals.first} to {totals.last}, {totals.changes:,} changes, {totals.operations:,} "
-        f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
-    )
-    print(f"data: {stream.compared} outcomes compared with what they name")
-    for line in memory:
-        print(f"memory: {line}")
+    memory = cluster.memory.judge()
+    problems += [judged.problem for judged in memory if judged.problem]
+    report(cluster, stream, faults)
+    for judged in memory:
+        print(f"memory: {judged.text}")
     for problem in problems:
         print(f"PROBLEM: {problem}")
     print("clean" if not problems else f"{len(problems)} problems; logs in {folder}")
     if not problems and not given.keep:
-        import shutil
-
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if problems else 0
+
+
+def soak(cluster: SoakCluster, stream: Stream, faults: Faults, seconds: float) -> list[str]:
+    """Faults and operations for so long, and the healing after them; what could not be healed."""
+    follower = cluster.follower
+    end = time.monotonic() + seconds
+    stream.begin(seconds)
+    faults.begin()
+    while time.monotonic() < end and follower.audit.violation is None and follower.failure is None:
+        faults.tend()
+        cluster.measure()
+        if stream.failure is not None:
+            break
+        time.sleep(0.1)
+    say("healing everything")
+    problems = faults.heal()
+    stream.stop()
+    return problems
+
+
+def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
+    """What was done, and what was checked."""
+
+    def listed(counts: Counter[str]) -> str:
+        return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
+
+    print(f"faults: {faults.total} of {len(faults.planned)} planned ({listed(faults.counts)})")
+    print(f"faults left out, since what they strike was struck already: {listed(faults.left_out)}")
+    print(f"operations: {stream.started} started ({listed(stream.kinds())})")
+    print(f"  they ended: {listed(stream.ended())}; commands: {listed(stream.commands)}")
+    totals = cluster.follower.audit.totals
+    print(
+        f"audit: revisions {totals.first} to {totals.last}, {totals.changes:,} changes, {totals.operations:,} "
+        f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
+    )
+    print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} whole reports of validate")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ from tests.support.needs import in_ci
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+FIGURES = "figures"
+"""The property (``record_property``) under which a test says what it measured: printed in the end, also of a test that
+ran in another process.
+"""
 MAY_SKIP = Path(__file__).parent / "docker"
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
@@ -32,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests measured, of those that passed and of those that did not."""
+    reports = [report for some in ("passed", "failed") for report in terminalreporter.getreports(some)]
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == FIGURES and report.when == "call":
+                terminalreporter.write_sep("-", report.nodeid)
+                terminalreporter.write_line(str(value))
 
 
 @pytest.hookimpl(wrapper=True)

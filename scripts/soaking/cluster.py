@@ -1,44 +1,50 @@
-"""What is soaked: three members of etcd, proxies before them, four executors, and the audit that follows it all."""
+"""What is soaked: three members of etcd with users, proxies before them, four executors, and the audit that follows."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import subprocess
 import time
-from collections import defaultdict
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import distop
-from distop.audit import Audit, history
+from distop.blocking import Client, connect
 from distop.core import keys as K
 from distop.core.keys import Keys
-from distop.core.model import OperationRef, TableRecord
+from distop.core.model import TableRecord
+from distop.core.orphans import orphans
+from distop.errors import EtcdUnavailable
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from distop.store.history import Revision
+from soaking.follower import Follower
+from soaking.memory import Memory
+from soaking.tables import TABLES, make_table
+from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
 from tests.support.etcd import EtcdCluster
 from tests.support.proxy import ThreadedProxy
+from tests.support.users import ROOT, WORKER, enable_users
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from distop.core.view import Change
-    from distop.store.history import Step
-
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[2]
 NAMES = ("ann", "bob", "cyd", "dot")
 STEADY = "ann"
 """The executor that is never killed or stopped, so that its memory can be followed all along."""
-PROXIED = ("cyd", "dot")
+PROXIED = ("bob", "cyd")
 SPARK = "dot"
-TABLES = ("soak.a", "soak.b", "soak.c")
-WARM = 20.0
-"""Seconds of a daemon's life that its memory is not judged by."""
+"""The only one with Java: the others find out that they cannot do what needs Spark, and leave it to this one. It is
+struck half as often as each of them, and not cut off: a JVM takes long to start, and some of its work has to be done.
+"""
+HEAP = 512
+TOKENS = 4
+"""Seconds for which an authentication token that nobody uses is good."""
+SETTLED = 120.0
+"""Seconds within which what has ended is cleaned up, and the audit has seen all."""
 
-_WRITING = "writing = tests.support.writing:Writing\nsample = tests.support.sample_behaviors:Sample\n"
+_WRITING = "writing = tests.support.writing:Writing\n"
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
 
 
@@ -49,32 +55,25 @@ class SoakCluster:
         self.folder = folder
         self.ttl = ttl
         self.spark = spark
-        self.etcd = EtcdCluster()
+        tokens = ["--auth-token-ttl", str(TOKENS), "--bcrypt-cost", "4"]
+        self.etcd = EtcdCluster(arguments=tokens)
+        self.version: tuple[int, ...] = ()
         self.proxies: list[ThreadedProxy] = []
         self.daemons: dict[str, Daemon] = {}
-        self.audit = Audit(Keys())
-        self.failure: BaseException | None = None
-        """What ended the audit before its time."""
-        self.records: dict[OperationRef, str] = {}
-        """Operation → the state that it ended in."""
-        self.outcomes: dict[OperationRef, dict[int, list[str]]] = defaultdict(dict)
-        """Operation → job → every outcome that was ever written for it."""
+        self.memory = Memory(HEAP)
         self._stack = ExitStack()
-        self._loop = asyncio.new_event_loop()
-        self._memory: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        self._measured = 0.0
 
     def __enter__(self) -> Self:
         try:
             self._stack.enter_context(self.etcd)
+            asyncio.run(enable_users(self.etcd.endpoints[0], K.OP, K.OP[:-1] + chr(ord(K.OP[-1]) + 1)))
             self.proxies = [self._stack.enter_context(ThreadedProxy(m.port)) for m in self.etcd.members]
-            self.client = self._stack.enter_context(distop.connect(list(self.etcd.endpoints), connect_timeout=5.0))
+            self.client = self._connect()
+            self.version = asyncio.run(self._ask_version())
             for table in TABLES:
-                record = TableRecord(table, "parquet", str(self.folder / table))
-                self.client.add_table(record, check=False)
-            self._follower = threading.Thread(target=self._work, daemon=True)
-            self._follower.start()
-            self._stack.callback(self._end_following)
+                make_table(self.folder / table)
+                self.client.add_table(TableRecord(table, "parquet", str(self.folder / table)), check=False)
+            self.follower = self._stack.enter_context(Follower(self.as_root(read_timeout=None)))
             for name in NAMES:
                 self.daemons[name] = self._spawn(name)
                 self._stack.callback(self.daemons[name].close)
@@ -87,121 +86,94 @@ class SoakCluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    # ------------------------------------------------------------------ set-up
+
+    def as_root(self, **options: Any) -> EtcdConfig:
+        """How root, whose role nobody takes away, connects."""
+        return EtcdConfig(self.etcd.endpoints, ROOT["username"], ROOT["password"], **options)
+
+    def etcdctl(self, *words: str) -> str | None:
+        """What etcd's own tool prints, as root; None where it failed."""
+        user = f"{ROOT['username']}:{ROOT['password']}"
+        where = () if "--endpoints" in words else ("--endpoints", ",".join(self.etcd.endpoints))
+        command = [etcdctl(), "--user", user, "--dial-timeout", "3s", "--command-timeout", "10s", *where, *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env={"ETCDCTL_API": "3"})
+        return ran.stdout if ran.returncode == 0 else None
+
+    def _connect(self) -> Client:
+        """A client that may do no more than an executor."""
+        return self._stack.enter_context(connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
+
+    async def _ask_version(self) -> tuple[int, ...]:
+        async with EtcdClient(self.as_root()) as client:
+            return await client.version()
+
     def _spawn(self, name: str) -> Daemon:
         direct = ",".join(self.etcd.endpoints)
         endpoints = ",".join(p.endpoint for p in self.proxies) if name in PROXIED else direct
+        has_spark = self.spark and name == SPARK
         site = self.folder / f"site-{name}"
         info = site / "distop_soak-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-soak\nVersion: 1\n")
-        points = _WRITING + (_SPARK if self.spark and name == SPARK else "")
-        (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{points}")
-        options = ("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m")
-        options += ("--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10")
-        env = {"PYTHONPATH": f"{site}:{ROOT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
+        (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_WRITING}{_SPARK if has_spark else ''}")
+        options = ["--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m"]
+        options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
+        env = {"PYTHONPATH": f"{site}:{PROJECT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
+        env |= {"DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
+        if not has_spark:
+            env["JAVA_HOME"] = "/nonexistent"
         return Daemon(name, endpoints, self.folder, *options, ttl=self.ttl, env=env)
 
-    # ------------------------------------------------------------------ audit
-
-    def _work(self) -> None:
-        self._following = self._loop.create_task(self._follow())
-        try:
-            self._loop.run_until_complete(self._following)
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:
-            self.failure = error
-
-    async def _follow(self) -> None:
-        config = EtcdConfig(self.etcd.endpoints, read_timeout=None)
-        async with EtcdClient(config) as client, aclosing(history(client, Keys(), follow=True)) as steps:
-            async for step in steps:
-                self._take(step)
-
-    def _take(self, step: Step) -> None:
-        self.audit.take(step)
-        if isinstance(step, Revision):
-            for change in step.changes:
-                if not change.deleted:
-                    self._note(change)
-
-    def _note(self, change: Change) -> None:
-        if change.kv.key.endswith(".outcome"):
-            key = Keys().parse(change.kv.key)
-            assert key.ref is not None
-            self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
-        elif change.kv.key.startswith(f"{K.HISTORY}."):
-            key = Keys().parse(change.kv.key)
-            if key.ref is not None and key.chunk < 0:
-                import json
-
-                self.records[key.ref] = json.loads(change.kv.value)["state"]
-
-    def _end_following(self) -> None:
-        self._loop.call_soon_threadsafe(self._following.cancel)
-        self._follower.join(20)
-
-    # ----------------------------------------------------------------- memory
+    # --------------------------------------------------------------------- end
 
     def measure(self) -> None:
-        """Note the daemons' memory, now and then."""
-        now = time.monotonic()
-        if now - self._measured < 2.0:
-            return
-        self._measured = now
-        for name, daemon in self.daemons.items():
-            try:
-                status = Path(f"/proc/{daemon.pid}/status").read_text()
-            except OSError:
-                continue
-            for line in status.splitlines():
-                if line.startswith("VmRSS:"):
-                    self._memory[name, daemon.pid].append((now, int(line.split()[1]) * 1024 / 1e6))
-
-    def memory(self) -> list[str]:
-        """A line for each daemon's longest life: its size, and the slope by least squares."""
-        lines = []
-        for name in NAMES:
-            lives = [points for (owner, _), points in self._memory.items() if owner == name and len(points) > 2]
-            if not lives:
-                continue
-            points = max(lives, key=lambda life: life[-1][0] - life[0][0])
-            judged = [p for p in points if p[0] - points[0][0] >= WARM] or points
-            minutes = (judged[-1][0] - judged[0][0]) / 60
-            half = judged[len(judged) // 2 :]
-            lines.append(
-                f"{name}: {judged[0][1]:.0f} MB, then {judged[-1][1]:.0f} MB after {minutes:.1f} min of one process, "
-                f"slope {slope(judged) * 60:+.2f} MB/min, in its second half {slope(half) * 60:+.2f}"
-            )
-        return lines
+        """Note the memory of all processes, now and then."""
+        self.memory.measure(self.daemons)
 
     def finish(self) -> list[str]:
-        """Wait until the audit has seen everything; what is wrong."""
-        if self.failure is not None:
-            return [f"the audit ended: {self.failure!r}"]
-
-        async def present() -> int:
-            async with EtcdClient(EtcdConfig(self.etcd.endpoints)) as client:
-                return (await client.list(*Keys().everything(), keys_only=True)).revision
-
-        deadline = time.monotonic() + 60
+        """After all operations ended: what is left of them, and whether the audit has seen everything."""
+        problems = self._left()
         for daemon in self.daemons.values():
             daemon.close()
-        last = asyncio.run(present())
-        settled: tuple[float, Any] = (time.monotonic(), None)
-        while self.audit.totals.last < last and time.monotonic() < deadline:
-            now = self.audit.totals.last
-            if now != settled[1]:
-                settled = (time.monotonic(), now)
-            if time.monotonic() - settled[0] > 3.0:
-                break  # the last revisions touched nothing of ours
+        last = asyncio.run(self._write_last())
+        deadline = time.monotonic() + SETTLED
+        follower = self.follower
+        while follower.audit.totals.last < last and follower.failure is None and time.monotonic() < deadline:
+            if follower.audit.violation is not None:
+                break  # it takes in nothing more
             time.sleep(0.1)
-        return []
+        return problems + follower.problems(last)
 
+    def _left(self) -> list[str]:
+        """What is not cleaned up in time."""
+        deadline = time.monotonic() + SETTLED
+        while True:
+            problems = self._judge_keys()
+            if not problems or time.monotonic() > deadline:
+                return problems
+            time.sleep(0.5)
 
-def slope(points: list[tuple[float, float]]) -> float:
-    """Least squares: the growth of the second by the first."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    def _judge_keys(self) -> list[str]:
+        async def ask() -> dict[str, bytes]:
+            async with EtcdClient(self.as_root()) as client:
+                return {kv.key: kv.value for kv in (await client.list(*Keys().everything())).kvs}
+
+        try:
+            content = asyncio.run(ask())
+        except EtcdUnavailable as error:
+            return [f"what is left cannot be read: {error}"]
+        active = tuple(Keys().family(family)[0] for family in (K.OPEN, K.PENDING, K.CLAIM))
+        problems = [f"{key} is left" for key in content if key.startswith(active)]
+        counted = [key for key, value in content.items() if key.endswith(".runOps") and value != b"{}"]
+        problems += [f"{key} still counts {content[key].decode()}" for key in counted]
+        return problems + orphans(Keys(), content)
+
+    async def _write_last(self) -> int:
+        """A change of a key of distop's, after which nothing happens any more; its revision."""
+        record = TableRecord("soak.end", "parquet", str(self.folder / "end"))
+        await asyncio.to_thread(self.client.add_table, record, check=False)
+        async with EtcdClient(self.as_root()) as client:
+            written = await client.get(Keys().table(record.name))
+        assert written is not None
+        return written.mod_revision

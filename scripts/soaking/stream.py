@@ -1,170 +1,268 @@
-"""A stream of operations of every kind, with commands to them, and the comparison of what they wrote."""
+"""A stream of operations of every kind, with commands to them and to executors, and what they wrote compared."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.core.model import OperationRef
 from distop.errors import DistopError, NotAllowed, NotFound
-from soaking.cluster import TABLES
-from tests.support.writing import Journal, digest
+from soaking.cluster import NAMES
+from soaking.operations import OF_JVM, ROUGH, draw
+from soaking.tables import TABLES, decided, misjudged
+from tests.support.writing import digest
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
     from soaking.cluster import SoakCluster
+    from soaking.operations import Wish
 
-AT_ONCE = 5
+AT_ONCE = {"plain": 5, "spark": 2}
+"""Lane → operations that go on at a time."""
 LIMIT = 420.0
 """Seconds for all that is left to end, once everything is healed."""
+DRAINS = (15.0, 40.0)
+"""Seconds between two drains."""
+DRAINED = (2.0, 15.0)
+"""Seconds for which an executor stays drained."""
 
 
 @dataclass(slots=True)
 class Started:
-    """An operation of the stream."""
+    """An operation of the stream. ``due``: when its next act is."""
 
     ref: OperationRef
-    kind: str
-    rows: int
-    journal: Journal | None
+    wish: Wish
+    acts: list[tuple[float, str]]
+    due: float
     paused: bool = False
 
 
-class Stream:
-    """Keeps some operations going; ``say`` tells what it does."""
+@dataclass(slots=True)
+class Lane:
+    """Operations that follow each other. ``wish``: the next one, until it is known to have begun; ``again``: which one
+    it runs again.
+    """
 
-    def __init__(self, cluster: SoakCluster, rng: random.Random, say: Callable[[str], None]) -> None:
+    name: str
+    number: int = 0
+    wish: Wish | None = None
+    again: OperationRef | None = None
+
+
+@dataclass(slots=True)
+class Draining:
+    """Whom the next drain strikes, and what is drained. Its chance is moved by nothing else."""
+
+    chance: random.Random
+    at: float
+    victim: str = ""
+    ever: set[str] = field(default_factory=set)
+
+
+class Stream:
+    """Keeps some operations going, in a thread of its own; ``say`` tells what it does."""
+
+    def __init__(self, cluster: SoakCluster, seed: int, say: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._rng = rng
+        self._records = cluster.follower.records
+        self._seed = seed
         self._say = say
+        self._pace = random.Random(f"{seed}/pace")
         self._all: list[Started] = []
         self._open: list[Started] = []
-        self._number = 0
-        self._unknown: tuple[str, str, str, dict[str, Any], int, Journal | None] | None = None
-        self._next = 0.0
+        self._lanes = [Lane("plain"), *([Lane("spark")] if cluster.spark else [])]
+        self._again: set[OperationRef] = set()
+        self._gentle = float("inf")
+        chance = random.Random(f"{seed}/drains")
+        self._draining = Draining(chance, time.monotonic() + chance.uniform(*DRAINS))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.commands: Counter[str] = Counter()
         self.compared = 0
+        self.judged = 0
+        self.failure: BaseException | None = None
+        """What ended it before its time."""
 
     @property
     def started(self) -> int:
         return len(self._all)
 
+    def kinds(self) -> Counter[str]:
+        """Kind → operations."""
+        return Counter(op.wish.kind for op in self._all)
+
     def ended(self) -> Counter[str]:
         """State → operations."""
-        return Counter(self._cluster.records.get(op.ref, "not ended") for op in self._all)
+        return Counter(self._records.get(op.ref, {"state": "not ended"})["state"] for op in self._all)
 
-    def tend(self) -> None:
-        """Start what is missing, and now and then give a command."""
-        self._open = [op for op in self._open if op.ref not in self._cluster.records]
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self._rng.uniform(0.2, 1.5)
+    def begin(self, seconds: float) -> None:
+        """Start operations from now on, until :meth:`stop`. In the second half of so many seconds there are none that
+        cost a child its life, but on the executor that has Spark.
+        """
+        self._gentle = time.monotonic() + seconds / 2
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
-            if self._unknown is not None or len(self._open) < AT_ONCE:
-                self._start()
-            elif self._rng.random() < 0.3:
-                self._command(self._rng.choice(self._open))
-        except (NotAllowed, NotFound):
-            pass  # it ended meanwhile
+            while not self._over.wait(self._pace.uniform(0.1, 0.8)):
+                self._tend()
+        except BaseException as error:
+            self.failure = error
+
+    def _tend(self) -> None:
+        """Do what is due, and start what is missing."""
+        self._open = [op for op in self._open if op.ref not in self._records]
+        self._guarded(self._drain)
+        for op in list(self._open):
+            if op.acts and op.due <= time.monotonic():
+                self._guarded(self._act, op)
+        for lane in self._lanes:
+            going = sum(op.wish.name.startswith(lane.name) for op in self._open)
+            if lane.wish is not None or going < AT_ONCE[lane.name]:
+                self._guarded(self._start, lane)
+
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+        try:
+            work(*args)
         except DistopError as error:
             self._say(f"a client met {type(error).__name__}: {str(error)[:100]}")
 
-    def _start(self) -> None:
-        if self._unknown is None:
-            self._number += 1
-            kind, type_name, arg, rows, journal = self._draw()
-            self._unknown = (f"soak-{self._number}", kind, type_name, arg, rows, journal)
-        request, kind, type_name, arg, rows, journal = self._unknown
-        table = TABLES[self._number % len(TABLES)]
+    # ----------------------------------------------------------------- starts
+
+    def _start(self, lane: Lane) -> None:
+        wish = lane.wish or self._next(lane)
+        if wish is None:
+            return
+        lane.wish = wish
+        request = f"soak-{wish.name}"
         # Repeated with the same request id until the answer is known: it is one operation all the same.
-        started = self._cluster.client.start_operation(type_name, table, arg, request_id=request)
-        self._unknown = None
-        op = Started(OperationRef.parse(started.ref), kind, rows, journal)
+        try:
+            if lane.again is not None:
+                started = self._cluster.client.rerun(lane.again, request_id=request)
+            else:
+                table = TABLES[wish.number % len(TABLES)]
+                started = self._cluster.client.start_operation(wish.type, table, wish.arg, request_id=request)
+        except (NotAllowed, NotFound) as error:
+            if lane.again is None:
+                raise
+            self._say(f"{lane.again} is not run again: {error}")
+            lane.wish = None
+            return
+        lane.wish = None
+        acts = list(wish.acts)
+        op = Started(OperationRef.parse(started.ref), wish, acts, time.monotonic() + (acts[0][0] if acts else 0.0))
         self._all.append(op)
         self._open.append(op)
 
-    def _draw(self) -> tuple[str, str, dict[str, Any], int, Journal | None]:
-        rng = self._rng
-        kinds = ["writing"] * 4 + ["deaf", "noop", "noop", "large", "crash", "break", "error"]
-        if self._cluster.spark:
-            kinds += ["spark", "spark"]
-            if not any(op.kind == "spark-killed" for op in self._open):
-                kinds.append(
-                    "spark-killed"
-                )  # one at a time: each takes several starts of a JVM, with nothing beside it
-        kind = rng.choice(kinds)
-        path = self._cluster.folder / f"journal-{self._number}.jsonl"
-        rows = rng.randrange(2, 12)
-        journal = Journal(path)
-        arg: dict[str, Any] = {"jobs": rng.randrange(1, 16), "rows": rows, "journal": str(path)}
-        if kind == "writing":
-            return kind, "writing", {**arg, "pause": rng.uniform(0.01, 0.3)}, rows, journal
-        if kind == "deaf":
-            return kind, "writing", {**arg, "does": {"p=0": "deaf"}}, rows, journal
-        if kind == "spark":
-            return kind, "sparkwriting", {**arg, "pause": 0.05, "jobs": min(arg["jobs"], 6)}, rows, journal
-        if kind == "spark-killed":
-            return kind, "sparkwriting", {**arg, "jobs": 2, "does": {"p=1": "kill-jvm"}}, rows, journal
-        jobs = rng.randrange(1, 40)
-        one = str(rng.randrange(jobs))
-        noop: dict[str, Any] = {"jobs": jobs, "sleep": rng.uniform(0, 0.2)}
-        if kind == "large":
-            noop = {"jobs": 1_500}
-        elif kind == "crash":
-            noop["crash"] = [one]
-        elif kind == "break":
-            noop["batch_error"] = [one]
-        elif kind == "error":
-            noop |= {"error": [one], "fail": [str(rng.randrange(jobs))]}
-        return kind, "noop", noop, 0, None
+    def _next(self, lane: Lane) -> Wish | None:
+        """The next one that can be; None where it has to wait."""
+        while True:
+            wish = draw(self._seed, lane.name, lane.number, self._cluster.folder)
+            if wish.kind in OF_JVM and any(op.wish.kind in OF_JVM for op in self._open):
+                return None
+            lane.number += 1
+            lane.again = self._to_rerun() if wish.kind == "rerun" else None
+            nothing = wish.kind == "rerun" and lane.again is None
+            if not nothing and not (wish.kind in ROUGH and time.monotonic() > self._gentle):
+                return wish
 
-    def _command(self, op: Started) -> None:
+    def _to_rerun(self) -> OperationRef | None:
+        """The newest operation that failed and wrote no journal, whose lines tell attempts by their numbers alone."""
+        for op in reversed(self._all):
+            failed = self._records.get(op.ref, {}).get("failed")
+            if failed and op.wish.journal is None and op.ref not in self._again:
+                self._again.add(op.ref)
+                return op.ref
+        return None
+
+    # --------------------------------------------------------------- commands
+
+    def _act(self, op: Started) -> None:
+        """Its next act, repeated until it is known whether it was done."""
+        what = op.acts[0][1]
         operation = self._cluster.client.operation(str(op.ref))
-        if op.paused:
-            operation.resume()
-            op.paused = False
-        elif op.kind == "deaf" or self._rng.random() < 0.4:
-            operation.cancel("soaking")
+        try:
+            if what == "cancel":
+                operation.cancel("soaking")
+            elif what == "resume":
+                operation.resume()
+                op.paused = False
+            else:
+                op.paused = True  # also where the answer gets lost: resuming what is not paused is refused
+                operation.pause(now=what == "pause now")
+            self.commands[what] += 1
+        except (NotAllowed, NotFound):
+            pass  # it ended meanwhile
+        op.acts.pop(0)
+        if op.acts:
+            op.due = time.monotonic() + op.acts[0][0]
+
+    def _drain(self) -> None:
+        """Drain one executor after the other, each for some seconds."""
+        drain, client = self._draining, self._cluster.client
+        if time.monotonic() < drain.at:
+            return
+        if not drain.victim:
+            drain.victim = drain.chance.choice(NAMES)
+            drain.ever.add(drain.victim)
+            drain.at = time.monotonic() + drain.chance.uniform(*DRAINED)
+            with contextlib.suppress(NotFound):  # it is not there just now
+                client.drain(drain.victim)
+                self.commands["drain"] += 1
         else:
-            op.paused = True  # also where the answer gets lost: resuming what is not paused is refused
-            operation.pause()
+            with contextlib.suppress(NotAllowed, NotFound):  # it was not drained
+                client.undrain(drain.victim)
+                self.commands["undrain"] += 1
+            drain.victim = ""
+            drain.at = time.monotonic() + drain.chance.uniform(*DRAINS)
 
     # ----------------------------------------------------------------- finish
 
+    def stop(self) -> None:
+        """Start nothing more."""
+        self._over.set()
+        self._thread.join(120)
+
     def finish(self) -> list[str]:
         """Let everything end; what did not, and what was written wrongly."""
+        problems = [f"the stream ended: {self.failure!r}"] if self.failure is not None else []
         deadline = time.monotonic() + LIMIT
-        while time.monotonic() < deadline and self._cluster.audit.violation is None:
-            self._open = [op for op in self._open if op.ref not in self._cluster.records]
+        while time.monotonic() < deadline and self._cluster.follower.audit.violation is None:
+            self._open = [op for op in self._open if op.ref not in self._records]
             if not self._open:
                 break
+            for name in self._draining.ever:  # also where a drain arrived late
+                self._guarded(self._undrain, name)
             for op in self._open:
-                self._let_end(op)
+                self._guarded(self._let_end, op)
             time.sleep(0.5)
-        problems = [f"{op.ref} ({op.kind}) does not end: {self._status(op)}" for op in self._open]
+        problems += [f"{op.ref} ({op.wish.kind}) does not end: {self._status(op)}" for op in self._open]
         for op in self._all:
             problems += self._compare(op)
         return problems
 
+    def _undrain(self, name: str) -> None:
+        with contextlib.suppress(NotAllowed, NotFound):
+            self._cluster.client.undrain(name)
+
     def _let_end(self, op: Started) -> None:
         operation = self._cluster.client.operation(str(op.ref))
-        try:
-            if op.kind == "deaf":
+        with contextlib.suppress(NotAllowed, NotFound):
+            if op.wish.kind == "deaf" and op.acts:
                 operation.cancel("the end")
-                op.kind = "deaf, cancelled"
+                op.acts.clear()
             elif op.paused:
-                op.paused = False
                 operation.resume()
-        except (NotAllowed, NotFound):
-            pass
-        except DistopError as error:
-            self._say(f"a client met {type(error).__name__}: {str(error)[:100]}")
+                op.paused = False
 
     def _status(self, op: Started) -> str:
         try:
@@ -174,19 +272,25 @@ class Stream:
             return str(error)
 
     def _compare(self, op: Started) -> list[str]:
-        """One outcome for each job, what it names is whole, and no two attempts wrote at the same time."""
+        """One outcome for each job, what it names is whole, no two attempts wrote at the same time, and what was said
+        of a table is so.
+        """
         problems = []
-        for partition, written in self._cluster.outcomes.get(op.ref, {}).items():
+        for partition, written in self._cluster.follower.outcomes.get(op.ref, {}).items():
             if len(written) > 1:
                 problems.append(f"{op.ref}: job {partition} has {len(written)} outcomes")
             outcome = json.loads(written[-1])
-            if op.journal is None or outcome.get("result") is None:
+            if op.wish.journal is None or outcome.get("result") is None:
                 continue
             file = Path(outcome["result"]["file"])
-            expected = "".join(f"p={partition} {row}\n" for row in range(op.rows))
+            expected = "".join(f"p={partition} {row}\n" for row in range(op.wish.rows))
             if not file.exists() or file.read_text() != expected or digest(file) != outcome["result"]["sha256"]:
                 problems.append(f"{op.ref}: what the outcome of job {partition} names is not whole: {file}")
             self.compared += 1
-        if op.journal is not None and not op.kind.startswith("spark"):
-            problems += [f"{op.ref}: {text}" for text in op.journal.overlaps()]
+        if op.wish.journal is not None and op.wish.type == "writing":
+            problems += [f"{op.ref}: {text}" for text in op.wish.journal.overlaps()]
+        if op.ref.type == "validate" and op.ref in self._records:
+            report = self._records[op.ref].get("report")
+            problems += [f"{op.ref}: {text}" for text in misjudged(report)]
+            self.judged += decided(report)
         return problems

@@ -23,7 +23,7 @@ from distop.store.watch import Feed
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.etcd import Mirror, connected, until
 from tests.support.proxy import TcpProxy
-from tests.support.users import ROOT, WORKER, enable_users
+from tests.support.users import ROOT, WORKER, admin, enable_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +97,31 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
             await until(lambda: session.deadline > before)
             assert session.alive
             await session.close()
+            await feed.close()
+
+
+async def test_a_watch_that_our_user_may_not_have_for_a_while() -> None:
+    """The watch that stands goes on; a new one is created and cancelled at once, again and again, until the role is
+    back (F11).
+    """
+    async with EmbeddedEtcd(compaction=None) as server:
+        await enable_users(server.endpoint)
+        async with (
+            TcpProxy(server.port) as proxy,
+            connected(proxy.endpoint, **WORKER) as client,
+            connected(server.endpoint, **ROOT) as root,
+        ):
+            mirror = Mirror()
+            feed = Feed(client, "ours.", "ours/", mirror.apply)
+            await feed.start()
+            await admin(root, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="ours"))
+            proxy.cut()
+            await until(lambda: "permission denied" in feed.problem, "the watch is refused")
+            written = await root.commit(Txn((), (Put("ours.a", b"1"),)))
+            assert not mirror.values
+            await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
+            await feed.reached(written.revision)
+            assert mirror.values == {"ours.a": b"1"}
             await feed.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.many import Tally, many
 from distop.testing.simulation.run import quietly
+from tests.conftest import FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULES = 2_000
@@ -30,18 +32,21 @@ with quietly():
 
 
 @pytest.mark.timeout(600)
-def test_no_schedule_breaches_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_schedule_breaches_anything(record_property: Callable[[str, object], None]) -> None:
     tally = Tally()
     for outcome in many(range(1, SCHEDULES + 1), min(2, os.cpu_count() or 1)):
         tally.outcomes.append(outcome)
-    with capsys.disabled():
-        print("", *tally.lines(), sep="\n")
+    record_property(FIGURES, "\n".join(tally.lines()))
     assert [story for one in tally.broken for story in one.stories] == []
-    values = {what: sorted(getattr(one, what) for one in tally.outcomes) for what in ("executors", "partitions")}
+    covered = ("executors", "coordinators", "partitions")
+    values = {what: sorted(getattr(one, what) for one in tally.outcomes) for what in covered}
+    assert len(tally.outcomes) == SCHEDULES
     assert values["executors"][SCHEDULES // 2] >= 3
     assert values["partitions"][SCHEDULES // 2] >= 12
-    assert max(values["executors"]) == 5
-    assert max(values["partitions"]) == 60
+    assert (values["executors"][0], values["executors"][-1]) == (1, 5)
+    assert (values["coordinators"][0], values["coordinators"][-1]) == (1, 3)
+    assert values["partitions"][0] < 4
+    assert values["partitions"][-1] == 60
 
 
 def test_the_same_seed_gives_the_same_story_whatever_the_hashes() -> None:

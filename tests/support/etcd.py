@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from distop.store.embedded import EmbeddedEtcd, free_ports
 from distop.store.position import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Any, Self
 
@@ -93,28 +94,51 @@ class Mirror:
 
 
 class EtcdCluster:
-    """Three members on the loopback. ``arguments``: more of etcd's own, for each."""
+    """Three members on the loopback. ``arguments`` are for each of them."""
 
-    def __init__(self, size: int = 3, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(self, size: int = 3, arguments: Sequence[str] = ()) -> None:
         ports = free_ports(2 * size)
         names = [f"m{number}" for number in range(size)]
         peers = dict(zip(names, ports[size:], strict=True))
         initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
+        self._names = names
+        self._arguments = ["--initial-cluster", initial, *arguments]
         self.members = [
-            EmbeddedEtcd(
-                name=name,
-                port=client,
-                peer_port=peers[name],
-                compaction=None,
-                arguments=["--initial-cluster", initial, *arguments],
-            )
-            for name, client in zip(names, ports[:size], strict=True)
+            self._member(name, client, peers[name]) for name, client in zip(names, ports[:size], strict=True)
         ]
         self._stack = ExitStack()
+
+    def _member(self, name: str, port: int, peer_port: int, *arguments: str) -> EmbeddedEtcd:
+        given = [*self._arguments, *arguments]
+        return EmbeddedEtcd(name=name, port=port, peer_port=peer_port, compaction=None, arguments=given)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         return tuple(member.endpoint for member in self.members)
+
+    def replace(self, number: int, etcdctl: Callable[..., str | None]) -> bool:
+        """Put a new member with an empty disk in the place of one that is down; ``etcdctl`` runs a command, and gives
+        what it printed, or None. False where the others do not take it in yet: to be called again.
+        """
+        member, name = self.members[number], self._names[number]
+        port, peer_port = member.port, member.peer_port
+        peer = f"http://127.0.0.1:{peer_port}"
+        listed = etcdctl("--write-out", "json", "member", "list")
+        if listed is None:
+            return False
+        found = next((m for m in json.loads(listed)["members"] if m["peerURLs"] == [peer]), None)
+        if found is not None and found.get("name"):  # one that never was started has no name
+            if etcdctl("member", "remove", f"{found['ID']:x}") is None:
+                return False
+            found = None
+        if found is None and etcdctl("member", "add", name, f"--peer-urls={peer}") is None:
+            return False
+        member.stop()  # with its data
+        member = self._member(name, port, peer_port, "--initial-cluster-state", "existing")
+        self.members[number] = member
+        self._stack.callback(member.stop)
+        member.start()
+        return True
 
     def __enter__(self) -> Self:
         try:

@@ -1,0 +1,136 @@
+"""Faults of executors, of what they started, and of their connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from distop.worker.guardian import session_members
+from soaking.cluster import NAMES, PROXIED, SPARK, STEADY
+from soaking.memory import children
+from tests.support.proxy import Mode
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from soaking.board import Board
+    from soaking.cluster import SoakCluster
+    from soaking.faults import Strike
+    from tests.support.daemons import Daemon
+
+
+class ExecutorFaults:
+    """``strikes``: kind → what does it, given its chance and whether it has to be gentle; told is what was struck, None
+    where nothing could be.
+    """
+
+    def __init__(self, cluster: SoakCluster, board: Board, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._board = board
+        self._say = say
+        self.strikes: dict[str, Strike] = {
+            "kill an executor": self._kill,
+            "stop an executor": self._stop,
+            "freeze an executor": self._freeze,
+            "kill a child": self._kill_child,
+            "kill one process of a child": self._kill_process,
+            "cut connections": self._cut,
+            "swallow everything": lambda chance, gentle: self._proxy(chance, Mode.BLACK_HOLE, 8.0),
+            "lose answers": lambda chance, gentle: self._proxy(chance, Mode.DROP_ANSWERS, 2.0),
+            "hold requests": lambda chance, gentle: self._proxy(chance, Mode.HOLD_REQUESTS, 4.0),
+        }
+
+    def _victim(self, chance: random.Random, *, spare: bool) -> Daemon | None:
+        """The same draw whoever is struck already; None where it is that one."""
+        some = [name for name in NAMES for _ in range(1 if name == SPARK else 2) if not (spare and name == STEADY)]
+        name = chance.choice(some)
+        return self._cluster.daemons[name] if self._board.free(name) else None
+
+    # -------------------------------------------------------------- processes
+
+    def _kill(self, chance: random.Random, gentle: bool) -> str | None:
+        daemon, seconds = self._victim(chance, spare=True), chance.uniform(0.0, 10.0)
+        if daemon is None:
+            return None
+        daemon.kill()
+        self._board.later(seconds, daemon.start, daemon.name)
+        return f"{daemon.name}, started again after {seconds:.1f} s"
+
+    def _stop(self, chance: random.Random, gentle: bool) -> str | None:
+        daemon, seconds = self._victim(chance, spare=True), chance.uniform(1.0, 8.0)
+        if daemon is None:
+            return None
+        daemon.process.send_signal(signal.SIGTERM)
+
+        def start() -> None:
+            try:
+                daemon.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._say(f"{daemon.name} took longer than 30 s to stop")
+                daemon.kill()
+            daemon.start()
+
+        self._board.later(seconds, start, daemon.name)
+        return f"{daemon.name}, started again after {seconds:.1f} s"
+
+    def _freeze(self, chance: random.Random, gentle: bool) -> str | None:
+        daemon, seconds = self._victim(chance, spare=gentle), chance.uniform(1.0, 2.5 * self._cluster.ttl)
+        if daemon is None:
+            return None
+        daemon.freeze()
+        self._board.later(seconds, daemon.thaw, daemon.name)
+        return f"{daemon.name} for {seconds:.1f} s"
+
+    def _child(self, chance: random.Random, gentle: bool) -> tuple[str, list[int]] | None:
+        daemon = self._victim(chance, spare=gentle)
+        if daemon is None or daemon.process.poll() is not None:
+            return None
+        for guardian in children(daemon.pid):
+            for child in children(guardian):
+                return daemon.name, [child, *(pid for pid in session_members(child) if pid != child)]
+        return None
+
+    def _kill_child(self, chance: random.Random, gentle: bool) -> str | None:
+        found = self._child(chance, gentle)
+        if found is None:
+            return None
+        _kill(found[1][0])
+        return found[0]
+
+    def _kill_process(self, chance: random.Random, gentle: bool) -> str | None:
+        found = self._child(chance, gentle)
+        if found is None:
+            return None
+        _kill(chance.choice(found[1]))
+        return f"{found[0]}, of {len(found[1])}"
+
+    # ------------------------------------------------------------ connections
+
+    def _cut(self, chance: random.Random, gentle: bool) -> str | None:
+        for proxy in self._cluster.proxies:
+            proxy.cut()
+        return "those of " + ", ".join(PROXIED)
+
+    def _proxy(self, chance: random.Random, mode: Mode, longest: float) -> str | None:
+        if not self._board.free("proxy"):
+            return None
+        proxies = [p for p in self._cluster.proxies if chance.random() < 0.5] or self._cluster.proxies
+        for proxy in proxies:
+            proxy.set(mode)
+
+        def mend() -> None:
+            for proxy in proxies:
+                proxy.set(Mode.PASS)
+
+        seconds = chance.uniform(0.3, longest)
+        self._board.later(seconds, mend, "proxy")
+        return f"between {', '.join(PROXIED)} and {len(proxies)} members for {seconds:.1f} s"
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

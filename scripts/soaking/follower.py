@@ -1,0 +1,95 @@
+"""The audit that follows a soak: etcd's history as it is written, to its very end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import defaultdict
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from distop.audit import Audit, history
+from distop.core import keys as K
+from distop.core.keys import Keys
+from distop.store.client import EtcdClient
+from distop.store.history import Revision
+
+if TYPE_CHECKING:
+    from distop.core.model import OperationRef
+    from distop.core.view import Change
+    from distop.store.config import EtcdConfig
+    from distop.store.history import Step
+
+
+class Follower:
+    """Reads in a thread of its own. As a context manager."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self.audit = Audit(Keys())
+        self.failure: BaseException | None = None
+        """What ended it before its time."""
+        self.records: dict[OperationRef, dict[str, Any]] = {}
+        """Operation → its history record."""
+        self.outcomes: dict[OperationRef, dict[int, list[str]]] = defaultdict(dict)
+        """Operation → job → every outcome that was ever written for it."""
+        self._config = config
+        self._loop = asyncio.new_event_loop()
+        self._following = self._loop.create_task(self._follow())
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Follower:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._following.cancel)
+        self._thread.join(20)
+
+    def problems(self, last: int) -> list[str]:
+        """Why what was checked is not all that happened up to revision ``last``, or what is wrong in it."""
+        return judge(self.audit, self.failure, last)
+
+    def _work(self) -> None:
+        try:
+            self._loop.run_until_complete(self._following)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.failure = error
+
+    async def _follow(self) -> None:
+        async with EtcdClient(self._config) as client, aclosing(history(client, Keys(), follow=True)) as steps:
+            async for step in steps:
+                self._take(step)
+
+    def _take(self, step: Step) -> None:
+        self.audit.take(step)
+        if isinstance(step, Revision):
+            for change in step.changes:
+                if not change.deleted:
+                    self._note(change)
+
+    def _note(self, change: Change) -> None:
+        if change.kv.key.endswith(".outcome"):
+            key = Keys().parse(change.kv.key)
+            assert key.ref is not None
+            self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
+        elif change.kv.key.startswith(f"{K.HISTORY}."):
+            key = Keys().parse(change.kv.key)
+            if key.ref is not None and not key.name and key.chunk < 0:
+                self.records[key.ref] = json.loads(change.kv.value)
+
+
+def judge(audit: Audit, failure: BaseException | None, last: int) -> list[str]:
+    """What an audit that was to follow up to revision ``last`` found wrong, or did not see. ``failure`` ended it."""
+    totals, violation = audit.totals, audit.violation
+    if violation is not None:
+        return ["\n  ".join([str(violation), *violation.story])]
+    found = []
+    if failure is not None:
+        found.append(f"the audit ended: {failure!r}")
+    if totals.last < last:
+        found.append(f"the audit stood still at revision {totals.last} of {last}")
+    found += [f"revisions {first} to {end} were compacted before the audit saw them" for first, end in totals.lost]
+    return found

@@ -1,0 +1,163 @@
+"""The memory of every process of a soak: measured as long as it lives, and judged."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distop.worker.guardian import session_members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.support.daemons import Daemon
+
+EACH = 2.0
+"""Seconds between two measurements."""
+WARM = 30.0
+"""Seconds of a process's life that are not looked at: what it loads and fills once."""
+LEAST = 150.0
+"""Seconds that the judged half of a life must last. In less, a single arena that the allocator takes or gives back (one
+to three MB) makes a slope that means nothing.
+"""
+STEEPEST = 0.5
+"""MB a minute in the second half of a life. Under this load, of hundreds of operations and faults an hour, 0.5 would be
+0.7 GB a day: what grows faster than that has to be restarted every few days. What keeps nothing stays well below it.
+"""
+JVM_BEYOND_HEAP = 500.0
+"""MB that a JVM takes beside its heap at most (metaspace, code, threads, direct buffers). A heap grows to its limit
+whatever is in it, so a JVM is judged by its size.
+"""
+POINTS = 250
+"""Measurements of a half that are compared with each other; their number is what the pairs grow with the square of."""
+
+Life = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is told of one kind of process of an executor, and what is wrong with it."""
+
+    text: str
+    problem: str = ""
+
+
+class Memory:
+    """The resident size of daemons, guardians, children, and what these started. ``heap``: MB of a JVM's heap."""
+
+    def __init__(self, heap: float) -> None:
+        self._heap = heap
+        self._lives: dict[tuple[str, str, int], Life] = defaultdict(list)
+        self._measured = 0.0
+
+    def measure(self, daemons: Mapping[str, Daemon]) -> None:
+        """Note the sizes, now and then."""
+        now = time.monotonic()
+        if now - self._measured < EACH:
+            return
+        self._measured = now
+        for name, daemon in daemons.items():
+            for role, pid in processes(daemon.pid):
+                size = resident(pid)
+                if size is not None:
+                    self._lives[name, role, pid].append((now, size))
+
+    def judge(self) -> list[Judged]:
+        """For each executor and kind of process: the longest life, and for a JVM the largest one."""
+        found = []
+        for name, role in sorted({(name, role) for name, role, _ in self._lives}):
+            lives = [life for (n, r, _), life in self._lives.items() if (n, r) == (name, role)]
+            largest = max(size for life in lives for _, size in life)
+            longest = max(lives, key=lambda life: life[-1][0] - life[0][0])
+            found.append(judge(f"{name}, {role}", longest, len(lives), largest, self._limit(role)))
+        return found
+
+    def _limit(self, role: str) -> float | None:
+        return self._heap + JVM_BEYOND_HEAP if role == "JVM" else None
+
+
+def judge(who: str, life: Life, lives: int, largest: float, limit: float | None) -> Judged:
+    """Judge one life: by its size where a limit is given, else by the slope of its second half."""
+    told = f"{who}: {lives} of them, the largest {largest:.0f} MB; the longest lived {_minutes(life):.1f} min"
+    if limit is not None:
+        if largest > limit:
+            return Judged(f"{told}; at most {limit:.0f} MB", f"the memory of {who}: {largest:.0f} MB of {limit:.0f}")
+        return Judged(f"{told}; at most {limit:.0f} MB: as it should be")
+    half = second_half(life)
+    if not half or half[-1][0] - half[0][0] < LEAST:
+        return Judged(f"{told}; too short to be judged")
+    steep = slope(half) * 60
+    told += f", from {half[0][1]:.1f} to {half[-1][1]:.1f} MB in its second half, slope {steep:+.2f} MB/min"
+    if steep > STEEPEST:
+        return Judged(told, f"the memory of {who} grows by {steep:.2f} MB a minute")
+    return Judged(f"{told}: flat")
+
+
+def second_half(life: Sequence[tuple[float, float]]) -> Life:
+    """The later half, in time, of what comes after it has warmed up."""
+    warm = [point for point in life if point[0] - life[0][0] >= WARM]
+    if not warm:
+        return []
+    middle = (warm[0][0] + warm[-1][0]) / 2
+    return [point for point in warm if point[0] >= middle]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between all pairs (Theil and Sen): a few outliers, or one step, do not move it."""
+    some = points[:: max(1, len(points) // POINTS)]
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(some, 2))
+
+
+def _minutes(life: Life) -> float:
+    return (life[-1][0] - life[0][0]) / 60
+
+
+# ----------------------------------------------------------------- processes
+
+
+def processes(daemon: int) -> Iterator[tuple[str, int]]:
+    """(what it is, process id) of a daemon and all that it started."""
+    yield "daemon", daemon
+    for guardian in children(daemon):
+        yield "guardian", guardian
+        for child in children(guardian):
+            yield "child", child
+            for member in session_members(child):
+                if member != child:
+                    yield _role(member), member
+
+
+def _role(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "other"
+    if words[0].endswith(b"java"):
+        return "JVM"
+    return "Python workers" if any(b"pyspark" in word for word in words) else "other"
+
+
+def children(pid: int) -> list[int]:
+    """The processes that one started."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def resident(pid: int) -> float | None:
+    """MB; None of a process that is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return None

@@ -1,0 +1,99 @@
+"""The operations of a soak: of which kind each is, and what clients do to it, by the seed and its number alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from soaking.tables import CHECKS
+from tests.support.writing import Journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = {
+    "plain": ("writing",) * 4 + ("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun"),
+    "spark": ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context"),
+}
+"""Lane → the kinds in it. Operations of a lane follow each other; what Spark does takes longer, and delays no other."""
+OF_JVM = frozenset({"kill-jvm", "hang-jvm", "memory", "stop-context"})
+"""One at a time: each takes several starts of a JVM, with nothing beside it."""
+ROUGH = frozenset({"deaf", "crash"})
+"""What costs the child in which it runs its life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An operation that is wanted, and what is done to it: (seconds after its start or the act before, act)."""
+
+    name: str
+    number: int
+    kind: str
+    type: str
+    arg: dict[str, Any]
+    rows: int
+    journal: Journal | None
+    acts: tuple[tuple[float, str], ...]
+
+
+def kind_of(seed: int, lane: str, number: int) -> str:
+    """Each kind comes once before any comes again."""
+    kinds = KINDS[lane]
+    around, place = divmod(number, len(kinds))
+    return random.Random(f"{seed}/{lane}/{around}").sample(kinds, len(kinds))[place]
+
+
+def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
+    """The wish of this number."""
+    kind, name = kind_of(seed, lane, number), f"{lane}-{number}"
+    chance = random.Random(f"{seed}/operation/{name}")
+    acts = _acts(chance, kind)
+    if kind in ("writing", "deaf", "spark") or kind in OF_JVM:
+        path = folder / f"journal-{name}.jsonl"
+        rows = chance.randrange(2, 12)
+        arg = {"jobs": chance.randrange(1, 16), "rows": rows, "journal": str(path), **_writing(chance, kind)}
+        if lane == "spark":
+            arg["jobs"] = 2 if kind in OF_JVM else min(arg["jobs"], 6)
+        type_name = "sparkwriting" if lane == "spark" else "writing"
+        return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts)
+    if kind == "validate":
+        return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
+    return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts)
+
+
+def _writing(chance: random.Random, kind: str) -> dict[str, Any]:
+    if kind == "writing":
+        return {"pause": chance.uniform(0.01, 0.3)}
+    if kind == "deaf":
+        return {"does": {"p=0": "deaf"}}
+    return {"pause": 0.05} if kind == "spark" else {"does": {"p=1": kind}}
+
+
+def _noop(chance: random.Random, kind: str) -> dict[str, Any]:
+    jobs = chance.randrange(1, 40)
+    one = str(chance.randrange(jobs))
+    arg: dict[str, Any] = {"jobs": jobs, "sleep": chance.uniform(0, 0.2)}
+    if kind == "large":
+        return {"jobs": 1_500}
+    if kind == "crash":
+        return {**arg, "crash": [one]}
+    if kind == "break":
+        return {**arg, "batch_error": [one]}
+    if kind == "error":
+        return {**arg, "error": [one], "fail": [str(chance.randrange(jobs))]}
+    return arg
+
+
+def _acts(chance: random.Random, kind: str) -> tuple[tuple[float, str], ...]:
+    if kind == "deaf":
+        return ((chance.uniform(2, 10), "cancel"),)  # it never ends by itself
+    acts: list[tuple[float, str]] = []
+    luck = chance.random()
+    if luck < 0.15:
+        acts.append((chance.uniform(0, 6), "cancel"))
+    elif luck < 0.5:
+        for _ in range(chance.choice((1, 1, 2))):
+            acts.append((chance.uniform(0, 4), chance.choice(("pause", "pause now"))))
+            acts.append((chance.uniform(0.2, 8), chance.choice(("resume", "resume", "resume", "cancel"))))
+    return tuple(acts)

@@ -1,0 +1,53 @@
+"""The plan of faults: which, and when, by the seed alone. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+FIRST = 10.0
+"""Seconds until the first fault."""
+PAUSE = (1.0, 5.0)
+"""Seconds between two faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault. ``at``: seconds from the start. ``gentle``: the executor whose memory is followed is spared."""
+
+    number: int
+    at: float
+    kind: str
+    gentle: bool
+    seed: str
+
+    def chance(self) -> random.Random:
+        """What the fault strikes, and for how long, is drawn from this: no other fault and no operation moves it."""
+        return random.Random(self.seed)
+
+    def __str__(self) -> str:
+        return f"{self.number}. at {self.at:.1f} s: {self.kind}{' (gently)' if self.gentle else ''}"
+
+
+def plan(seed: int, seconds: float, kinds: Sequence[str], rough: Collection[str] = ()) -> list[Planned]:
+    """Faults for so long. Each kind comes once before any comes again; in the second half all are gentle, and there are
+    none of the kinds that cannot be.
+    """
+    chance = random.Random(f"{seed}/plan")
+    some = _rounds(chance, kinds)
+    at, planned = FIRST, list[Planned]()
+    while at < seconds:
+        gentle, number = at > seconds / 2, len(planned) + 1
+        kind = next(kind for kind in some if not (gentle and kind in rough))
+        planned.append(Planned(number, at, kind, gentle, f"{seed}/fault/{number}"))
+        at += chance.uniform(*PAUSE)
+    return planned
+
+
+def _rounds(chance: random.Random, kinds: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from chance.sample(list(kinds), len(kinds))

@@ -1,0 +1,48 @@
+"""GOAWAY (F7): the connection ends by the other side's wish, and what goes on over it goes on over the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Put, Txn, absent
+from distop.store.session import Session
+from distop.store.watch import Feed
+from tests.support.etcd import Mirror, connected, until
+from tests.support.goaway import ALL_STREAMS, GoAwayProxy
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "text"),
+    [
+        pytest.param(0, ALL_STREAMS, b"", id="in order, streams may end"),
+        pytest.param(0, 0, b"", id="no stream was served"),
+        pytest.param(11, 0, b"too_many_pings", id="too many pings"),
+    ],
+)
+async def test_a_session_and_a_watch_survive_it(own_etcd: EmbeddedEtcd, code: int, last: int, text: bytes) -> None:
+    async with GoAwayProxy(own_etcd.port) as proxy, connected(proxy.endpoint) as client:
+        mirror = Mirror()
+        feed = Feed(client, "t.", "t/", mirror.apply)
+        await feed.start()
+        session = Session(client, "node", b"", 6)
+        await session.start()
+        for number in range(2):
+            said = proxy.said
+            proxy.go_away(code, last, text)
+            assert proxy.said > said, "there is a connection to say it on"
+            result = await client.commit(Txn((absent(f"t.{number}"),), (Put(f"t.{number}", b"1"),)))
+            assert result.succeeded or result.repeated
+            await feed.reached(result.revision)
+            before = session.deadline
+            await until(lambda before=before: session.deadline > before or session.lost.done())
+            assert session.alive
+        assert set(mirror.values) == {"t.0", "t.1"}
+        await session.close()
+        await feed.close()

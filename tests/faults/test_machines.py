@@ -1,0 +1,91 @@
+"""What befalls a whole machine: it is suspended, or begins anew. Here it is all processes of one daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import OperationRef
+from distop.worker.guardian import session_members
+from tests.faults.test_self_fencing import child_of, children
+from tests.integration.test_daemons import holders
+from tests.support.replay import Written, read_history
+from tests.support.steps import ALL, Steps
+from tests.support.writing import assert_data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.daemons import Daemon, Daemons
+    from tests.support.writing import Journal
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+
+TABLE = "t"
+JOBS, ROWS = 8, 10
+
+
+def processes(daemon: Daemon) -> list[int]:
+    """The daemon, its guardian, its child and what that started: the guardian first, so that it meets nothing."""
+    return [*children(daemon.pid), daemon.pid, *session_members(child_of(daemon))]
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def test_a_machine_that_was_suspended(group: Daemons, journal: Journal, sample_env: dict[str, str]) -> None:
+    """Its jobs were taken over meanwhile. It wakes up fenced: what it held is not its own any more, its child is
+    killed, and nothing is written under its old session (F20, F34). That its child may write on for a moment is said
+    in docs/guarantees.md; what it wrote is named by no outcome.
+    """
+    _, bob = group.start("ann", "bob", ttl=4, env=sample_env)
+    arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
+    operation = group.client.start_operation("writing", TABLE, arg)
+    group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
+    (old,) = [inc for inc, node in group.client.nodes().items() if node.executor == "bob"]
+    child, suspended = child_of(bob), processes(bob)
+    signal_all(suspended, signal.SIGSTOP)
+    try:
+        assert operation.wait(90).state == "success", group.tails()
+    finally:
+        signal_all(suspended, signal.SIGCONT)
+    group.eventually(lambda: not session_members(child), "its child is dead", "bob")
+    group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
+    history = read_history(group.endpoint)
+    node = f"distOpNode.{old}"
+    (ended,) = [n for n, changes in history for c in changes if c.kv.key == node and c.deleted]
+    late = [
+        (n, c.kv.key)
+        for n, changes in history
+        for c in changes
+        if n > ended and not c.deleted and f'"incarnation":"{old}"'.encode() in c.kv.value
+    ]
+    assert not late, "written under a session that was over"
+    written = Written(group.endpoint, OperationRef.parse(operation.ref))
+    assert any('"executor":"bob"' in claims[0] for claims in written.claims.values())
+    assert_data(written, journal, JOBS, ROWS, overlaps=True)
+
+
+def test_a_machine_that_begins_anew(group: Daemons, tmp_path: Path, sample_env: dict[str, str]) -> None:
+    """All of its processes are killed at once, so that nobody cleans up or reports; its disk is as it was. The job
+    goes on from its checkpoint there (F27).
+    """
+    steps = Steps(tmp_path / "steps")
+    (ann,) = group.start("ann", ttl=4, env=sample_env)
+    operation = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3]))
+    group.eventually(lambda: steps.at("a", 2), "two steps are done")
+    child = child_of(ann)
+    signal_all(processes(ann), signal.SIGKILL)
+    ann.process.wait()
+    group.eventually(lambda: not session_members(child), "all are dead")
+    steps.go("a", 3)
+    ann.start()
+    assert operation.wait(60).state == "success", group.tails()
+    assert (steps.starts("a"), steps.output("a")) == ([0, 2], ALL)

@@ -1,0 +1,151 @@
+"""What a soak does by its seed, and what it takes for clean."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from soaking import follower, memory, tables
+from soaking.operations import KINDS as KINDS_OF
+from soaking.operations import draw, kind_of
+from soaking.plan import FIRST, plan
+
+from distop.audit import Audit
+from distop.core.keys import Keys
+from distop.core.txn import KeyValue
+from distop.core.view import Change
+from distop.store.history import Beginning, CaughtUp, Revision
+
+KINDS = tuple("abcdefg")
+MINUTES = 20
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def report(**verdicts: tuple[str, int]) -> dict[str, object]:
+    found = {"present": ("valid", 0), "no sevens": ("violated", 20), "positive": ("valid", 0)} | verdicts
+    return {"checks": [{"name": n, "verdict": verdict, "violations": v} for n, (verdict, v) in found.items()]}
+
+
+def test_what_validate_says_is_judged() -> None:
+    assert tables.misjudged(report()) == []
+    assert tables.misjudged(None) == []
+    assert tables.misjudged(report(**{"no sevens": ("violated", 5)})) == [], "of some partitions"
+    assert tables.misjudged(report(**{"no sevens": ("valid", 0)})) == ["no sevens is said to be valid"]
+    assert tables.misjudged(report(positive=("violated", 1))) == ["positive is said to be violated 1 times, of 0"]
+    assert tables.misjudged(report(**{"no sevens": ("violated", 21)})) != []
+    assert tables.decided(report())
+    assert not tables.decided(report(positive=("unknown", 0)))
+    assert not tables.decided(None)
+
+
+# ------------------------------------------------------------------------ plan
+
+
+def test_the_plan_depends_on_the_seed_alone() -> None:
+    planned = plan(3, 600, KINDS, {"c"})
+    assert planned == plan(3, 600, KINDS, {"c"})
+    assert planned != plan(4, 600, KINDS, {"c"})
+    assert [fault.number for fault in planned] == list(range(1, len(planned) + 1))
+    assert planned[0].at == FIRST
+    assert planned[-1].at < 600
+    assert planned[5].chance().random() == planned[5].chance().random()
+    assert planned[5].chance().random() != planned[6].chance().random()
+
+
+def test_each_kind_comes_as_often_and_what_cannot_be_gentle_comes_early() -> None:
+    planned = plan(3, 600, KINDS, {"c"})
+    rough = [fault.kind for fault in planned if not fault.gentle]
+    for start in range(0, len(rough) - len(KINDS), len(KINDS)):
+        assert set(rough[start : start + len(KINDS)]) == set(KINDS)
+    gentle = [fault for fault in planned if fault.gentle]
+    assert {fault.kind for fault in gentle} == set(KINDS) - {"c"}
+    assert min(fault.at for fault in gentle) > 300
+
+
+@pytest.mark.parametrize("lane", KINDS_OF)
+def test_each_operation_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[tuple[object, ...]]:
+        wishes = [draw(seed, lane, number, tmp_path) for number in range(40)]
+        return [(wish.name, wish.kind, wish.type, wish.arg, wish.acts) for wish in wishes]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    kinds = KINDS_OF[lane]
+    assert sorted(kind_of(3, lane, number) for number in range(len(kinds))) == sorted(kinds)
+    acts = {what for number in range(200) for _, what in draw(3, lane, number, tmp_path).acts}
+    assert acts == {"cancel", "pause", "pause now", "resume"}
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def life(per_minute: float, *, noise: float = 0.5, step: float = 0.0, minutes: float = MINUTES) -> memory.Life:
+    """A process that loads for half a minute, then grows so fast; ``step``: once, by so much, near the end."""
+    chance = random.Random(7)
+    points = []
+    for n in range(int(minutes * 30)):
+        seconds = n * 2.0
+        size = min(60.0, seconds * 2) + per_minute * seconds / 60 + chance.uniform(-noise, noise)
+        points.append((seconds, size + (step if seconds > 0.8 * minutes * 60 else 0.0)))
+    return points
+
+
+def judged(points: memory.Life, limit: float | None = None) -> memory.Judged:
+    return memory.judge("ann, daemon", points, 1, max(size for _, size in points), limit)
+
+
+@pytest.mark.parametrize("points", [life(0.0), life(0.0, noise=3.0), life(0.0, step=3.0), life(-1.0), life(0.3)])
+def test_memory_that_is_flat(points: memory.Life) -> None:
+    assert judged(points).problem == ""
+    assert judged(points).text.endswith("flat")
+
+
+@pytest.mark.parametrize("points", [life(0.7), life(0.9, noise=2.0), life(5.0, minutes=7)])
+def test_memory_that_grows_is_a_problem(points: memory.Life) -> None:
+    assert "the memory of ann, daemon grows by" in judged(points).problem
+
+
+def test_a_short_life_is_not_judged() -> None:
+    assert judged(life(5.0, minutes=4)).problem == ""
+    assert "too short to be judged" in judged(life(5.0, minutes=4)).text
+
+
+def test_a_jvm_is_judged_by_its_size() -> None:
+    assert judged(life(5.0), limit=300.0).problem == ""
+    assert "of 100" in judged(life(5.0), limit=100.0).problem
+
+
+# ----------------------------------------------------------------------- audit
+
+
+def change(revision: int) -> Change:
+    return Change(KeyValue("distOpTable.t", b"{}", revision, revision, 1), deleted=False)
+
+
+def test_an_audit_that_saw_everything() -> None:
+    audit = Audit(Keys())
+    audit.take(CaughtUp(1))
+    audit.take(Revision(7, (change(7),)))
+    assert follower.judge(audit, None, 7) == []
+
+
+def test_an_audit_that_stood_still_lost_history_or_ended_is_a_problem() -> None:
+    audit = Audit(Keys())
+    audit.take(Beginning(5, 2, ()))
+    audit.take(Revision(7, (change(7),)))
+    assert follower.judge(audit, ValueError("broken"), 8) == [
+        "the audit ended: ValueError('broken')",
+        "the audit stood still at revision 7 of 8",
+        "revisions 2 to 5 were compacted before the audit saw them",
+    ]
+
+
+def test_a_violation_is_the_problem() -> None:
+    audit = Audit(Keys())
+    key = "distOp.t.noop.1.state"
+    audit.take(Revision(7, (Change(KeyValue(key, b"nonsense", 7, 7, 1), deleted=False),)))
+    (problem,) = follower.judge(audit, None, 9)
+    assert key in problem
