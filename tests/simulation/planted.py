@@ -22,6 +22,7 @@ from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.store.position import Reopen, WatchPosition
 from distop.store.session import Session
 from distop.testing.simulation import Scenario
+from distop.testing.simulation.scenario import Fault
 
 Patch = pytest.MonkeyPatch
 ALWAYS = absent("no such key")
@@ -60,13 +61,29 @@ def many_steps(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=wishes, hosts=hosts)
 
 
-def undisturbed(wanted: Scenario) -> Scenario:
-    """Nobody drains an executor or runs anything again, pauses wait for running jobs, and each node can do its work."""
-    wishes = tuple(
-        replace(wish, rerun="", acts=tuple(replace(act, what=act.what.removesuffix("-now")) for act in wish.acts))
-        for wish in wanted.wishes
+def a_silent_watch_beside_a_restart(wanted: Scenario) -> Scenario:
+    """Jobs that fail where they are lost, on two executors: one begins anew while the other's watches are silent."""
+    arg = {**wanted.wishes[0].arg, "partitions": 40, "pace": 0.3, "trouble": 0.0, "chunk": 100_000, "calls": 0.05}
+    wish = replace(
+        wanted.wishes[0], client=0, after=0.3, type="lone", table="a", names=None, acts=(), rerun="", arg=arg
     )
-    return replace(wanted, wishes=wishes, hosts=tuple(replace(host, unable=()) for host in wanted.hosts), drains=())
+    host = replace(wanted.hosts[0], types=("lone", "check"), slots=2, skew=0.0, unable=())
+    silent = Fault("one-way", 0.6, 9.0, (0.8, 0.9, 0.9, 0.6))
+    restart = Fault("crash", 0.7, 0.2, (0.0, 0.0, 0.0, 0.0))
+    return replace(
+        wanted,
+        hosts=(replace(host, name="exec-0"), replace(host, name="exec-1")),
+        members=1,
+        ttl=4,
+        poll=30.0,
+        batch=1000,
+        tables=("a",),
+        clients=1,
+        wishes=(wish,),
+        drains=(),
+        faults=(silent, restart),
+        calm=9.6,
+    )
 
 
 def three_members(wanted: Scenario) -> Scenario:
@@ -171,7 +188,7 @@ def elect_while_another_lives(patch: Patch) -> None:
     patch.setattr("distop.core.view.ClusterView.live", lambda view, incarnation: False)
 
 
-@bug(focus=("requests-late", "freeze", "crash", "late-renewal"), shape=undisturbed)
+@bug(shape=a_silent_watch_beside_a_restart)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 

@@ -26,6 +26,8 @@ class Offers:
     def __init__(self, found: Callable[..., None]) -> None:
         self._found = found
         self._began: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        """Of each claim for which something was blamed."""
         self._since: dict[str, dict[str, int]] = {}
         """Incarnation → type → the revision since which it offers it."""
 
@@ -45,15 +47,18 @@ class Offers:
         known = self._since.get(incarnation, {})
         self._since[incarnation] = {t: known.get(t, revision) for t in Node.decode(change.kv.value).behaviors}
 
-    @staticmethod
-    def _blames(key: ParsedKey, change: Change) -> bool:
-        """The record says that something failed for want of what a node lacks, not merely who is unable."""
+    def _blames(self, key: ParsedKey, change: Change) -> bool:
+        """The record says that something failed for want of what a node lacks, not merely who is unable, nor why an
+        attempt before failed: a claim hands that on to whoever takes it.
+        """
         if key.name == "outcome":
             return UNABLE in Outcome.decode(change.kv.value).error
         if key.name == "decision":
             return UNABLE in Decision.decode(change.kv.value).error
         if key.family == K.CLAIM:
-            return UNABLE in Claim.decode(change.kv.value).error
+            claim = Claim.decode(change.kv.value)
+            before, self._failures[change.kv.key] = self._failures.get(change.kv.key, 0), claim.failures
+            return claim.waiting and claim.failures > before and UNABLE in claim.error
         return key.name == "planning"
 
     def _judge(self, key: ParsedKey, change: Change, sender: str) -> None:

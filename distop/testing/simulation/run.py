@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.view import Change
 
-LIVENESS = 180.0
+LIVENESS = 600.0
 """Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended), within
-which all has to end, or something has to get on again.
+which all has to end, or something has to get on again. A job that does not listen takes up to 180 s, and the attempts
+of several may break one after the other.
 """
 
 
