@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.view import Change
 
-LIVENESS = 600.0
-"""Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended), within
-which all has to end, or something has to get on again. A job that does not listen takes up to 180 s, and the attempts
-of several may break one after the other.
+LIVENESS = 180.0
+"""Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended, a job that
+saved its progress), within which all has to end, or something has to get on again. A step of a job takes 44 s at most;
+after 300 s feeds are listed anew, which would mend what was lost of them.
 """
 
 
@@ -150,7 +150,7 @@ class Simulation:
         self._authors.step(parsed, sender)
         for change in changes:
             key = change.kv.key
-            if key.endswith(".state"):
+            if key.endswith((".state", ".progress")):
                 self._got_on = self.loop.now
             if key.startswith(self._active):
                 (self._open.discard if change.deleted else self._open.add)(key)
