@@ -90,6 +90,8 @@ async def _empty(client: Client, executor: str) -> NodeState:
         return NodeState(await _insist(client.drain, executor, wait=True, timeout=30.0))
     except WaitTimeout:
         return NodeState.DRAINING
+    except NotFound:  # somebody else let it work again, and it is not alive
+        return NodeState.DRAINED
 
 
 async def _undrain(client: Client, executor: str) -> None:
