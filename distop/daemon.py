@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import re
 import signal
 import socket
@@ -37,7 +38,7 @@ from distop.store.client import EtcdClient
 from distop.worker.host import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from distop.config import ExecutorConfig
@@ -129,26 +130,21 @@ async def serve(
     ended = asyncio.Event()
     keeping = asyncio.ensure_future(binding.keep(ended))
     try:
-        await _live_on(config, executor_id, stop, log, binding, make_worker, make_files)
+        live = functools.partial(_live, config, executor_id, stop, log, binding, make_worker, make_files)
+        await _live_on(live, stop, log, binding)
     finally:
         ended.set()
         await keeping
 
 
 async def _live_on(
-    config: ExecutorConfig,
-    executor_id: str,
-    stop: asyncio.Event,
-    log: logs.ContextLogger,
-    binding: Binding,
-    make_worker: MakeWorker,
-    make_files: MakeFiles,
+    live: Callable[[], Awaitable[None]], stop: asyncio.Event, log: logs.ContextLogger, binding: Binding
 ) -> None:
     pause = PAUSE[0]
     while not stop.is_set():
         began = time.monotonic()
         try:
-            await _live(config, executor_id, stop, log, binding, make_worker, make_files)
+            await live()
         except SessionLost as error:
             binding.identity.check()
             log.error("the session is lost (%s): everything of it was stopped; a new one begins", error)

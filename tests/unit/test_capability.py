@@ -9,34 +9,16 @@ import pytest
 
 from distop import logs
 from distop.capability import MAY_RETURN, Capability
-from distop.clock import System, source
 from distop.core.keys import Keys
 from distop.core.model import Node
 from distop.core.view import ClusterView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.clock import StandingClock
 
 WHY = "Java 17 or newer is needed: no java is on the PATH"
 ABLE = Node("ex", "host", 1, ("validate",))
 UNABLE = replace(ABLE, behaviors=(), unable={"validate": WHY})
-
-
-class Clock(System):
-    """A clock that stands still unless it is moved."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    one = Clock()
-    token = source.set(one)
-    yield one
-    source.reset(token)
 
 
 class Cluster:
@@ -91,7 +73,7 @@ def test_two_that_find_out_at_once_do_not_wait_for_each_other() -> None:
     assert not cluster.mine.cannot("validate", WHY)
 
 
-def test_a_capable_node_that_vanished_may_come_back(clock: Clock) -> None:
+def test_a_capable_node_that_vanished_may_come_back(clock: StandingClock) -> None:
     cluster = Cluster(other=ABLE)
     cluster.becomes("other", None)
     assert cluster.mine.cannot("validate", WHY)
@@ -103,7 +85,7 @@ def test_a_capable_node_that_vanished_may_come_back(clock: Clock) -> None:
     assert not cluster.mine.serves("validate")
 
 
-def test_types_of_the_past_are_not_remembered(clock: Clock) -> None:
+def test_types_of_the_past_are_not_remembered(clock: StandingClock) -> None:
     cluster = Cluster(other=replace(ABLE, behaviors=("former",)))
     cluster.becomes("other", None)
     clock.now += MAY_RETURN

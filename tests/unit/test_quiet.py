@@ -10,7 +10,7 @@ import pytest
 
 from distop import logs
 from distop.claimer import Won
-from distop.clock import System, source
+from distop.clock import source
 from distop.config import ExecutorConfig
 from distop.context import Context
 from distop.core import decide
@@ -26,30 +26,10 @@ from distop.quiet import Quiet
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.clock import StandingClock
 
 A, B = OperationRef("t", "a", "", 1), OperationRef("t", "b", "", 1)
 NAMES = ["ann", "ben", "cat"]
-
-
-class Clock(System):
-    """A clock that stands still unless it is moved."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return self.now
-
-    def time(self) -> float:  # type: ignore[override]
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    one = Clock()
-    token = source.set(one)
-    yield one
-    source.reset(token)
 
 
 class Here(Context):
@@ -86,7 +66,7 @@ def first(job: str) -> str:
     return min(NAMES, key=lambda name: decide.turn([one for one in NAMES if one != name], name, job))
 
 
-def test_one_of_all_falls_quiet_for_a_job_and_the_others_only_long_after(clock: Clock) -> None:
+def test_one_of_all_falls_quiet_for_a_job_and_the_others_only_long_after(clock: StandingClock) -> None:
     quiet = {name: Quiet(Here(name)) for name in NAMES}
     ops = {name: suspected(operation(A), 3) for name in NAMES}
     for name in NAMES:
@@ -112,7 +92,7 @@ def test_who_broke_a_job_comes_last_for_it() -> None:
     assert decide.place_for_suspect(broke, "ann", [], "job") == 0, "there is nobody else"
 
 
-def test_quiet_outlives_hints_and_ends_when_a_look_shows_that_the_job_is_gone(clock: Clock) -> None:
+def test_quiet_outlives_hints_and_ends_when_a_look_shows_that_the_job_is_gone(clock: StandingClock) -> None:
     mine = Quiet(Here(first(f"{A}/3")))
     op = suspected(operation(A), 3)
     assert not mine.claims(op, alone=False)
@@ -123,7 +103,7 @@ def test_quiet_outlives_hints_and_ends_when_a_look_shows_that_the_job_is_gone(cl
     assert not mine.blocks(B)
 
 
-def test_the_jobs_of_an_operation_that_went_are_nothing_to_be_quiet_for(clock: Clock) -> None:
+def test_the_jobs_of_an_operation_that_went_are_nothing_to_be_quiet_for(clock: StandingClock) -> None:
     mine = Quiet(Here(first(f"{A}/3")))
     mine.claims(suspected(operation(A), 3), alone=False)
     mine.keep({B})
@@ -135,7 +115,7 @@ def test_the_jobs_of_an_operation_that_went_are_nothing_to_be_quiet_for(clock: C
     assert not mine.blocks(B)
 
 
-def test_whoever_is_alone_takes_it_at_once(clock: Clock) -> None:
+def test_whoever_is_alone_takes_it_at_once(clock: StandingClock) -> None:
     last = max(NAMES, key=lambda name: decide.turn([one for one in NAMES if one != name], name, f"{A}/3"))
     mine = Quiet(Here(last))
     op = suspected(operation(A), 3)

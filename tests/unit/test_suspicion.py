@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import logs
-from distop.clock import System, source
 from distop.context import Context
 from distop.core.keys import Keys
 from distop.core.model import Node, OperationRef
@@ -17,26 +16,9 @@ from distop.core.view import ClusterView
 from distop.suspicion import PAUSE, REMEMBERED, Suspicion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.clock import StandingClock
 
 A, B, C = (OperationRef("t", name, "", 1) for name in "abc")
-
-
-class Clock(System):
-    """A clock that stands still unless it is moved."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    one = Clock()
-    token = source.set(one)
-    yield one
-    source.reset(token)
 
 
 class Here(Context):
@@ -60,7 +42,7 @@ def test_what_is_suspected() -> None:
 
 
 def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: StandingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = Suspicion(Here("a", "b"))
     with caplog.at_level(logging.INFO, "distop"):
@@ -76,7 +58,7 @@ def test_one_broken_operation_is_left_to_others_and_the_rest_goes_on(
 
 
 def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: StandingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = Suspicion(Here("a", "b"))
     with caplog.at_level(logging.INFO, "distop"):
@@ -90,7 +72,7 @@ def test_a_node_on_which_jobs_of_several_operations_break_claims_nothing(
     assert "this node claims nothing" in record.getMessage()
 
 
-def test_any_job_that_ends_speaks_for_the_node_and_its_operation(clock: Clock) -> None:
+def test_any_job_that_ends_speaks_for_the_node_and_its_operation(clock: StandingClock) -> None:
     mine = Suspicion(Here("a", "b"))
     for _ in range(IN_A_ROW):
         for ref in (A, B):
@@ -100,7 +82,7 @@ def test_any_job_that_ends_speaks_for_the_node_and_its_operation(clock: Clock) -
     assert (mine.wait(A), mine.wait(B)) == (0, 0)
 
 
-def test_where_nobody_else_lives_nothing_is_held_back(clock: Clock) -> None:
+def test_where_nobody_else_lives_nothing_is_held_back(clock: StandingClock) -> None:
     ctx = Here()
     mine = Suspicion(ctx)
     for _ in range(3 * IN_A_ROW):
@@ -116,7 +98,7 @@ def test_where_nobody_else_lives_nothing_is_held_back(clock: Clock) -> None:
     assert mine.wait(A) == 0, "the others are gone"
 
 
-def test_what_is_remembered_is_bounded(clock: Clock) -> None:
+def test_what_is_remembered_is_bounded(clock: StandingClock) -> None:
     mine = Suspicion(Here("a"))
     for number in range(1, 10 * REMEMBERED):
         mine.broke(OperationRef("t", "a", "", number))

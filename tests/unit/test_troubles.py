@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import logs
-from distop.clock import System, source
 from distop.config import ExecutorConfig
 from distop.context import Context
 from distop.core.keys import Keys
@@ -23,29 +22,9 @@ from distop.store.config import EtcdConfig
 from distop.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.clock import StandingClock
 
 REF = OperationRef("t", "noop", "", 1)
-
-
-class Clock(System):
-    """A clock that stands still unless it is moved, and chance that always gives the most."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return self.now
-
-    def uniform(self, a: float, b: float) -> float:  # type: ignore[override]
-        return b
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    one = Clock()
-    token = source.set(one)
-    yield one
-    source.reset(token)
 
 
 def pauses(troubles: Troubles, error: Exception, times: int) -> list[float]:
@@ -57,7 +36,7 @@ def pauses(troubles: Troubles, error: Exception, times: int) -> list[float]:
 
 
 def test_records_that_cannot_be_read_are_told_of_once_and_looked_at_seldom(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: StandingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     troubles, error = Troubles(logs.get("distop.test")), UnreadableRecord("the plan does not fit its digest")
     with caplog.at_level(logging.DEBUG, "distop"):
@@ -70,7 +49,7 @@ def test_records_that_cannot_be_read_are_told_of_once_and_looked_at_seldom(
     assert len(caplog.records) == 2, "something else is wrong now"
 
 
-def test_errors_of_our_own_are_told_each_time(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_our_own_are_told_each_time(clock: StandingClock, caplog: pytest.LogCaptureFixture) -> None:
     troubles = Troubles(logs.get("distop.test"))
     assert pauses(troubles, RuntimeError("a bug"), 8) == [0.5, 1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
     assert len(caplog.records) == 8
@@ -80,7 +59,9 @@ def test_errors_of_our_own_are_told_each_time(clock: Clock, caplog: pytest.LogCa
     assert REF not in troubles
 
 
-def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(
+    clock: StandingClock, caplog: pytest.LogCaptureFixture
+) -> None:
     troubles = Troubles(logs.get("distop.test"))
     with caplog.at_level(logging.INFO, "distop"):
         troubles.failed(REF, NotFound("operation t/noop/1 has ended meanwhile"))
@@ -88,7 +69,7 @@ def test_an_end_that_was_not_seen_yet_is_nothing_to_speak_of(clock: Clock, caplo
     assert troubles.wait(REF) > 0, "the gate may be seen for a while"
 
 
-def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed(clock: Clock) -> None:
+def test_runs_that_go_wrong_are_tried_less_and_less_though_their_jobs_can_be_claimed(clock: StandingClock) -> None:
     troubles = Troubles(logs.get("distop.test"))
     for wait in (0.5, 1.0, 2.0):
         troubles.failed(REF, RuntimeError("no such file"), run=True)

@@ -1,0 +1,22 @@
+"""What unit tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.clock import source
+from tests.support.clock import StandingClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def clock() -> Iterator[StandingClock]:
+    """In the place of the system's clock and chance."""
+    one = StandingClock()
+    token = source.set(one)
+    yield one
+    source.reset(token)
