@@ -10,7 +10,7 @@ from distop.clock import time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
-from distop.core.txn import Get, GetResult, TxnResult
+from distop.core.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
 from distop.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from distop.context import Context
     from distop.core.model import OperationRef
+    from distop.core.txn import Txn
     from distop.core.view import Seen
 
 BLOCK_LIMIT = 20_000
@@ -111,6 +112,33 @@ class Claimer:
                 write = claiming.wait_again(ctx.keys, ref, p, result.revision, waiting)
                 ctx.reporter.submit([(write, lambda applied: None)])
             raise
+
+    def first_share(self, op: OpenOperation, plan: Txn, slots: int) -> list[int]:
+        """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this
+        executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
+        """
+        ordered, mine = decide.shares(op.plan.count, self._ctx.executor_id, self._ctx.others(op.ref.type), str(op.ref))
+        share, room = ordered[:mine], MAX_OPERATIONS - operations(plan)
+        if not op.spec.rules.batch:
+            return share[: min(slots, room)]
+        fits = slots > 0 and len(share) <= room
+        return share if fits and sum(int(op.partition(p).get("bytes", 0)) for p in share) <= BLOCK_BYTES else []
+
+    async def claim_first(self, op: OpenOperation, plan: Txn, ordinals: Sequence[int]) -> tuple[TxnResult, Won]:
+        """Write a plan and claim jobs of it, in one transaction."""
+        ctx = self._ctx
+        wants = [claiming.Want(p, Claim(ctx.executor_id, ctx.incarnation, 1, 0)) for p in ordinals]
+        result = await ctx.commit(claiming.with_first(ctx.keys, op.ref, plan, ctx.incarnation, wants))
+        won = Won()
+        if result.succeeded:
+            won.partitions = [self._hold(op, want, result.revision) for want in wants]
+        elif result.repeated:
+            won.partitions = await self._won_and_not_told(op, wants)
+        if won.partitions:
+            op.gate_mod = op.held[won.partitions[0]].fence
+            op.assume_free(ctx.executor_id, ctx.others(op.ref.type))
+            op.take_these(won.partitions)
+        return result, won
 
     @staticmethod
     def _within_bytes(op: OpenOperation, free: list[int]) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distop.core.view import ClusterView
     from distop.localjobs import LocalJobs
     from distop.logs import ContextLogger
+    from distop.openop import OpenOperation
     from distop.reporter import Reporter
     from distop.store.client import EtcdClient
     from distop.store.session import Session
@@ -53,6 +54,8 @@ class Context:
     """Of the operations that were asked for last; see :meth:`argument`."""
     caught_up_at: int
     """The revision of the first listing: what was written later was seen from its first event on."""
+    gates_at: int
+    """The revision up to which it is known which operations are open or pending."""
     lost: asyncio.Future[Any]
     """Fails with SessionLost when the session ends."""
 
@@ -66,6 +69,12 @@ class Context:
             if self.lost.done():
                 self.lost.result()
             raise
+
+    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
+        """Write a small operation's plan; where this node's executor takes jobs of it at once, these are claimed in the
+        same transaction. Raises as :meth:`commit` does.
+        """
+        raise NotImplementedError
 
     async def argument(self, ref: OperationRef) -> Any:
         """An operation's argument. It never changes and each call into the child needs it, so small ones are kept."""

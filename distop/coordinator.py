@@ -96,7 +96,9 @@ class Coordinator:
             ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"
         )
         self._feeds = (self._claims, self._jobs)
-        self._planning = Planning(ctx, self._guard, self._view, self._commit, self._jobs.relist, self._call)
+        self._planning = Planning(
+            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
+        )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
@@ -164,6 +166,7 @@ class Coordinator:
             self._keep_arguments(changes)
         changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
         self._left_alone &= self._view.operations.keys()
+        self._ending.keep(self._view.operations)
         self._kick(changed)
 
     def _keep_arguments(self, changes: Sequence[Change]) -> None:
@@ -287,6 +290,13 @@ class Coordinator:
             case decide.MakePlan():
                 return await self._planning.plan(op)
             case decide.Commit(txn):
+                if (
+                    op.plan is not None
+                    and op.ended == op.plan.count
+                    and op.spec is not None
+                    and op.spec.rules.completes
+                ):
+                    self._ending.foresee_completion(op.ref, op.plan.count)
                 return await self._commit(txn)
             case decide.Complete(decision):
                 return await self._ending.complete(op, decision)

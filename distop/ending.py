@@ -15,6 +15,7 @@ from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import gives_up, parse_time
 from distop.core.jobs import JobState, Outcome
+from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
 from distop.core.records import read
 from distop.core.states import Stage
@@ -26,7 +27,7 @@ from distop.submit import request, submit
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from distop.context import Context
     from distop.core.model import OperationRef
@@ -107,6 +108,7 @@ class Ending:
         self._followed: dict[OperationRef, set[int]] = {}
         """What follows an operation, as far as that is settled, while another part of it has to wait."""
         self._follow_at: dict[OperationRef, float] = {}
+        self._ahead: dict[OperationRef, _Outcomes] = {}
         self._foreseen: dict[OperationRef, tuple[float, asyncio.Task[KeyValue | None]]] = {}
 
     # --------------------------------------------------------------- complete
@@ -119,9 +121,7 @@ class Ending:
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
-        outcomes = _Outcomes(lambda start: self._outcomes(ref, decided.total, start))
-        if decided.total <= OUTCOMES_AHEAD:
-            outcomes.begin()
+        outcomes = self._ahead.pop(ref, None) or self._outcomes_of(ref, decided.total)
         try:
             argument = await self._ctx.argument(ref)
             self.foresee(ref)
@@ -183,12 +183,12 @@ class Ending:
         states: dict[int, bool] = {}
         outcomes: dict[int, str] = {}
         for kv in listing.kvs:
-            key = self._keys.parse(kv.key)
-            if key.name == "state":
-                states[key.partition] = kv.value == JobState.SUCCESS.encode()
-            elif key.name == "outcome":
+            partition, name = job_name(kv.key)
+            if name == "state":
+                states[partition] = kv.value == JobState.SUCCESS.encode()
+            elif name == "outcome":
                 read(Outcome.decode, kv)  # raises for what is none: the child is given nothing that it cannot read
-                outcomes[key.partition] = kv.value.decode()
+                outcomes[partition] = kv.value.decode()
         rows = [
             f'{{"partition":{p},"success":{"true" if success else "false"},"outcome":{outcomes.get(p, "null")}}}'
             for p, success in sorted(states.items())
@@ -264,6 +264,26 @@ class Ending:
             if latest is None or (seen is not None and latest.mod_revision == seen.mod_revision):
                 return False  # not runOps: the election, the state or the claims are not what they were
             seen = latest
+
+    def foresee_completion(self, ref: OperationRef, total: int) -> None:
+        """All jobs have ended, and how each did never changes: read the outcomes of a few while the decision is being
+        written.
+        """
+        if total <= OUTCOMES_AHEAD and ref not in self._ahead:
+            self._ahead[ref] = self._outcomes_of(ref, total)
+
+    def keep(self, refs: Collection[OperationRef]) -> None:
+        """Forget what was foreseen of all others: they are gone."""
+        for ref in self._ahead.keys() - refs:
+            self._ahead.pop(ref).close()
+        for ref in self._foreseen.keys() - refs:
+            del self._foreseen[ref]
+
+    def _outcomes_of(self, ref: OperationRef, total: int) -> _Outcomes:
+        outcomes = _Outcomes(lambda start: self._outcomes(ref, total, start))
+        if total <= OUTCOMES_AHEAD:
+            outcomes.begin()
+        return outcomes
 
     def foresee(self, ref: OperationRef) -> None:
         """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run.

@@ -7,7 +7,7 @@ A thin shell: which jobs, how many and in what order is decided in ``core.decide
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.claimer import Claimer, Won
 from distop.clock import time
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distop.context import Context
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
+    from distop.core.txn import Txn, TxnResult
 
 
 class Executor:
@@ -37,7 +38,7 @@ class Executor:
         self._claimer = Claimer(ctx)
         self._suspicion = Suspicion(ctx)
         self._jobs = Jobs(ctx, self._suspicion, self._stopping, self._settled, self._hint_released)
-        self._serving: dict[OperationRef, asyncio.Task[None]] = {}
+        self._serving: dict[OperationRef, asyncio.Task[Any]] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self._free_slots = ctx.config.slots
         self._wake = asyncio.Event()
@@ -55,10 +56,10 @@ class Executor:
         cluster = self._ctx.cluster
         for ref, op in list(self._operations.items()):
             gate = cluster.gates.get(ref)
-            if gate is None:
-                self._closed(op)
-            elif gate.mod != op.gate_mod:
+            if gate is not None and gate.mod != op.gate_mod:
                 op.reopened(gate.mod)
+            elif self._shut(op):
+                self._closed(op)
         if self._ctx.draining:
             for op in self._operations.values():
                 if op.held:
@@ -77,7 +78,11 @@ class Executor:
 
     def _stopping(self, op: OpenOperation) -> bool:
         """No job of it may start any more."""
-        return self._leaving or self._ctx.draining or op.ref not in self._ctx.cluster.gates
+        return self._leaving or self._ctx.draining or self._shut(op)
+
+    def _shut(self, op: OpenOperation) -> bool:
+        """Its gate is gone. One that this daemon has just made may not have been seen yet."""
+        return op.ref not in self._ctx.cluster.gates and op.gate_mod <= self._ctx.gates_at
 
     def _closed(self, op: OpenOperation) -> None:
         """The gate is gone: no more claims. What runs is stopped, or where the operation is only paused, what has not
@@ -109,7 +114,7 @@ class Executor:
             op.exhausted = op.done >= op.plan.count
             if op.spec.rules.batch:
                 op.forget_candidates()
-            if op.ref not in self._ctx.cluster.gates:
+            if self._shut(op):
                 self._closed(op)
         self._wake.set()
 
@@ -205,12 +210,7 @@ class Executor:
                 if not op.spec.rules.batch:
                     slots += self._take_slots(op.open_jobs - slots)
                 won = await self._claimer.claim(op, slots, alone=alone)
-            if self._stopping(op):
-                self._jobs.release(op, won.partitions)
-            elif won.partitions:
-                for block in [won.partitions] if op.spec.rules.batch else [[p] for p in won.partitions]:
-                    slots -= 1
-                    self._start(op, block)
+            slots -= self._begin(op, won)
             if won.error is not None:
                 raise won.error
             if won.refused:
@@ -233,12 +233,55 @@ class Executor:
             self._serving.pop(ref, None)
             self._served(ref)
 
+    def _begin(self, op: OpenOperation, won: Won) -> int:
+        """Start the runs of what was won; the slots that they have."""
+        if self._stopping(op):
+            self._jobs.release(op, won.partitions)
+            return 0
+        blocks = [won.partitions] if op.spec.rules.batch and won.partitions else [[p] for p in won.partitions]
+        for block in blocks:
+            self._start(op, block)
+        return len(blocks)
+
+    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
+        """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as
+        ``commit`` does.
+        """
+        ref = op.ref
+        ready = not self._leaving and not self._ctx.draining and self._jobs.disk_pause() <= 0
+        known = ref in self._operations or ref in self._serving or ref in self._troubles
+        ordinals: list[int] = []
+        if ready and not known and self._quiet.ref is None and self._wait(ref) <= 0:
+            ordinals = self._claimer.first_share(op, plan, self._free_slots)
+        if not ordinals:
+            return await self._ctx.commit(plan)
+        slots = self._take_slots(1 if op.spec.rules.batch else len(ordinals))
+        opening = asyncio.ensure_future(self._open_first(op, plan, ordinals, slots))
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._serving[ref] = opening
+        # Whoever coordinates may be stopped meanwhile; what was won is run all the same.
+        return await asyncio.shield(opening)
+
+    async def _open_first(self, op: OpenOperation, plan: Txn, ordinals: Sequence[int], slots: int) -> TxnResult:
+        try:
+            result, won = await self._claimer.claim_first(op, plan, ordinals)
+            if won.partitions:
+                self._operations[op.ref] = op
+                if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
+                    op.reopened(gate.mod)
+                slots -= self._begin(op, won)
+            return result
+        finally:
+            self._free_slots += slots
+            self._serving.pop(op.ref, None)
+            self._served(op.ref)
+
     def _served(self, ref: OperationRef) -> None:
         """A round for an operation is over."""
         op = self._operations.get(ref)
         if (op is None or not op.held) and (self._quiet.running or self._troubles.wait(ref) > 0):
             self._quiet.over(ref)  # its suspect was not won
-        if op is not None and ref not in self._ctx.cluster.gates:
+        if op is not None and self._shut(op):
             self._closed(op)
         self._troubles.keep(self._ctx.cluster.gates)
         self._wake.set()

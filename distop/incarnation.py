@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
     from distop.core.keys import ParsedKey
+    from distop.core.txn import TxnResult
     from distop.logs import ContextLogger
+    from distop.openop import OpenOperation
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
@@ -90,6 +92,7 @@ class Incarnation(Context):
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
         self.arguments = {}
         self.caught_up_at = 0
+        self.gates_at = 0
         self._make_worker = make_worker
         self._make_files = make_files
         self._node = Node(executor_id, socket.gethostname(), config.slots, (), config.labels, __version__)
@@ -191,6 +194,8 @@ class Incarnation(Context):
     def _folder(self, families: Sequence[str]) -> Any:
         def fold(batch: Batch) -> None:
             changes = [Change(event.kv, event.deleted) for event in batch.events]
+            if K.OPEN in families:
+                self.gates_at = batch.revision
             before = dict(self.cluster.nodes)
             changed = self.cluster.replace(families, changes) if batch.listing else self.cluster.apply(changes)
             if self._caught_up and (changed or batch.listing):
@@ -229,6 +234,9 @@ class Incarnation(Context):
             if found is None or found.value != value:
                 seen = found.mod_revision if found is not None else 0
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
+
+    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
+        return await self.executor.open(op, plan)
 
     async def announce_released(self) -> None:
         async with self._announcing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random
@@ -32,6 +33,9 @@ log = logging.getLogger("distop.client")
 
 _POLL = 5.0
 """Seconds between the reads that back the watch for the history record."""
+_EARLY_POLLS = (0.015, 0.03, 0.06)
+"""Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
+etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
 _LONGEST_CANCEL_TEXT = 1_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -134,8 +138,9 @@ class Operation:
         try:
             await stream.open(_POLL)
             reading = asyncio.ensure_future(stream.read())
+            pauses = chain(_EARLY_POLLS, repeat(_POLL))
             while True:
-                await asyncio.wait([reading], timeout=_POLL)
+                await asyncio.wait([reading], timeout=next(pauses))
                 if reading.done():
                     message = reading.result()
                     if message is None or message.canceled:

@@ -11,8 +11,9 @@ from distop.core.codec import rfc3339
 from distop.core.decide import gives_up
 from distop.core.digest import plan_digest
 from distop.core.model import Attempts, Decision, State
-from distop.core.plan import Plan
+from distop.core.plan import Plan, begin_with
 from distop.core.states import Stage
+from distop.openop import OpenOperation
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Planning:
     """Plans operations under one election (``guard``).
 
     ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and tells whether it applied;
-    ``relist`` brings the view up to date; ``call`` makes a call into the child that ends when the operation leaves its
-    stage.
+    ``reached`` is that waiting alone (W11); ``relist`` brings the view up to date; ``call`` makes a call into the child
+    that ends when the operation leaves its stage.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Planning:
         guard: Compare,
         view: TypeView,
         commit: Callable[[Txn], Awaitable[bool]],
+        reached: Callable[[int], Awaitable[None]],
         relist: Callable[[], Awaitable[object]],
         call: Call,
     ) -> None:
@@ -55,6 +57,7 @@ class Planning:
         self._guard = guard
         self._view = view
         self._commit = commit
+        self._reached = reached
         self._relist = relist
         self._call = call
         self._log = ctx.log
@@ -80,7 +83,12 @@ class Planning:
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
         small = sum(map(len, planned.chunks)) <= t.PLAN_BYTES_PER_TXN and len(planned.chunks) <= 100
         if small:
-            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks))
+            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
+            starts = begin_with(plan, planned.chunks)
+            result = await self._ctx.open(OpenOperation(ref, 0, spec, arg, plan, planned.chunks, starts), txn)
+            if result.succeeded:
+                await self._reached(result.revision)
+            return result.succeeded
         limit = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
 
         async def write(n: int) -> int:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
 
+PARTS_BESIDE = 3
+"""Commits under way beside which less than a whole group waits. Etcd writes what comes at the same time at once, so the
+last reports of an operation need not wait for those before them; under load groups shall be whole."""
+
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
 
@@ -92,8 +96,8 @@ class Reporter:
     def _pump(self) -> None:
         while self._queue and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
             group, full = self._take()
-            if self._in_flight and not full:
-                # Part of a group waits for the commit under way, and grows meanwhile.
+            if len(self._in_flight) >= PARTS_BESIDE and not full:
+                # Part of a group waits for a commit under way, and grows meanwhile.
                 self._queue.extendleft(reversed(group))
                 break
             commit = asyncio.ensure_future(self._commit(group))

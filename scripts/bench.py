@@ -34,7 +34,7 @@ def main() -> int:
     for name, what, options in (
         ("coordination", "jobs a second, beside the raw limit of etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
         ("latency", "a one-job operation, call to result", {"runs": 200}),
-        ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7}),
+        ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": 10}),
         ("all", "all of them", {}),

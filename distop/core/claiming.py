@@ -133,6 +133,19 @@ def claim_unread(
     return replace(claimed, success=(*claimed.success, *records))
 
 
+def with_first(keys: Keys, ref: OperationRef, plan: Txn, incarnation: str, wants: Sequence[Want]) -> Txn:
+    """The transaction that writes a plan and opens its gate, and with it the first claims behind that gate: those of
+    the executor in the coordinator's own daemon. A join of two adjacent transactions, so no new interleaving: that the
+    gate is as it was seen follows from its being made here, and no job of an operation without a plan has a claim or
+    a state.
+    """
+    return replace(
+        plan,
+        compares=(*plan.compares, exists(keys.node(incarnation))),
+        success=(*plan.success, *(Put(keys.claim(ref, want.partition), want.claim.encode()) for want in wants)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Guarded:
     """Writes under one claim's fence, to be committed alone or in a group (group commit)."""

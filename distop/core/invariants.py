@@ -110,6 +110,9 @@ class Checker:
                 setattr(deltas.setdefault(key.partition, JobDelta()), key.name or "claim", change)
             else:
                 own.setdefault(key.ref, []).append((key, change))
+        for ref, writes in own.items():
+            if any(key.family == K.OPEN and not change.deleted for key, change in writes):
+                self._trace(ref).gate = True  # a plan may bring claims along
         for op, deltas in jobs.items():
             for partition, delta in deltas.items():
                 self._job(op, partition, delta)

@@ -338,6 +338,12 @@ def claim_ordinal(key: str) -> int:
     return int(key[-6:])
 
 
+def job_name(key: str) -> tuple[int, str]:
+    """The ordinal and the name ("state", "outcome") in a key that is known to be a job's."""
+    head, _, name = key.rpartition(".")
+    return int(head[-6:]), name
+
+
 def state_ordinal(key: str) -> int | None:
     """The ordinal in the key of a job's state; None for another key of a job."""
     return int(key[-12:-6]) if key.endswith(".state") else None

@@ -19,8 +19,8 @@ from distop.worker import protocol
 if TYPE_CHECKING:
     import socket
 
-FLUSH_COUNT = REPORTS_PER_TXN // 2
-"""Ends that half fill a transaction: it is under way while the next ones are made, and the last one is a small one."""
+FLUSH_COUNT = REPORTS_PER_TXN
+"""Ends that fill a transaction."""
 FLUSH_SECONDS = 0.02
 FLUSH_BYTES = 1024 * 1024
 

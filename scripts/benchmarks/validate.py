@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TABLE = "tpch.lineitem"
-WARM = 10
-"""Rounds before those that count: a JVM goes on getting faster for about ten runs of a query, on both sides alike."""
+REST = 0.2
+"""Seconds before each timing: a JVM goes on compiling for a while after a query, on the cores of what comes next."""
+WARM = 40
+"""Rounds before those that count: a JVM goes on compiling a query for about forty runs of it, on both sides alike."""
 Pair = tuple[Mapping[str, Any], str]
 """A check, and the SQL condition of the rows that violate it."""
 
@@ -72,29 +74,49 @@ CASES = (
 )
 
 
-def run(scale: float = 1, runs: int = 7) -> Result:
-    """Each case ``runs`` times, alternating; the medians and their ratios."""
+def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
+    """Each case ``runs`` times, alternating, in each of ``lives`` pairs of a daemon and a session that did nothing
+    before: both JVMs are as warm as this case makes them, and what a JVM makes of a query is decided anew in each. The
+    ratio is that of the medians, and of those of the lives the median.
+    """
     location = table(scale)
-    result = Result("validate", {"scale": scale, "runs": runs})
+    result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
     for case in CASES:
-        # Each with a daemon and a session that did nothing before: both JVMs are as warm as this case makes them.
-        with cluster(1) as bench:
-            result.settings["etcd"] = Look(bench.endpoint).version()
-            bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
-            session = _session(bench.folder / "hand")
-            try:
-                _compare(result, bench, session, location, case, runs)
-            finally:
-                session.stop()
+        pairs = [_life(result, location, case, runs, life) for life in range(1, lives + 1)]
+        _conclude(result, case, pairs)
     return result
 
 
-def _compare(result: Result, bench: Cluster, session: SparkSession, location: Path, case: Case, runs: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Medians:
+    """Of one life, in seconds."""
+
+    ours: float
+    hand: float
+    listing: float
+
+
+def _life(result: Result, location: Path, case: Case, runs: int, life: int) -> Medians:
+    with cluster(1) as bench:
+        result.settings["etcd"] = Look(bench.endpoint).version()
+        bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
+        session = _session(bench.folder / "hand")
+        try:
+            return _compare(result, bench, session, location, case, runs, life)
+        finally:
+            session.stop()
+
+
+def _compare(
+    result: Result, bench: Cluster, session: SparkSession, location: Path, case: Case, runs: int, life: int
+) -> Medians:
     session.read.parquet(str(location)).createOrReplaceTempView("lineitem")
     hand: list[float] = []
     ours: list[float] = []
     for n in range(WARM + runs):
+        time.sleep(REST)
         expected, plain = _by_hand(session, case)
+        time.sleep(REST)
         found, seconds = _by_distop(bench, case)
         if found != expected:
             raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
@@ -102,11 +124,20 @@ def _compare(result: Result, bench: Cluster, session: SparkSession, location: Pa
             hand.append(plain)
             ours.append(seconds)
     listing = [_by_hand(session, case, location)[1] for _ in range(runs)]
-    say(f"validate, {case.name}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
-    result.samples |= {f"{case.name}: distop": ours, f"{case.name}: by hand": hand, f"{case.name}: listing": listing}
-    note = f"{median(ours):.3f} s : {median(hand):.3f} s; with the listing by hand {median(listing):.3f} s"
-    result.rows.append(Row(case.name, median(ours) / median(hand), "×", case.target, note=note))
-    result.rows.append(Row(f"{case.name}, the listing on both sides", median(ours) / median(listing), "×"))
+    say(f"validate, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
+    key = f"{case.name}, life {life}"
+    result.samples |= {f"{key}: distop": ours, f"{key}: by hand": hand, f"{key}: listing": listing}
+    return Medians(median(ours), median(hand), median(listing))
+
+
+def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
+    ratios = [one.ours / one.hand for one in lives]
+    times = ", ".join(f"{one.ours:.3f} : {one.hand:.3f} s" for one in lives)
+    result.rows.append(Row(case.name, median(ratios), "×", case.target, note=times))
+    both = [one.ours / one.listing for one in lives]
+    listing = ", ".join(f"{one.listing:.3f} s" for one in lives)
+    note = f"by hand, with the listing: {listing}"
+    result.rows.append(Row(f"{case.name}, the listing on both sides", median(both), "×", note=note))
 
 
 def _by_hand(session: SparkSession, case: Case, location: Path | None = None) -> tuple[list[int], float]:

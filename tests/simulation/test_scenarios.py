@@ -282,14 +282,22 @@ def test_a_job_that_is_run_again_goes_on_from_what_was_being_saved(monkeypatch: 
 
 
 @pytest.mark.parametrize("late", [0.0, 0.4])
-def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(late: float) -> None:
-    """Its jobs are claimed before its records are read, with the same transaction. Where the answer to that is lost,
-    the repetition is refused by the claims that stand there, and these are found to be its own.
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(hosts: int, late: float) -> None:
+    """Its jobs are claimed with the plan by the coordinator's own executor, and by another with the transaction that
+    reads its records. Where the answer to that is lost, the repetition is refused by what stands there, and the claims
+    are found to be the executor's own.
     """
-    wish = Wish(0, 0.5, "lone", "a", argument(3, 2, 0.1), None, "collect_all", ())
-    wanted = small(3, 1, wish, slots=4)
-    claimed = next(r for r, kind in enumerate_writes(wanted) if kind == "000000")
+    wish = Wish(0, 0.5, "lone", "a", argument(3, 4, 0.1), None, "collect_all", ())
+    wanted = small(3, hosts, wish, slots=4)
     with quietly():
+        sim = Simulation(wanted)
+        sim.run()
+        families = [
+            (r, {change.kv.key.partition(".")[0] for change in changes}) for r, changes in sim.etcd.store.history
+        ]
+        alone = hosts > 1
+        claimed = next(r for r, seen in families if "distOpClaim" in seen and ("distOpOpen" not in seen) is alone)
         sim = Simulation(wanted)
         lost: list[str] = []
 
@@ -309,4 +317,4 @@ def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(late: 
         for change in changes
         if change.kv.key.startswith("distOpClaim.") and not change.deleted
     ]
-    assert sorted(claims) == [("distOpClaim.a.lone.1.000000", 1), ("distOpClaim.a.lone.1.000001", 1)]
+    assert sorted(claims) == [(f"distOpClaim.a.lone.1.{n:06d}", 1) for n in range(4)]

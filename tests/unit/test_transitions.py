@@ -373,6 +373,23 @@ def test_a_small_operation_is_claimed_and_read_at_once() -> None:
     assert not world.store.apply(txn).succeeded, "sent again"
 
 
+def test_a_plan_brings_the_first_claims_of_its_coordinators_executor() -> None:
+    world, ref = ready(planned_first=False)
+    plan, first = world.plan(ref, 3), Claim("ex-a", "a", 1, 0)
+    wants = [claiming.Want(p, first) for p in (0, 2)]
+    txn = claiming.with_first(world.keys, ref, plan, "a", wants)
+    gone = claiming.with_first(world.keys, ref, plan, "nobody", wants)
+    assert not world.store.apply(gone).succeeded, "its node key is absent"
+    world.do(txn)
+    assert world.claim_of(ref, 0) == world.claim_of(ref, 2) == first
+    gate, claim = world.keys.gate(ref), world.keys.claim(ref, 0)
+    assert world.store.mod(gate) == world.store.mod(claim) == world.store.revision
+    assert not world.store.apply(txn).succeeded, "sent again"
+    world.do(world.claim(ref, "b", [1]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    assert not world.store.apply(txn).succeeded, "whatever has come of it"
+
+
 @pytest.mark.parametrize(
     "value", [b"open", b"", b"[]", b'"1"', b'{"count":"x"}', b'{"v":99,"count":3}', b"\xff", b"null"]
 )
