@@ -161,7 +161,7 @@ def drop_the_gate_compare(patch: Patch) -> None:
 
 @bug()
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
-    for name in ("claim", "claim_runs"):
+    for name in ("claim", "claim_runs", "with_first"):
         wrap(patch, claiming, name, lambda txn, *_: without(txn, node_exists))
 
 
