@@ -107,11 +107,15 @@ class Claimer:
             return op, Won([self._hold(op, want, result.revision) for want in wants])
         except Exception:
             # Nobody here could run them, and others would wait for that until the poll finds them.
-            waiting = decide.released(first, ctx.executor_id)
             for p in ordinals:
-                write = claiming.wait_again(ctx.keys, ref, p, result.revision, waiting)
-                ctx.reporter.submit([(write, lambda applied: None)])
+                self.give_back(ref, p, first, result.revision)
             raise
+
+    def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
+        """Set a claim of mine, under which nothing runs, to waiting."""
+        waiting = decide.released(claim, self._ctx.executor_id)
+        write = claiming.wait_again(self._ctx.keys, ref, partition, mod, waiting)
+        self._ctx.reporter.submit([(write, lambda applied: None)])
 
     def first_share(self, op: OpenOperation, plan: Txn, slots: int) -> list[int]:
         """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this

@@ -84,7 +84,7 @@ class Context:
         if kv is None:
             return None
         self.keep_argument(ref, kv.value)
-        return loads(kv.value)
+        return self.arguments[ref] if ref in self.arguments else loads(kv.value)
 
     def keep_argument(self, ref: OperationRef, value: bytes) -> None:
         """It was read, or seen to be written."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.claimer import Claimer, Won
 from distop.clock import time
-from distop.core import claiming, decide
+from distop.core import decide
 from distop.core.model import Phase
 from distop.errors import DistopError, SessionLost, describe
 from distop.jobs import Jobs
@@ -364,9 +364,7 @@ class Executor:
         op = self._operations.get(ref)
         if (op is not None and partition in op.held) or ref in self._serving:
             return
-        waiting = decide.released(claim, self._ctx.executor_id)
-        write = claiming.wait_again(self._ctx.keys, ref, partition, mod, waiting)
-        self._ctx.reporter.submit([(write, lambda applied: None)])
+        self._claimer.give_back(ref, partition, claim, mod)
         self._hint_released()
 
     async def stop(self, grace: float) -> None:

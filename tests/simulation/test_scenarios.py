@@ -14,27 +14,13 @@ from distop.testing.simulation.loop import Process
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover, references, strike
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, DrainAct, Fault, Host, Wish
+from distop.testing.simulation.scenario import Act, DrainAct, Fault, Wish, plain
 from distop.testing.simulation.worker import ANSWER
 
 
 def small(seed: int, hosts: int, wish: Wish, *faults: Fault, slots: int = 2) -> Scenario:
     """Some executors, one operation, no more than these faults."""
-    return Scenario(
-        seed=seed,
-        hosts=tuple(Host(f"exec-{n}", (wish.type,), slots, 0.0) for n in range(hosts)),
-        members=1,
-        version="3.5.33",
-        ttl=4,
-        poll=30.0,
-        batch=1000,
-        fragments=0,
-        tables=("a",),
-        clients=1,
-        wishes=(wish,),
-        faults=faults,
-        calm=max((fault.at + fault.lasts for fault in faults), default=0.0),
-    )
+    return plain(seed, hosts, [wish], *faults, slots=slots)
 
 
 def argument(seed: int, partitions: int, pace: float) -> dict[str, object]:

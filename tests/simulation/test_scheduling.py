@@ -19,7 +19,7 @@ from distop.testing.simulation import Scenario, Simulation, behaviors
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Host, Wish
+from distop.testing.simulation.scenario import Wish, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,20 +33,7 @@ def wish(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -
 
 
 def cluster(hosts: int, slots: int, *wishes: Wish) -> Scenario:
-    types = tuple(dict.fromkeys(one.type for one in wishes))
-    return Scenario(
-        seed=11,
-        hosts=tuple(Host(f"exec-{n}", types, slots, 0.0) for n in range(hosts)),
-        members=1,
-        version="3.5.33",
-        ttl=4,
-        poll=2.0,
-        batch=1000,
-        fragments=0,
-        tables=("a",),
-        clients=1,
-        wishes=wishes,
-    )
+    return plain(11, hosts, wishes, slots=slots, poll=2.0)
 
 
 class Watched:

@@ -16,7 +16,7 @@ from distop.core import keys as K
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.testing.simulation.run import Simulation, quietly
-from distop.testing.simulation.scenario import Act, DrainAct, Host, Scenario, Wish
+from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,21 +77,8 @@ def references() -> dict[str, Scenario]:
 
 def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, **arg: Any) -> Scenario:
     given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
-    types = tuple(dict.fromkeys((type_name, "check")))
-    return Scenario(
-        seed=seed,
-        hosts=tuple(Host(f"exec-{n}", types, 2, 0.0) for n in range(2)),
-        members=1,
-        version="3.5.33",
-        ttl=2,
-        poll=2.0,
-        batch=1000,
-        fragments=0,
-        tables=("a",),
-        clients=1,
-        wishes=(Wish(0, 0.3, type_name, "a", given, None, policy, acts),),
-        calm=8.0,
-    )
+    wish = Wish(0, 0.3, type_name, "a", given, None, policy, acts)
+    return plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0)
 
 
 def discover(wanted: Scenario) -> list[Point]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.testing.simulation.behaviors import TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 TABLES = ("a", "a.b", "ab")
 """Names that are prefixes of each other, with a delimiter in one (fault 19)."""
@@ -101,6 +101,38 @@ class Scenario:
     def coordinators(self) -> int:
         """Executors that may coordinate the first operation's type."""
         return sum(self.wishes[0].type in host.types for host in self.hosts)
+
+
+def plain(
+    seed: int,
+    hosts: int,
+    wishes: Sequence[Wish],
+    *faults: Fault,
+    types: Sequence[str] = (),
+    slots: int = 2,
+    ttl: int = 4,
+    poll: float = 30.0,
+    calm: float = 0.0,
+) -> Scenario:
+    """A scenario of which nothing is drawn: hosts that are alike and offer the types of the wishes and these, one
+    member of etcd, one table, one client.
+    """
+    offered = tuple(dict.fromkeys((*(wish.type for wish in wishes), *types)))
+    return Scenario(
+        seed=seed,
+        hosts=tuple(Host(f"exec-{n}", offered, slots, 0.0) for n in range(hosts)),
+        members=1,
+        version="3.5.33",
+        ttl=ttl,
+        poll=poll,
+        batch=1000,
+        fragments=0,
+        tables=("a",),
+        clients=1,
+        wishes=tuple(wishes),
+        faults=faults,
+        calm=max((fault.at + fault.lasts for fault in faults), default=calm),
+    )
 
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
