@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from distop.clock import secrets, time
-from distop.core.txn import Compare, Get, GetResult, Put, Relation, Target, Txn, absent
+from distop.core.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -79,6 +79,8 @@ class Session:
         self.ttl = ttl
         self.deadline = 0.0
         self.create_revision = 0
+        self._mod = 0
+        """The mod revision of the node key, as far as known."""
         """The node key's create revision: it identifies the session in guards."""
         self._client = client
         self._value = value
@@ -132,23 +134,39 @@ class Session:
     async def update(self, value: bytes) -> None:
         """Rewrite the node key under the same lease. Raises SessionLost when it is gone, and what ``commit`` raises."""
         async with self._updating:
+            while not await self._rewrite(value):
+                pass
+
+    async def _rewrite(self, value: bytes) -> bool:
+        """Follow the record that I know of: a late copy of an update must not undo those after it (T9). False: another
+        one stands there, an earlier update of mine of which I was told that it failed.
+        """
+        if self.lost.done():
+            raise SessionLost(self.lost.result())
+        put = Put(self.node_key, value, self.lease_id)
+        txn = Txn((unchanged(self.node_key, self._mod),), (put,), (Get(self.node_key),), label="node update")
+        try:
+            result = await self._client.commit(txn, until=self.lost)
+        except LeaseNotFound:
+            self._lose("its lease is gone")
+            raise SessionLost(self.lost.result()) from None
+        except (OutcomeUnknown, EtcdUnavailable) as error:
             if self.lost.done():
-                raise SessionLost(self.lost.result())
-            same = Compare(self.node_key, Target.CREATE, Relation.EQUAL, self.create_revision)
-            txn = Txn((same,), (Put(self.node_key, value, self.lease_id),), label="node update")
-            try:
-                result = await self._client.commit(txn, until=self.lost)
-            except LeaseNotFound:
-                self._lose("its lease is gone")
-                raise SessionLost(self.lost.result()) from None
-            except (OutcomeUnknown, EtcdUnavailable) as error:
-                if self.lost.done():
-                    raise SessionLost(self.lost.result()) from error
-                raise
-            if not result.succeeded:
+                raise SessionLost(self.lost.result()) from error
+            raise
+        if result.succeeded:
+            self._mod = result.revision
+        else:
+            found = result.responses[0]
+            node = found.kv if isinstance(found, GetResult) else None
+            if node is None or node.create_revision != self.create_revision:
                 self.node_key_gone()
                 raise SessionLost(self.lost.result())
-            self._value = value
+            self._mod = node.mod_revision
+            if node.value != value:
+                return False
+        self._value = value
+        return True
 
     def node_key_gone(self) -> None:
         """The owner saw the deletion of the node key: the session is over, whatever renewals say (L2)."""
@@ -218,7 +236,7 @@ class Session:
         # A refusal is our own earlier copy when the key is on our lease (T9).
         if node is None or node.lease != self.lease_id:
             raise SessionLost(f"the node key {self.node_key} exists already: an incarnation is used once")
-        self.create_revision = node.create_revision
+        self.create_revision, self._mod = node.create_revision, node.mod_revision
 
     async def _keep_alive(self) -> None:
         """Renew every TTL/3, one request outstanding on one stream (L1, L3)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.core.txn import Delete, Put, Txn, exists
-from distop.errors import SessionLost
+from distop.core.txn import Delete, Put, Txn, TxnResult, exists
+from distop.errors import PermissionDenied, SessionLost
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed
 from tests.support.etcd import Mirror, connected, until
@@ -86,6 +86,52 @@ async def test_the_deletion_of_the_node_key_ends_it(client: EtcdClient, prefix: 
         await updated.update(b"x")
     await told.close()
     await updated.close()
+
+
+async def test_a_late_copy_of_an_update_does_not_undo_later_ones(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node said that it was drained, and then stood there as draining for ever: T9."""
+    session = Session(client, f"{prefix}node", b"active", 60)
+    await session.start()
+    sent: list[Txn] = []
+    commit = client.commit
+
+    async def noted(txn: Txn, **options: Any) -> TxnResult:
+        sent.append(txn)
+        return await commit(txn, **options)
+
+    monkeypatch.setattr(client, "commit", noted)
+    await session.update(b"draining")
+    await session.update(b"drained")
+    assert not (await commit(sent[0])).succeeded
+    node = await client.get(f"{prefix}node")
+    assert node is not None
+    assert node.value == b"drained"
+    await session.close()
+
+
+async def test_an_update_follows_one_that_was_written_though_it_failed(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(client, f"{prefix}node", b"active", 60)
+    await session.start()
+    commit = client.commit
+
+    async def written(txn: Txn, **options: Any) -> TxnResult:
+        await commit(txn, **options)
+        raise PermissionDenied("etcd does not permit us the node update")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "commit", written)
+        with pytest.raises(PermissionDenied):
+            await session.update(b"draining")
+    for value in (b"draining", b"drained"):
+        await session.update(value)
+        node = await client.get(f"{prefix}node")
+        assert node is not None
+        assert (node.value, node.create_revision) == (value, session.create_revision)
+    await session.close()
 
 
 async def test_silence_ends_it_by_the_deadline_before_the_lease_expires(
