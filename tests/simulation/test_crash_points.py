@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distop.store import transport
 from distop.testing.simulation.points import Course, discover
 from distop.testing.simulation.references import Reference, references
 from distop.testing.simulation.scenario import Wish, plain
@@ -67,6 +68,13 @@ def test_every_transition_is_in_a_reference_run(courses: dict[str, Course]) -> N
     assert all_labels() - gone_through == NOT_YET.keys()
 
 
+def test_every_request_for_a_lease_is_in_a_reference_run(courses: dict[str, Course]) -> None:
+    gone_through = {point.what for course in courses.values() for point in course.points}
+    paths = {value.path for value in vars(transport).values() if isinstance(value, transport.Method)}
+    leases = {path.rpartition("/")[2] for path in paths if path.startswith("/etcdserverpb.Lease/")}
+    assert leases - gone_through == {"LeaseTimeToLive"}, "asked for only where a grant is repeated"
+
+
 @pytest.mark.parametrize("name", references())
 def test_a_reference_run_goes_through_what_it_is_there_for(name: str, courses: dict[str, Course]) -> None:
     reference, course = references()[name], courses[name]
@@ -80,7 +88,7 @@ def test_a_run_is_repeated_up_to_the_point(courses: dict[str, Course]) -> None:
     name = "take over of jobs"
     for point in courses[name].points[::10]:
         _, lines = tell(Strike(name, point.number, "kill", "before"))
-        assert lines[0] == f"kill {point.process} at its point {point.number} ({point.what}), before:"
+        assert lines[0] == f"kill {point}, before:"
 
 
 def test_a_strike_that_breaches_tells_its_story_and_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,9 @@ class Point:
     what: str
     busy: bool
 
+    def __str__(self) -> str:
+        return f"{self.process} at point {self.number} ({self.what})"
+
     @property
     def role(self) -> str:
         """What kind of process it is: ``exec``, ``client``, ``operator``."""
@@ -132,13 +135,13 @@ class Course:
             if blow.struck is None and blow.wants(point):
                 blow.struck = point
                 if blow.moment == "before":
-                    put_off = max(put_off, self._strike(process, blow))
+                    put_off = max(put_off, self._strike(process, blow, point))
                 else:
                     after.append(blow)
 
         def done() -> None:
             for blow in after:
-                self._strike(process, blow)
+                self._strike(process, blow, point)
 
         return put_off, done if after else nothing
 
@@ -147,11 +150,11 @@ class Course:
 
     # ---------------------------------------------------------------- strikes
 
-    def _strike(self, process: Process, blow: Blow) -> float:
+    def _strike(self, process: Process, blow: Blow, point: Point) -> float:
         """Do it, and let the process come back later; the seconds by which a request of this moment is put off."""
         if process.dead:
             return 0.0
-        self.sim.note(f"{process.name}: {blow.action}, at point {blow.struck}, {blow.moment}")
+        self.sim.note(f"{blow.action} {point}, {blow.moment}")
         machine = self._machine(process)
         if blow.action == "freeze":
             return self._freeze(process)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from distop.testing.simulation.points import ACTIONS, MOMENTS, Blow, Course, Point, discover
+from distop.testing.simulation.points import ACTIONS, MOMENTS, Blow, Course, discover
 from distop.testing.simulation.references import references
 from distop.testing.simulation.run import Breach, quietly
 from distop.testing.simulation.story import describe
@@ -131,13 +131,9 @@ def _run(strike: Strike) -> tuple[Course, list[Breach]]:
 
 
 def _told(strike: Strike, course: Course, breach: Breach) -> Iterator[str]:
-    point = course.points[strike.number] if strike.number < len(course.points) else None
-    yield f"{strike.action} {_named(point)}, {strike.moment}:"
+    point = course.points[strike.number] if strike.number < len(course.points) else "nobody"
+    yield f"{strike.action} {point}, {strike.moment}:"
     yield from describe(course.sim, breach, str(strike))
-
-
-def _named(point: Point | None) -> str:
-    return f"{point.process} at its point {point.number} ({point.what})" if point is not None else "nobody"
 
 
 def checked(reference: str, number: str, action: str, moment: str) -> Strike:
