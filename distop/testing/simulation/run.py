@@ -24,7 +24,7 @@ from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faults import Injector
 from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.machine import Machine
+from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
 from distop.testing.simulation.offers import Offers
 from distop.testing.simulation.reruns import judge
@@ -109,6 +109,8 @@ class Simulation:
         self.etcd.watching.fragments = wanted.fragments
         self.etcd.committed = self._committed
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
+        self.stepping: Step = unobserved
+        """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
         self.breaches: list[Breach] = []
         self.log: list[tuple[float, int, str, str]] = []
         self.lenient = False
@@ -220,7 +222,7 @@ class Simulation:
             machine = Machine(
                 host.name, self.loop, self.network, self.effects, self._config, str(wanted.seed), types=host.types,
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
-                unable=host.unable,
+                unable=host.unable, step=lambda process, what: self.stepping(process, what),
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
