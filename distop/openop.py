@@ -209,7 +209,7 @@ class OpenOperation:
         found = decide.claimable(
             self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
         )
-        # What is held is not to be claimed, whatever the listing shows: its end may have been applied, and its answer lost.
+        # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
         self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
         self.again |= {p: (claims[p], True) for p in found.lost}
