@@ -91,13 +91,21 @@ def three_members(wanted: Scenario) -> Scenario:
 
 
 def planned_in_chunks(wanted: Scenario) -> Scenario:
-    """Plans of many chunks, written one by one; planning is interrupted, and begun anew under the same election."""
-    acts = tuple(Act(0.2, what) for _ in range(5) for what in ("pause", "resume"))
-    wishes = tuple(
-        replace(wish, acts=acts, arg={**wish.arg, "partitions": 40, "chunk": 60, "calls": 0.05}, names=None)
-        for wish in wanted.wishes
+    """A plan of many chunks, written one by one while requests are late; it is interrupted, and begun anew under the
+    same election.
+    """
+    acts = tuple(Act(0.1, what) for _ in range(3) for what in ("pause", "resume"))
+    arg = {**wanted.wishes[0].arg, "partitions": 60, "chunk": 60, "calls": 0.05, "pace": 0.02, "trouble": 0.0}
+    wish = replace(wanted.wishes[0], after=1.0, type="check", table="a", names=None, acts=acts, arg=arg)
+    return replace(
+        wanted,
+        hosts=tuple(replace(host, types=("check",), unable=()) for host in wanted.hosts),
+        wishes=(wish,),
+        drains=(),
+        limits=replace(wanted.limits, plan_bytes=0),
+        faults=(replace(wanted.faults[0], at=1.02, lasts=12.0),),
+        calm=13.02,
     )
-    return replace(wanted, wishes=wishes, limits=replace(wanted.limits, plan_bytes=0))
 
 
 def bug(
