@@ -76,7 +76,8 @@ class Claimer:
                 gone = {dead[want.partition] for want in group if want.partition in dead}
                 await self._claim_group(op, group, gone, won)
 
-        groups = [wants[n : n + claiming.CLAIMS_PER_TXN] for n in range(0, len(wants), claiming.CLAIMS_PER_TXN)]
+        size = ctx.limits.claims
+        groups = [wants[n : n + size] for n in range(0, len(wants), size)]
         for answer in await asyncio.gather(*map(one, groups), return_exceptions=True):
             if isinstance(answer, Exception):
                 won.error = answer
@@ -122,7 +123,7 @@ class Claimer:
         executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
         """
         ordered, mine = decide.shares(op.plan.count, self._ctx.executor_id, self._ctx.others(op.ref.type), str(op.ref))
-        share, room = ordered[:mine], MAX_OPERATIONS - operations(plan)
+        share, room = ordered[:mine], min(self._ctx.limits.claims, MAX_OPERATIONS - operations(plan))
         if not op.spec.rules.batch:
             return share[: min(slots, room)]
         fits = slots > 0 and len(share) <= room
@@ -232,7 +233,7 @@ class Claimer:
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         for holder, lost in by_dead.items():
-            for n in range(0, len(lost), claiming.REPORTS_PER_TXN):
-                page = lost[n : n + claiming.REPORTS_PER_TXN]
+            for n in range(0, len(lost), ctx.limits.reports):
+                page = lost[n : n + ctx.limits.reports]
                 txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page)
                 won.refused = won.refused or not (await ctx.commit(txn)).succeeded

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core import heartbeats
 from distop.core.keys import check_namespace, encode
+from distop.core.limits import DEFAULT, Limits
 from distop.errors import InvalidArgument
 from distop.store.config import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
 
@@ -49,7 +50,7 @@ class ExecutorConfig:
     ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
     under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds until
     a silent daemon counts as gone. ``poll``: seconds between the listings that back every watch. ``history_limit``:
-    history records kept per table.
+    history records kept per table. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -66,6 +67,7 @@ class ExecutorConfig:
     log_level: str = "info"
     log_format: str = "text"
     history_limit: int = 1000
+    limits: Limits = DEFAULT
 
 
 # ------------------------------------------------------------- reading values

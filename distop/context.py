@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
 from distop.core.jobs import MAX_OUTCOME_BYTES
-from distop.core.txn import MAX_OPERATIONS, Get
+from distop.core.limits import DEFAULT, Limits
+from distop.core.txn import Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Context:
     client: EtcdClient
     keys: Keys
     log: ContextLogger
+    limits: Limits = DEFAULT
     incarnation: str
     executor_id: str
     cluster: ClusterView
@@ -99,8 +101,8 @@ class Context:
         a claim was taken over; what is gone once does not come back.
         """
         found: list[tuple[int, int, str]] = []
-        for n in range(0, len(claims), MAX_OPERATIONS // 2):
-            page = claims[n : n + MAX_OPERATIONS // 2]
+        for n in range(0, len(claims), self.limits.reads):
+            page = claims[n : n + self.limits.reads]
             holders = sorted({holder for _, _, holder in page if holder})
             answers = await self.client.read(
                 *(Get(self.keys.claim(ref, p), keys_only=True) for p, _, _ in page),

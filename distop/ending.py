@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
 ERROR_TEXT = 2_000
-OUTCOMES_PAGE = 500
-"""Ordinals whose outcomes are read at once for the completion code."""
-OUTCOMES_AHEAD = 100
-"""So few outcomes are read while the call is on its way to the child: completion code mostly asks for them."""
 MAX_HISTORY_BYTES = 1024 * 1024
 FORESEEN_FOR = 0.25
 """Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
@@ -177,7 +173,7 @@ class Ending:
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[str], int | None]:
         """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
-        root, after = self._keys.root(ref), min(start + OUTCOMES_PAGE, total)
+        root, after = self._keys.root(ref), min(start + self._ctx.limits.outcomes, total)
         end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
         listing = await self._ctx.client.list(f"{root}.{start:06d}", end)
         states: dict[int, bool] = {}
@@ -269,7 +265,7 @@ class Ending:
         """All jobs have ended, and how each did never changes: read the outcomes of a few while the decision is being
         written.
         """
-        if total <= OUTCOMES_AHEAD and ref not in self._ahead:
+        if total <= self._ctx.limits.outcomes_ahead and ref not in self._ahead:
             self._ahead[ref] = self._outcomes_of(ref, total)
 
     def keep(self, refs: Collection[OperationRef]) -> None:
@@ -281,7 +277,7 @@ class Ending:
 
     def _outcomes_of(self, ref: OperationRef, total: int) -> _Outcomes:
         outcomes = _Outcomes(lambda start: self._outcomes(ref, total, start))
-        if total <= OUTCOMES_AHEAD:
+        if total <= self._ctx.limits.outcomes_ahead:
             outcomes.begin()
         return outcomes
 
@@ -327,13 +323,14 @@ class Ending:
         ref = op.ref
         if follow_ups:
             await self._follow_all(ref, follow_ups)
-        last = max(0, (count - 1) // f.ORDINALS_PER_CLEAN * f.ORDINALS_PER_CLEAN)
-        for first in range(0, last, f.ORDINALS_PER_CLEAN):
-            result = await self._ctx.commit(f.clean(self._keys, ref, self._guard, op.state_mod, first))
+        size = self._ctx.limits.cleaned
+        last = max(0, (count - 1) // size * size)
+        for first in range(0, last, size):
+            result = await self._ctx.commit(f.clean(self._keys, ref, self._guard, op.state_mod, first, size))
             if not result.succeeded:
                 return False
         await self._sweep(op)
-        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last)):
+        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last, size)):
             return False
         await self._ctx.prune_history(ref.table)
         return True

@@ -84,6 +84,7 @@ class Incarnation(Context):
         self.config = config
         self.client = client
         self.keys = Keys(config.namespace)
+        self.limits = config.limits
         self.incarnation = uuid.uuid4().hex[:12]
         self.executor_id = executor_id
         self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
@@ -147,7 +148,7 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self._said = self._node
-        self.reporter = Reporter(self.client, self.lost, self.log)
+        self.reporter = Reporter(self.client, self.lost, self.log, self.limits)
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()

@@ -209,8 +209,9 @@ class OpenOperation:
         found = decide.claimable(
             self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
         )
+        # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
         self._choose([p for p in found.free if p not in self.held], executor, others)
-        self.again = {p: (claims[p], False) for p in found.waiting}
+        self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
         self.again |= {p: (claims[p], True) for p in found.lost}
         rules = self.spec.rules
         self.suspects = {p: old for p, old in self.again.items() if decide.suspect(old[0].value, old[1], rules)}

@@ -81,8 +81,8 @@ class Planning:
         plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
-        small = sum(map(len, planned.chunks)) <= t.PLAN_BYTES_PER_TXN and len(planned.chunks) <= 100
-        if small:
+        limits, size = self._ctx.limits, sum(map(len, planned.chunks))
+        if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
             starts = begin_with(plan, planned.chunks)
             result = await self._ctx.open(

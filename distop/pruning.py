@@ -19,23 +19,20 @@ if TYPE_CHECKING:
 
 KEPT_AT_LEAST = 3600.0
 """Seconds."""
-PRUNE_EVERY = 60.0
-READ_AT_ONCE = 4
-"""Records of up to a megabyte each, in one answer (T2)."""
 
 
 class HistoryPruner:
-    """Deletes a table's oldest history records beyond the limit, at most once a minute per table."""
+    """Deletes a table's oldest history records beyond the limit, seldom."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._last: dict[str, float] = {}
-        """Tables that were looked at within the last minute, and when."""
+        """Tables that were looked at lately, and when."""
 
     async def prune(self, table: str) -> None:
         """Look at one table, and delete what is beyond the limit."""
         now = time.monotonic()
-        self._last = {name: at for name, at in self._last.items() if now - at < PRUNE_EVERY}
+        self._last = {name: at for name, at in self._last.items() if now - at < self._ctx.limits.prune_every}
         if table in self._last:
             return
         self._last[table] = now
@@ -52,8 +49,8 @@ class HistoryPruner:
                 records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
         oldest = time.time() - KEPT_AT_LEAST
-        for n in range(0, len(excess), READ_AT_ONCE):
-            page = excess[n : n + READ_AT_ONCE]
+        for n in range(0, len(excess), ctx.limits.pruned):
+            page = excess[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
             finished = [_finished(answer.kv.value) if answer.kv is not None else None for answer in found]
             old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]

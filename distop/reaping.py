@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 8
 """Transactions under way at once."""
-PAGE = IN_FLIGHT * claiming.CLAIMS_PER_REAP
-"""Jobs that are cleaned up after before their claims are deleted: a crash repeats the cleanup of so many at most."""
 
 
 class Reaper:
@@ -53,8 +51,10 @@ class Reaper:
         claims = abandoned
         chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
         rows = PlanRows([kv.value for kv in chunks.kvs])
-        for n in range(0, len(claims), PAGE):
-            page = claims[n : n + PAGE]
+        # Not all of them first: a crash repeats the cleanup of so many at most.
+        size = IN_FLIGHT * self._ctx.limits.reaped
+        for n in range(0, len(claims), size):
+            page = claims[n : n + size]
             await self._clean_up(op, rows, page)
             applied = await self._delete(op, page) and applied
         return applied
@@ -76,7 +76,7 @@ class Reaper:
             self._ctx.log.warning("cleanup of cancelled jobs failed: %s", error, extra={"operation": str(ref)})
 
     async def _delete(self, op: OperationView, claims: Sequence[tuple[int, int, str]]) -> bool:
-        keys, size = self._ctx.keys, claiming.CLAIMS_PER_REAP
+        keys, size = self._ctx.keys, self._ctx.limits.reaped
         results = await asyncio.gather(
             *(
                 self._ctx.commit(claiming.reap(keys, op.ref, self._guard, op.state_mod, claims[n : n + size]))

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from distop.core.txn import GetResult
     from distop.localjobs import LocalJobs, LocalRun
 
-JOBS_AT_ONCE = 30
-"""Jobs looked up in one read: an outcome may have 64 KiB (T2)."""
-
 
 class Reconciler:
     """Settles the former runs of one executor."""
@@ -99,8 +96,9 @@ class Reconciler:
         fates: dict[Fate, list[int]] = {fate: [] for fate in Fate}
         if state is None:
             fates[Fate.CLEANED] = wanted
-        for n in range(0, len(wanted) if state is not None else 0, JOBS_AT_ONCE):
-            await self._judge(run, state, wanted[n : n + JOBS_AT_ONCE], fates)
+        size = self._ctx.limits.settled
+        for n in range(0, len(wanted) if state is not None else 0, size):
+            await self._judge(run, state, wanted[n : n + size], fates)
         # What this incarnation has begun anew since etcd was read is no former run's any more.
         cleaned = [p for p in fates[Fate.CLEANED] if p in run.left]
         if cleaned:

@@ -11,7 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core import claiming
-from distop.core.txn import MAX_OPERATIONS, TxnResult
+from distop.core.limits import DEFAULT, Limits
+from distop.core.txn import TxnResult
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
@@ -38,10 +39,13 @@ Answer: TypeAlias = "Callable[[int], None]"
 class Reporter:
     """Commits guarded writes in groups. ``lost`` ends it: nothing is written under a session that is over."""
 
-    def __init__(self, client: EtcdClient, lost: asyncio.Future[Any], log: ContextLogger) -> None:
+    def __init__(
+        self, client: EtcdClient, lost: asyncio.Future[Any], log: ContextLogger, limits: Limits = DEFAULT
+    ) -> None:
         self._client = client
         self._lost = lost
         self._log = log
+        self._room = limits.reports * claiming.OPERATIONS_PER_REPORT
         self._queue: deque[tuple[Guarded, Answer]] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -117,12 +121,12 @@ class Reporter:
             operations += max(len(write.ops), 1 + len(write.also))
             size += write.size
             # T3: a key is put once per branch, so two writes under one fence go in two transactions.
-            full = operations > MAX_OPERATIONS - 2 or size > claiming.REPORT_BYTES_PER_TXN or write.guard.key in keys
+            full = operations > self._room or size > claiming.REPORT_BYTES_PER_TXN or write.guard.key in keys
             if group and full:
                 return group, True
             keys.add(write.guard.key)
             group.append(self._queue.popleft())
-        return group, operations > MAX_OPERATIONS - 4
+        return group, operations > self._room - 2
 
     def _done(self, commit: asyncio.Task[None]) -> None:
         self._in_flight.discard(commit)

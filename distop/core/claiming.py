@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 CLAIMS_PER_TXN = 124
 """Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
 what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
+OPERATIONS_PER_REPORT = 3
 REPORTS_PER_TXN = 42
-"""Reports in one transaction: three operations each (T1)."""
+"""Reports in one transaction (T1)."""
 REPORT_BYTES_PER_TXN = 1024 * 1024
 
 

@@ -108,22 +108,26 @@ OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision")
 """An operation's own keys that cleanup deletes before the last step."""
 
 
-def clean(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int) -> Txn:
-    """One page of an ended operation's job keys: ordinals from ``first`` on."""
+def clean(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
+) -> Txn:
+    """One page of an ended operation's job keys: ``size`` ordinals from ``first`` on."""
     return Txn(
         (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
-        (_job_page(keys, ref, first),),
+        (_job_page(keys, ref, first, size),),
         (),
         "clean",
     )
 
 
-def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int) -> Txn:
+def end(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
+) -> Txn:
     """The last page: the ordinals from ``first`` on, the operation's own keys, ``.state`` and pending together."""
     return Txn(
         (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
         (
-            _job_page(keys, ref, first),
+            _job_page(keys, ref, first, size),
             Delete(*keys.claims_range(ref)),
             Delete(*keys.chunks_range(ref)),
             *(Delete(keys.of(ref, name)) for name in OWN_KEYS),
@@ -139,9 +143,9 @@ def _over(keys: Keys, ref: OperationRef) -> Compare:
     return value_is(keys.pending(ref), word(Phase.CLEANING))
 
 
-def _job_page(keys: Keys, ref: OperationRef, first: int) -> Delete:
+def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
     root = keys.root(ref)
-    after = first + ORDINALS_PER_CLEAN
+    after = first + size
     return Delete(f"{root}.{first:06d}", f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import elections, logs, pruning
+from distop import elections, logs
 from distop.capability import Capability
 from distop.config import ExecutorConfig
 from distop.coordinator import Coordinator
@@ -17,6 +17,7 @@ from distop.core import keys as K
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.declaration import Rules
 from distop.core.keys import Keys
+from distop.core.limits import Limits
 from distop.core.model import History, Node, OperationRef, Phase, Spec, State
 from distop.core.txn import Delete, Put, Txn
 from distop.core.view import Change, ClusterView
@@ -274,7 +275,7 @@ async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.Mon
     # 3 cannot be read; 12 is beyond the limit, but younger than an hour.
     assert kept == [3, 12, 13, 14]
     # Tables of the past are not remembered.
-    monkeypatch.setattr(pruning, "PRUNE_EVERY", 0.0)
+    monkeypatch.setattr(life.ctx, "limits", Limits(prune_every=0.0))
     await pruner.prune("u")
     await pruner.prune("v")
     assert set(pruner._last) == {"v"}

@@ -38,7 +38,7 @@ def resumable(wanted: Scenario, *acts: Act, pace: float) -> Scenario:
 
 def paused_for_long(wanted: Scenario) -> Scenario:
     """Jobs that take minutes are told to stop, and nobody resumes them."""
-    return resumable(wanted, Act(1.0, "pause-now"), pace=100.0)
+    return resumable(wanted, Act(1.0, "pause-now"), pace=70.0)
 
 
 def paused_and_resumed(wanted: Scenario) -> Scenario:
@@ -55,7 +55,7 @@ def drained(wanted: Scenario) -> Scenario:
 def drained_for_long(wanted: Scenario) -> Scenario:
     """And their jobs take minutes."""
     acts = tuple(DrainAct(2.0, host.name, 100.0, False) for host in wanted.hosts[:1])
-    return replace(resumable(wanted, pace=100.0), drains=acts)
+    return replace(resumable(wanted, pace=70.0), drains=acts)
 
 
 def run_again(wanted: Scenario) -> Scenario:

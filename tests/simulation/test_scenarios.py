@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -306,3 +307,35 @@ def test_a_small_operation_is_claimed_once_whatever_becomes_of_the_answer(hosts:
         if change.kv.key.startswith("distOpClaim.") and not change.deleted
     ]
     assert sorted(claims) == [(f"distOpClaim.a.lone.1.{n:06d}", 1) for n in range(4)]
+
+
+def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job broke, and was set to waiting; the answer to that was lost. Its executor listed it, took it for anybody's,
+    and claimed it: what became of that attempt was dropped, because the end of the one before was still being written.
+    When that was refused the claim was forgotten, and the poll gave it to others while the job ran.
+    """
+
+    def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
+        return Script(0.05, 1, "error") if attempt == 1 else Script(12.0, 1, "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    acts = (Act(0.4, "pause"), Act(0.4, "resume"))
+    wanted = plain(4, 1, [Wish(0, 0.3, "check", "a", argument(4, 1, 0.1), None, "collect_all", acts)], poll=2.0)
+    with quietly():
+        sim = Simulation(wanted)
+        retried: list[float] = []
+        now = [False]
+
+        def sending(process: object, path: str, asked: Any) -> float:
+            puts = [op for op in asked.success if isinstance(op, Put)] if isinstance(asked, Txn) else []
+            now[0] = not retried and any(b'"retry_at"' in op.value for op in puts)
+            if now[0]:
+                retried.append(sim.loop.now)
+            return 0.0
+
+        sim.network.sending = sending
+        sim.network.fate = lambda process, path: Fate("lost", silent=True) if now[0] else None
+        report = sim.run()
+    assert retried
+    assert report.breaches == []
+    assert [effect.attempt for effect in sim.effects.of("a/check/1", 0)] == [1, 2]

@@ -113,7 +113,7 @@ class Authors:
         name, value = key.name, change.kv.value
         if change.deleted:
             # Gate, pending, cancel and chunks go with commands of clients as well.
-            if name in ("state", "spec", "arg", "decision"):
+            if name in ("state", "spec", "arg", "decision") and key.family != K.HISTORY:
                 self._elected(ref, change, sender)
         elif (
             name in ("plan", "planning", "decision")

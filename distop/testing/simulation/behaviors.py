@@ -27,10 +27,11 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("check-all", can_fail=False, failure_policy="collect_all", retry=_RETRY),
         Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
+        Declaration("noop", failure_policy="collect_all", retry=_RETRY),
     )
 }  # fmt: skip
-"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail; and one
-whose name begins like another's."""
+"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail; one whose
+name begins like another's; and one that is started on no table as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,10 @@ def partitions(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> list[st
     return every if names is None else [name for name in every if name in names]
 
 
-def plan(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> tuple[list[bytes], int]:
-    """The chunks of a plan, and the number of partitions."""
+def plan(arg: Mapping[str, Any], names: tuple[str, ...] | None, grown: int = 1) -> tuple[list[bytes], int]:
+    """The chunks of a plan, and the number of partitions. ``grown``: so much larger the data is by now."""
     wanted = partitions(arg, names)
     chunks = chunked(
-        [PartitionPlan(n, name, bytes=100 + n) for n, name in enumerate(wanted)], int(arg.get("chunk", 400))
+        [PartitionPlan(n, name, bytes=(100 + n) * grown) for n, name in enumerate(wanted)], int(arg.get("chunk", 400))
     )
     return chunks, len(wanted)

@@ -7,7 +7,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
-from distop.config import ClientConfig
 from distop.core.draining import NodeState
 from distop.core.model import TableRecord
 from distop.errors import (
@@ -26,8 +25,8 @@ from distop.testing.simulation.reruns import Rerun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distop.config import ClientConfig
     from distop.operation import Operation
-    from distop.store.config import EtcdConfig
     from distop.testing.simulation.scenario import DrainAct, Wish
 
 AGAIN = 0.3
@@ -49,24 +48,24 @@ class Told:
         self.surprises: list[str] = []
 
 
-async def set_up(etcd: EtcdConfig, tables: tuple[str, ...]) -> None:
+async def set_up(config: ClientConfig, tables: tuple[str, ...]) -> None:
     """Register the tables."""
-    async with Client(ClientConfig(etcd)) as client:
+    async with Client(config) as client:
         await _connected(client)
         for name in tables:
             await _insist(client.add_table, TableRecord(name, "parquet", f"/data/{name}"), check=False)
 
 
-async def one_client(etcd: EtcdConfig, wishes: list[tuple[int, Wish]], told: Told) -> None:
+async def one_client(config: ClientConfig, wishes: list[tuple[int, Wish]], told: Told) -> None:
     """Fulfil these wishes, all at the same time."""
-    async with Client(ClientConfig(etcd)) as client:
+    async with Client(config) as client:
         await _connected(client)
         await asyncio.gather(*(_fulfil(client, f"request-{n}", wish, told) for n, wish in wishes))
 
 
-async def drain_some(etcd: EtcdConfig, drains: tuple[DrainAct, ...]) -> None:
+async def drain_some(config: ClientConfig, drains: tuple[DrainAct, ...]) -> None:
     """Drain these executors, each for its time, or until it is empty."""
-    async with Client(ClientConfig(etcd)) as client:
+    async with Client(config) as client:
         await _connected(client)
         await asyncio.gather(*(_drain(client, wanted) for wanted in drains))
 
@@ -99,12 +98,12 @@ async def _undrain(client: Client, executor: str) -> None:
         await _insist(client.undrain, executor)
 
 
-async def let_go(etcd: EtcdConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:
+async def let_go(config: ClientConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:
     """After all faults: resume whatever somebody paused and left so, and let the ``drained`` executors work.
 
     What is paused is resumed once no job of it runs, so that a pause is seen to come about.
     """
-    async with Client(ClientConfig(etcd)) as client:
+    async with Client(config) as client:
         await _connected(client)
         while not over():
             try:

@@ -23,6 +23,7 @@ from distop.testing.simulation.watching import WatchServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from distop.core.txn import Txn
     from distop.core.view import Change
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.quorum import Member
@@ -105,6 +106,12 @@ class SimEtcd:
         return rpc.ResponseHeader(
             cluster_id=CLUSTER, member_id=member.id, revision=self.store.revision, raft_term=self.quorum.term
         )
+
+    def preset(self, txn: Txn) -> None:
+        """What stands in the store before the simulation begins."""
+        before = self.store.revision
+        self.store.apply(txn)
+        self._commit(before, "")
 
     def _commit(self, before: int, sender: str) -> None:
         """Something was applied: tell who watches, if it wrote."""

@@ -57,27 +57,32 @@ KINDS: dict[str, tuple[int, float, float]] = {
 }
 
 
-def draw_faults(chance: random.Random, focus: Sequence[str] = ()) -> tuple[Fault, ...]:
-    """Up to a dozen, over some seconds; of these kinds alone, if some are named."""
-    span = chance.choice((4.0, 8.0, 14.0))
+def draw_faults(
+    chance: random.Random, busy: Sequence[tuple[float, float]], focus: Sequence[str] = ()
+) -> tuple[Fault, ...]:
+    """Up to a dozen, of these kinds alone, if some are named; most of them within one of these times."""
     kinds = list(focus or KINDS)
-    count = chance.choices((0, 1, 2, 4, 7, 11), (4, 16, 24, 28, 18, 10))[0]
+    count = chance.choices((0, 1, 2, 4, 7, 11), (3, 9, 26, 32, 20, 10))[0]
     some = chance.choices(kinds, [KINDS[kind][0] for kind in kinds], k=max(count, 6) if focus else count)
     faults = []
     for kind in some:
         _, least, longest = KINDS[kind]
         lasts = least + (longest - least) * chance.random() ** 2
-        at = 0.2 + span * chance.random()
+        begin, end = chance.choice(busy)
+        at = chance.uniform(0.2 if chance.random() < 0.1 else begin, end)
         faults.append(Fault(kind, at, lasts, tuple(chance.random() for _ in range(4))))
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
 class Injector:
-    """Begins and ends the faults of a scenario. ``count``: how often each kind struck something."""
+    """Begins and ends the faults of a scenario. ``count``: how often each kind struck something; ``struck``: how often
+    while an operation was open or pending.
+    """
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
         self.count: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
             name: getattr(self, f"_{name.replace('-', '_')}") for name in KINDS
@@ -90,7 +95,10 @@ class Injector:
 
     def _begin(self, fault: Fault) -> None:
         self._sim.note(f"fault: {fault.kind} for {fault.lasts:.2f} s")
+        before = self.count.copy()
         self._strikes[fault.kind](fault)
+        if self._sim.at_work:
+            self.struck += self.count - before
 
     def _later(self, fault: Fault, do: Callable[[], None]) -> None:
         def end() -> None:
@@ -201,6 +209,7 @@ class Injector:
         for kind, _, odds in self._windows:
             if chance.random() < odds:
                 self.count[kind] += 1
+                self.struck[kind] += self._sim.at_work
                 return self._draw(kind, chance)
         return None
 

@@ -12,6 +12,7 @@ from distop import logs
 from distop.binding import Binding, BindingFile
 from distop.clock import source
 from distop.config import ExecutorConfig
+from distop.core.limits import DEFAULT
 from distop.daemon import serve
 from distop.errors import ClusterChanged
 from distop.localjobs import RunFiles
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distop.core.declaration import Declaration
+    from distop.core.limits import Limits
     from distop.core.model import OperationRef
     from distop.store.config import EtcdConfig
     from distop.testing.simulation.effects import Effects
@@ -119,12 +121,16 @@ class Machine:
         completed: Any,
         unable: Sequence[str] = (),
         step: Step = unobserved,
+        namespace: str = "",
+        history_limit: int = 1000,
+        limits: Limits = DEFAULT,
     ) -> None:
         self.name = name
         self.loop = loop
         self.network = network
         self.effects = effects
         self.chance = random.Random(f"{seed}/{name}/worker")
+        self.growth = random.Random(f"{seed}/{name}/growth")
         self.source = SimSource(loop, random.Random(f"{seed}/{name}"), skew)
         self.types: Mapping[str, Declaration] = behaviors.TYPES
         self.unable = frozenset(unable)
@@ -138,8 +144,9 @@ class Machine:
         self._files = Disk(step)
         self._remembered = Remembered(step)
         self._config = ExecutorConfig(
-            etcd=etcd, work_dir=Path("/nowhere"), executor_id=name, slots=slots, ttl=ttl, poll=poll
-        )
+            etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
+            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits,
+        )  # fmt: skip
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None
         self._starts = 0
@@ -161,7 +168,7 @@ class Machine:
 
         async def live() -> None:
             try:
-                log, binding = logs.get("distop.executor"), Binding.load(self._remembered, "")
+                log, binding = logs.get("distop.executor"), Binding.load(self._remembered, self._config.namespace)
                 await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self._files)
             except ClusterChanged as error:
                 self.loop.troubles.append(f"{self.name}: {error}")

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distop.testing.simulation import courses
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.scenario import scenario
 from distop.testing.simulation.story import describe
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 STORIES = 3
 """Breaches of one seed that are told."""
 
+MEASURED = {
+    "executors": "executors that offer what was started, and may coordinate it",
+    "claimed": "executors that held a claim",
+    "elected": "incarnations that held an election",
+    "partitions": "partitions of the largest operation",
+    "operations": "operations ended",
+    "revisions": "revisions",
+    "virtual": "virtual seconds",
+}
+"""What is told of each outcome, and how it is called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -27,12 +39,18 @@ class Outcome:
 
     seed: int
     executors: int
-    coordinators: int
+    """Those that offer something that was started. Who offers a type may coordinate it, too."""
+    claimed: int
+    """Executors that held a claim."""
+    elected: int
+    """Incarnations that held an election."""
     partitions: int
     operations: int
     revisions: int
     virtual: float
     faults: dict[str, int]
+    """That struck while an operation was open or pending."""
+    courses: dict[str, int]
     stories: tuple[str, ...]
 
 
@@ -45,13 +63,15 @@ def one(seed: int) -> Outcome:
         stories = tuple("\n".join(describe(sim, breach)) for breach in report.breaches[:STORIES])
     return Outcome(
         seed,
-        len(wanted.hosts),
-        wanted.coordinators,
+        report.offering,
+        report.claimed,
+        report.elected,
         wanted.partitions,
         report.ended,
         report.revisions,
         report.seconds,
         report.faults,
+        report.courses,
         stories,
     )
 
@@ -84,10 +104,12 @@ class Tally:
         for outcome in outcomes:
             faults.update(outcome.faults)
         yield f"{count} schedules in {seconds:.1f} s: {count / seconds:.1f} a second"
-        for what in ("executors", "coordinators", "partitions", "operations", "revisions", "virtual"):
+        for what, told in MEASURED.items():
             values = [getattr(outcome, what) for outcome in outcomes]
-            told = {"operations": "operations ended", "virtual": "virtual seconds"}.get(what, what)
             yield f"  {told}: {min(values):g} to {max(values):g}, median {statistics.median(values):g}"
-        struck = ", ".join(f"{name} {number}" for name, number in sorted(faults.items()))
-        yield f"  faults: {sum(faults.values())} in all: {struck}"
+        struck = ", ".join(f"{name} {number}" for name, number in sorted(faults.items()) if number)
+        yield f"  faults while an operation was open or pending: {sum(faults.values())} in all: {struck}"
+        yield f"  schedules without such a fault: {sum(not any(one.faults.values()) for one in outcomes)}"
+        taken = {course: sum(one.courses[course] > 0 for one in outcomes) for course in courses.ALL}
+        yield f"  schedules with a course of its own: {', '.join(f'{name} {n}' for name, n in taken.items())}"
         yield f"  seeds with a breach: {len(self.broken)}"

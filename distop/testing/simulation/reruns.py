@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import loads
 from distop.core.jobs import JobState
-from distop.core.model import History, OperationRef, Spec, State
+from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, State
 from distop.testing.simulation import behaviors
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def judge(store: ModelStore, keys: Keys, reruns: Sequence[Rerun]) -> Iterator[tu
             continue
         place = keys.of(OperationRef.parse(one.again), "spec")
         spec = Spec.decode(written[place])
-        if spec.rerun_of != one.op or set(spec.partitions or ()) != wanted:
+        every = (WHOLE,) if ref.table == CLUSTER_TABLE else ()
+        if spec.rerun_of != one.op or set(spec.partitions or every) != wanted:
             text = f"a rerun of {spec.rerun_of} over {spec.partitions}; it was to be {one.op} over {sorted(wanted)}"
             yield place, text, one.again
 
@@ -57,7 +58,8 @@ def _wanted(written: Mapping[str, bytes], keys: Keys, ref: OperationRef, what: s
     spec, arg = Spec.decode(written[keys.of(ref, "spec")]), loads(written[keys.of(ref, "arg")])
     every = what == "unfinished" or History.decode(written[keys.history(ref)]).state is State.CANCELLED
     chosen = set()
-    for p, name in enumerate(behaviors.partitions(arg, spec.partitions)):
+    names = [WHOLE] if ref.table == CLUSTER_TABLE else behaviors.partitions(arg, spec.partitions)
+    for p, name in enumerate(names):
         state = written.get(keys.job(ref, p, "state"), b"").decode()
         if state == JobState.FAILED or (every and not state):
             chosen.add(name)

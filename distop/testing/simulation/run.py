@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import source
+from distop.config import ClientConfig
 from distop.core import keys as K
 from distop.core.invariants import Checker
 from distop.core.keys import Keys
+from distop.core.model import OperationRef
 from distop.core.orphans import orphans
 from distop.errors import InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.authors import Authors
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, set_up
+from distop.testing.simulation.courses import Courses
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faults import Injector
@@ -27,6 +30,7 @@ from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
 from distop.testing.simulation.offers import Offers
+from distop.testing.simulation.past import past
 from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
 from distop.testing.simulation.source import SimSource
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from distop.core.keys import ParsedKey
-    from distop.core.model import OperationRef
     from distop.core.view import Change
 
 LIVENESS = 180.0
@@ -77,6 +80,14 @@ class Report:
     seconds: float
     """Virtual ones."""
     faults: dict[str, int]
+    """That struck while an operation was open or pending."""
+    offering: int
+    """Executors that offer something that was started."""
+    claimed: int
+    """Executors that held a claim."""
+    elected: int
+    """Incarnations that held an election."""
+    courses: dict[str, int]
     log: list[tuple[float, int, str, str]] = field(default_factory=list)
     """(time, revision or 0, who, what), all of it, in order."""
 
@@ -86,8 +97,8 @@ class _Keys(Keys):
 
     __slots__ = ("_known",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
         self._known: dict[str, ParsedKey] = {}
 
     def parse(self, key: str) -> ParsedKey:
@@ -102,11 +113,13 @@ class Simulation:
 
     def __init__(self, wanted: Scenario) -> None:
         self.scenario = wanted
-        self.keys = _Keys()
+        self.keys = _Keys(wanted.namespace)
         self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
         addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
         self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
         self.etcd.watching.fragments = wanted.fragments
+        for txn in past(self.keys, wanted):
+            self.etcd.preset(txn)
         self.etcd.committed = self._committed
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
         self.stepping: Step = unobserved
@@ -121,10 +134,12 @@ class Simulation:
         """Who drains executors."""
         self.machines: list[Machine] = []
         self._checker = Checker(self.keys)
+        self._checker.begin(self.etcd.store.listing())
         self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found_effect)
         self._authors = Authors(self.keys, self.effects.claim_left, self._found)
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
+        self._courses = Courses()
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._ended: dict[str, str] = {}
@@ -134,7 +149,7 @@ class Simulation:
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
         self._history = self.keys.family(K.HISTORY)[0]
-        self._config = EtcdConfig(addresses, connect_timeout=5.0, read_timeout=None)
+        self._config = ClientConfig(EtcdConfig(addresses, connect_timeout=5.0, read_timeout=None), wanted.namespace)
 
     # ------------------------------------------------------------------ checks
 
@@ -150,6 +165,7 @@ class Simulation:
         self._stopping.step(revision, parsed, sender)
         self._offers.step(revision, parsed, sender)
         self._authors.step(parsed, sender)
+        self._courses.step(parsed, sender)
         for change in changes:
             key = change.kv.key
             if key.endswith((".state", ".progress")):
@@ -220,9 +236,10 @@ class Simulation:
         wanted = self.scenario
         for host in wanted.hosts:
             machine = Machine(
-                host.name, self.loop, self.network, self.effects, self._config, str(wanted.seed), types=host.types,
+                host.name, self.loop, self.network, self.effects, self._config.etcd, str(wanted.seed), types=host.types,
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
                 unable=host.unable, step=lambda process, what: self.stepping(process, what),
+                namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
@@ -242,7 +259,8 @@ class Simulation:
         callbacks = self.loop.world.ran + sum(machine.process.ran for machine in self.machines if machine.process)
         return Report(
             wanted, self.breaches, len(self._ended), self.etcd.revision, self.network.requests, callbacks,
-            self.loop.now, dict(self._injector.count), self.log,
+            self.loop.now, dict(self._injector.struck), self._offering(),
+            self._executors(self._courses.claimed), len(self._courses.elected), dict(self._courses.count), self.log,
         )  # fmt: skip
 
     def _go(self) -> None:
@@ -254,6 +272,18 @@ class Simulation:
                 self._not_over()
                 break
         self._look_back()
+
+    def _offering(self) -> int:
+        started = {OperationRef.parse(op).type for op in self._accepted}
+        return sum(any(d.type_name in started for d in machine.declarations) for machine in self.machines)
+
+    def _executors(self, incarnations: set[str]) -> int:
+        return sum(not incarnations.isdisjoint(machine.incarnations) for machine in self.machines)
+
+    @property
+    def at_work(self) -> bool:
+        """An operation is open or pending."""
+        return bool(self._open)
 
     def _all_quiet(self) -> bool:
         return False

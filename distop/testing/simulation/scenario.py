@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.limits import DEFAULT, Limits
+from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.behaviors import TYPES
 
 if TYPE_CHECKING:
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
 
 TABLES = ("a", "a.b", "ab")
 """Names that are prefixes of each other, with a delimiter in one (fault 19)."""
+MOST_RECORDS = 20
+"""History records that a run makes in one table at most: where no more are kept, all that are forgotten are old."""
+BEGINS = 0.2
+"""Seconds until an operation that somebody wants has begun, about."""
+SHORTEST, LONGEST = 0.5, 20.0
+"""Seconds that an operation is expected to take, at least and at most, where faults are drawn for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,11 @@ class Scenario:
     drains: tuple[DrainAct, ...] = ()
     election: float = 1.0
     """Seconds of etcd's election timeout."""
+    limits: Limits = DEFAULT
+    namespace: str = ""
+    past: int = 0
+    """Old records in each table's history."""
+    history_limit: int = 1000
 
     @property
     def partitions(self) -> int:
@@ -100,9 +113,15 @@ class Scenario:
         return max(int(wish.arg["partitions"]) for wish in self.wishes)
 
     @property
-    def coordinators(self) -> int:
-        """Executors that may coordinate the first operation's type."""
-        return sum(self.wishes[0].type in host.types for host in self.hosts)
+    def executors(self) -> int:
+        """Those that offer something that is started."""
+        wanted = {wish.type for wish in self.wishes}
+        return sum(not wanted.isdisjoint(host.types) for host in self.hosts)
+
+    @property
+    def workers(self) -> int:
+        """Executors that offer the largest operation's type; each of them may coordinate it, too."""
+        return sum(_largest(self.wishes).type in host.types for host in self.hosts)
 
 
 def plain(
@@ -142,30 +161,21 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     from distop.testing.simulation.faults import draw_faults
 
     chance = random.Random(f"scenario/{seed}")
-    hosts = chance.choices((1, 2, 3, 4, 5), (8, 20, 36, 22, 14))[0]
-    coordinators = min(hosts, chance.choices((1, 2, 3), (20, 35, 45))[0])
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
-    wanted = [chance.choice(list(TYPES)) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
-    offered = list(dict.fromkeys(wanted))
-    if "check" not in offered:
-        offered.append("check")  # what follows is of this type
-    some = tuple(
-        Host(
-            f"exec-{n}",
-            tuple(t for t in offered if n < coordinators or (t != wanted[0] and chance.random() < 0.5)),
-            chance.choices((1, 2, 4), (40, 40, 20))[0],
-            chance.choice((0.0, 0.0, chance.uniform(-5, 5), 3600.0)) if faults else 0.0,
-        )
-        for n in range(hosts)
-    )
     clients = chance.choices((1, 2, 3), (50, 35, 15))[0]
+    wanted = [chance.choice(list(TYPES)) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
     wishes = tuple(_wish(chance, n, clients, type_name, tables) for n, type_name in enumerate(wanted))
-    listed = draw_faults(chance, focus) if faults else ()
+    if chance.random() < 0.25:
+        wishes = (*wishes, _of_the_cluster(_wish(chance, len(wishes), clients, "noop", (CLUSTER_TABLE,))))
+    some = _hosts(chance, wishes, skewed=faults)
+    listed = draw_faults(chance, expected(wishes, some), focus) if faults else ()
     # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
     people = random.Random(f"people/{seed}")
     some = _unable(people, some)
     wishes = tuple(_insistent(people, wish) for wish in wishes)
     drains = _drains(people, some)
+    sizes = random.Random(f"sizes/{seed}")
+    history_limit = sizes.choice((MOST_RECORDS, 1000))
     return Scenario(
         seed,
         some,
@@ -182,11 +192,80 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         max((fault.at + fault.lasts for fault in listed), default=0.0),
         drains,
         people.choice((0.2, 0.5, 1.0)),
+        _limits(sizes),
+        sizes.choice(("", "", "prod")),
+        sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
+        history_limit,
     )
 
 
+def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:
+    """When each operation begins and ends, about, where nothing goes wrong."""
+    return [(wish.after + BEGINS, wish.after + BEGINS + _lasts(wish, hosts)) for wish in wishes]
+
+
+def _lasts(wish: Wish, hosts: Sequence[Host]) -> float:
+    slots = sum(host.slots for host in hosts if wish.type in host.types)
+    kind = TYPES[wish.type]
+    jobs = len(wish.names) if wish.names is not None else int(wish.arg["partitions"])
+    rounds = 1 if kind.batch else -(-jobs // slots)
+    steps = 2.5 if kind.resumable else 1.0
+    people = sum(act.after for act in wish.acts)
+    work = 2 * float(wish.arg["calls"]) + rounds * steps * 1.2 * float(wish.arg["pace"]) + people / 2
+    return min(LONGEST, max(SHORTEST, work))
+
+
+def _largest(wishes: Sequence[Wish]) -> Wish:
+    return max(wishes, key=lambda wish: int(wish.arg["partitions"]))
+
+
+def _hosts(chance: random.Random, wishes: Sequence[Wish], *, skewed: bool) -> tuple[Host, ...]:
+    """Mostly all of them offer the largest operation's type; each of the others some do."""
+    count = chance.choices((1, 2, 3, 4, 5), (8, 20, 36, 22, 14))[0]
+    offered = dict.fromkeys((*(wish.type for wish in wishes), "check"))  # what follows is of type check
+    everywhere = _largest(wishes).type if chance.random() < 0.8 else ""
+    types: list[set[str]] = [{t for t in offered if t == everywhere or chance.random() < 0.6} for _ in range(count)]
+    for type_name in offered:
+        if not any(type_name in some for some in types):
+            chance.choice(types).add(type_name)
+    return tuple(
+        Host(
+            f"exec-{n}",
+            tuple(t for t in offered if t in types[n]),
+            chance.choices((1, 2, 4), (40, 40, 20))[0],
+            chance.choice((0.0, 0.0, chance.uniform(-5, 5), 3600.0)) if skewed else 0.0,
+        )
+        for n in range(count)
+    )
+
+
+def _limits(chance: random.Random) -> Limits:
+    """In half of the seeds so small that operations of some dozen jobs take the courses of large ones."""
+    if chance.random() < 0.5:
+        return DEFAULT
+    return Limits(
+        plan_bytes=chance.choice((100, 1000, DEFAULT.plan_bytes)),
+        plan_chunks=chance.choice((1, 3, DEFAULT.plan_chunks)),
+        claims=chance.choice((2, 5, 20)),
+        reports=chance.choice((1, 3, 10)),
+        reaped=chance.choice((1, 5, 20)),
+        cleaned=chance.choice((3, 10, 30)),
+        outcomes=chance.choice((3, 10, 30)),
+        outcomes_ahead=chance.choice((0, 5, 20)),
+        reads=chance.choice((1, 5, 20)),
+        settled=chance.choice((1, 3, 10)),
+        pruned=chance.choice((1, 2, 4)),
+        prune_every=chance.choice((0.5, 5.0, 60.0)),
+    )
+
+
+def _of_the_cluster(wish: Wish) -> Wish:
+    """It works on no table: one job for everything, in a plan that its start brings along."""
+    return replace(wish, arg={**wish.arg, "partitions": 1}, names=None)
+
+
 def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: tuple[str, ...]) -> Wish:
-    partitions = min(60, max(1, round(chance.lognormvariate(2.75, 0.75))))
+    partitions = min(60, max(1, round(chance.lognormvariate(2.75, 0.75)))) if chance.random() < 0.98 else 1
     names = None
     if chance.random() < 0.15:
         names = tuple(f"p={p}" for p in sorted(chance.sample(range(partitions), max(1, partitions // 2))))

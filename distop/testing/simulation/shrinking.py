@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.core.limits import DEFAULT
 from distop.testing.simulation.run import Simulation
 from distop.testing.simulation.story import describe
 
@@ -146,6 +147,10 @@ def _simpler_worlds(wanted: Scenario) -> Iterator[Scenario]:
         yield replace(wanted, members=1)
     if wanted.clients > 1:
         yield replace(wanted, clients=1, wishes=tuple(replace(wish, client=0) for wish in wanted.wishes))
+    if wanted.limits != DEFAULT:
+        yield replace(wanted, limits=DEFAULT)
+    if wanted.past or wanted.namespace:
+        yield replace(wanted, past=0, history_limit=1000, namespace="")
     if wanted.fragments:
         yield replace(wanted, fragments=0)
     if any(host.skew for host in wanted.hosts):

@@ -385,8 +385,10 @@ class SimWorker:
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
             await self._trouble(child, "planning", op, type, arg)
-            chunks, count = behaviors.plan(arg, names)
-            return PlanResult(chunks, count, "v1")
+            # The table changes between two attempts at planning: their chunks differ, also in number.
+            grown = self._machine.growth.choice((1, 1, 1_000_000))
+            chunks, count = behaviors.plan(arg, names, grown)
+            return PlanResult(chunks, count, f"v{grown}")
 
         result: PlanResult = await self._call(op, "plan", work)
         return result

@@ -1,0 +1,39 @@
+"""Where one transaction, or one answer, becomes several: every size at which a protocol takes another course."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distop.core import claiming, finishing, transitions
+from distop.core.txn import MAX_OPERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes by which one incarnation divides what it does. The defaults are what etcd takes (T1, T2); smaller ones
+    are as good, and take more steps: so the simulator sees with sixty jobs what else takes thousands.
+    """
+
+    plan_bytes: int = transitions.PLAN_BYTES_PER_TXN
+    plan_chunks: int = 100
+    """A plan of more bytes or chunks is written chunk by chunk, then opened."""
+    claims: int = claiming.CLAIMS_PER_TXN
+    reports: int = claiming.REPORTS_PER_TXN
+    reaped: int = claiming.CLAIMS_PER_REAP
+    cleaned: int = finishing.ORDINALS_PER_CLEAN
+    """Ordinals whose keys one page of the cleanup deletes."""
+    outcomes: int = 500
+    """Ordinals whose outcomes are read at once for the completion code."""
+    outcomes_ahead: int = 100
+    """So few are read while the call is on its way to the child: completion code mostly asks for them."""
+    reads: int = MAX_OPERATIONS // 2
+    """Claims that are read again at once, before their jobs are cleaned up after."""
+    settled: int = 30
+    """Jobs of a former run whose claims and outcomes are read at once."""
+    pruned: int = 4
+    """History records, of up to a megabyte each, that are read and forgotten at once."""
+    prune_every: float = 60.0
+    """Seconds until a table's history is looked at again."""
+
+
+DEFAULT = Limits()

@@ -1,0 +1,49 @@
+"""Which courses the protocols took, told from what each revision changes: what was simulated, and what was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.core.keys import ParsedKey
+    from distop.core.view import Change
+
+ALL = ("own plan", "chunk", "group of reports", "page of a cleanup", "forgotten history")
+"""Courses that a small operation with the usual limits does not take, and how they are called."""
+
+
+class Courses:
+    """Folds each revision. ``count``: how often each course was taken; ``claimed`` and ``elected``: the incarnations
+    that held a claim, or an election.
+    """
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter(dict.fromkeys(ALL, 0))
+        self.claimed: set[str] = set()
+        self.elected: set[str] = set()
+
+    def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
+        """One revision, whole."""
+        put: Counter[str] = Counter()
+        gone: Counter[str] = Counter()
+        for key, change in parsed:
+            if key.family == K.OP:
+                what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
+                (gone if change.deleted else put)[what] += 1
+            elif key.family == K.HISTORY:
+                if change.deleted and not key.name:
+                    self.count["forgotten history"] += 1
+            elif not change.deleted:
+                if key.family == K.CLAIM:
+                    self.claimed.add(sender)
+                elif key.family == K.COORDINATOR:
+                    self.elected.add(sender)
+        self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
+        self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
+        self.count["group of reports"] += put["job state"] > 1
+        self.count["page of a cleanup"] += gone["job state"] > 0 and not gone["state"]

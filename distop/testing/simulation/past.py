@@ -1,0 +1,30 @@
+"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core.codec import rfc3339, word
+from distop.core.model import History, OperationRef, State
+from distop.core.txn import Put, Txn
+from distop.testing.simulation.source import EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.core.keys import Keys
+    from distop.testing.simulation.scenario import Scenario
+
+LONG_AGO = 3 * 3600.0
+"""Seconds; more than the history is kept for, whatever a clock of the simulation is wrong by."""
+
+
+def past(keys: Keys, wanted: Scenario) -> Iterator[Txn]:
+    """The transactions that write it, oldest records first."""
+    finished = rfc3339(EPOCH - LONG_AGO)
+    for table in wanted.tables:
+        for instance in range(1, wanted.past + 1):
+            ref = OperationRef(table, "check", "", instance)
+            record = History(str(ref), State.SUCCESS, finished, finished, 1, 1, 0)
+            following = Put(keys.next_instance(table, "check"), word(str(instance + 1)))
+            yield Txn((), (Put(keys.history(ref), record.encode()), following))

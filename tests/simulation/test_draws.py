@@ -1,0 +1,86 @@
+"""What seeds stand for, over many of them: clusters that are large enough, sizes that divide, faults that strike."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from distop.core.limits import DEFAULT, Limits
+from distop.core.model import CLUSTER_TABLE
+from distop.testing.simulation import Simulation, scenario
+from distop.testing.simulation.run import Report, quietly
+from distop.testing.simulation.scenario import Fault, Scenario, Wish, expected, plain
+
+SEEDS = range(1, 2001)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Scenario]:
+    return [scenario(seed) for seed in SEEDS]
+
+
+def run(wanted: Scenario) -> Report:
+    with quietly():
+        report = Simulation(wanted).run()
+    assert report.breaches == []
+    return report
+
+
+def wish(partitions: int, **more: object) -> Wish:
+    arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": partitions, **more}
+    return Wish(0, 0.3, "check", "a", arg, None, None, ())
+
+
+def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
+    assert statistics.median(wanted.executors for wanted in drawn) >= 3
+    assert {wanted.executors for wanted in drawn} == {1, 2, 3, 4, 5}
+    assert statistics.median(wanted.workers for wanted in drawn) >= 3
+    assert sum(wanted.workers == len(wanted.hosts) for wanted in drawn) > 0.75 * len(drawn)
+    assert {1, 2, 3} <= {wanted.workers for wanted in drawn if len(wanted.hosts) > wanted.workers}
+
+
+def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
+    small = [wanted for wanted in drawn if wanted.limits != DEFAULT]
+    assert 0.45 * len(drawn) < len(small) < 0.55 * len(drawn)
+    # Many partitions on one side or the other: what is divided is not only what is small anyway.
+    assert sum(wanted.partitions > wanted.limits.cleaned for wanted in small) > 0.4 * len(small)
+    assert any(wanted.namespace for wanted in drawn)
+    assert any(wanted.past > wanted.history_limit for wanted in drawn)
+    assert any(wish.table == CLUSTER_TABLE for wanted in drawn for wish in wanted.wishes)
+
+
+def test_most_faults_begin_while_operations_are_expected_to_run(drawn: list[Scenario]) -> None:
+    inside = total = 0
+    for wanted in drawn:
+        times = expected(wanted.wishes, wanted.hosts)
+        inside += sum(any(begin <= fault.at <= end for begin, end in times) for fault in wanted.faults)
+        total += len(wanted.faults)
+    assert inside > 0.9 * total
+
+
+def test_a_fault_counts_where_it_strikes_while_an_operation_is_open() -> None:
+    jobs = wish(8, pace=2.0)
+    begun = run(plain(1, 2, [jobs], Fault("clock", 2.0, 0.0, (0.0, 0.5, 0.0, 0.0))))
+    over = run(plain(1, 2, [jobs], Fault("clock", 100.0, 0.0, (0.0, 0.5, 0.0, 0.0))))
+    assert (begun.faults, over.faults) == ({"clock": 1}, {})
+    assert begun.claimed == 2
+
+
+def test_small_limits_take_the_courses_of_large_operations() -> None:
+    wanted = replace(plain(1, 2, [wish(30, pace=0.01)], slots=4, calm=5.0), past=9, history_limit=5)
+    usual = run(wanted)
+    assert (usual.courses["chunk"], usual.courses["page of a cleanup"], usual.courses["own plan"]) == (0, 0, 0)
+    assert usual.courses["forgotten history"] == 5
+    small = Limits(plan_bytes=1, claims=2, reports=2, cleaned=7, outcomes=4, outcomes_ahead=0, pruned=2)
+    divided = run(replace(wanted, limits=small))
+    assert divided.courses["chunk"] >= 8
+    assert divided.courses["page of a cleanup"] == 4
+    assert divided.courses["forgotten history"] == 5
+
+
+def test_a_start_that_brings_its_own_plan() -> None:
+    own = replace(wish(1), type="noop", table=CLUSTER_TABLE)
+    report = run(replace(plain(1, 2, [own]), namespace="prod"))
+    assert (report.ended, report.courses["own plan"], report.claimed) == (1, 1, 1)
