@@ -200,8 +200,8 @@ class EtcdClient:
         return response.header.revision, results
 
     async def _read_apart(self, request: rpc.TxnRequest) -> tuple[int, tuple[GetResult, ...]]:
-        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.5.33 and
-        3.6) refuses transactions even where they only read.
+        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.4.20
+        and 3.5.7) refuses transactions even where they only read.
         """
         while True:
             revision, results = 0, []
