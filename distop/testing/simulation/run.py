@@ -105,7 +105,7 @@ class Simulation:
         self.keys = _Keys()
         self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
         addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
-        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch)
+        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
         self.etcd.watching.fragments = wanted.fragments
         self.etcd.committed = self._committed
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
@@ -267,9 +267,8 @@ class Simulation:
         for link in self.network.links():
             self.network.heal(link)
         for member in self.etcd.members.values():
-            member.up = True
             member.lag = 0.0
-        self.etcd.elect()
+        self.etcd.quorum.heal()
         for process in [*self.clients, *(machine.process for machine in self.machines)]:
             if process is not None:
                 process.let_be()

@@ -91,6 +91,8 @@ class Scenario:
     calm: float = 0.0
     """When the last fault is over."""
     drains: tuple[DrainAct, ...] = ()
+    election: float = 1.0
+    """Seconds of etcd's election timeout."""
 
     @property
     def partitions(self) -> int:
@@ -179,6 +181,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
         drains,
+        people.choice((0.2, 0.5, 1.0)),
     )
 
 
