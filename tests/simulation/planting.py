@@ -30,9 +30,9 @@ class Planted:
     """A bug: ``plant`` puts it in, and a breach of a kind in ``expected`` is its effect.
 
     ``focus``: the kinds of faults that it needs, where all of them would find it late; ``shape`` changes the scenarios
-    in which it is looked for; ``first``: the seed with which the search begins, where it is seen in one of a hundred
-    schedules or less. That saves time and nothing else: the search goes on to all others. Where the draw or the timing
-    has changed, the seed that the test prints is the new one.
+    in which it is looked for; ``first``: the seed with which the search begins, where it is seen in one of some thirty
+    schedules, or in fewer. That saves time and nothing else: the search goes on to all others. Where the draw or the
+    timing has changed, the seed that the test prints is the new one.
     """
 
     name: str
