@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.conftest import FIGURES
 from tests.simulation.planted_acts import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
 from tests.simulation.searching import SEEDS, look_for, seeds
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(600)
@@ -70,3 +73,10 @@ def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPat
         substitute(monkeypatch, Executor, "_tell", lambda self: None)
     with pytest.raises(TypeError, match="coroutine function"):
         wrap(monkeypatch, Executor, "_tell", lambda result, given: result)
+
+
+def test_the_documentation_tells_how_many_are_found() -> None:
+    text = " ".join((ROOT / "docs/guarantees.md").read_text().split())
+    chosen = sum(planted.chosen for planted in BUGS)
+    assert f"plants {len(BUGS)} bugs, one at a time." in text
+    assert f"{len(BUGS) - chosen} of them in schedules as they are drawn, and {chosen} where faults or jobs are" in text
