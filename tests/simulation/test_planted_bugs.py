@@ -34,7 +34,8 @@ def test_a_planted_bug_is_found(
             planted.plant(patch)
             found = look_for(planted, map(planted.scenario, seeds(planted)))
         assert found is not None, f"{planted.name} was not found in {SEEDS} schedules"
-        record_property(FIGURES, f"{found}{' of scenarios chosen for it' if planted.chosen else ''}")
+        of = "scenarios chosen for it" if planted.chosen else "schedules"
+        record_property(FIGURES, f"{found}, after {found.looked} {of}")
         without = Simulation(planted.scenario(found.seed)).run().breaches
         assert list(map(str, without)) == [], "and these are breached without it"
 
