@@ -28,7 +28,7 @@ def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
     and it does not show that nobody stops them.
     """
     wishes = tuple(
-        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": 100.0, "name": "x", "trouble": 0.0})
+        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": 70.0, "name": "x", "trouble": 0.0})
         for wish in wanted.wishes
     )
     hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
