@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.simulation, for --planted
 
 from distop.testing.simulation.many import Tally, many
-from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import scenario
-from distop.testing.simulation.shrinking import TRIES, shrink, tell
+from distop.testing.simulation.shrinking import TRIES, TRIES_AT_ONCE, smallest
 from distop.testing.simulation.strikes import checked, one_strike, strikes
 from distop.testing.simulation.strikes import tell as tell_strike
 
 
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/simulate", description="Run the production code on a model of etcd, in virtual time, with faults."
     )
     parser.add_argument("--schedules", type=int, default=2000, metavar="N", help="how many seeds (default 2000)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
+    parser.add_argument(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="fail if it takes longer than this (of the clock on the wall: give it the machine alone)",
+    )
     parser.add_argument(
         "--replay",
         type=int,
@@ -36,7 +47,14 @@ def main() -> int:
         metavar=("REFERENCE", "NUMBER", "ACTION", "MOMENT"),
         help="run one of these strikes, and tell its story",
     )
-    wanted = parser.parse_args()
+    parser.add_argument(
+        "--planted",
+        nargs="*",
+        metavar="BUG",
+        help="instead: look for each planted bug, or for these, in the schedules, until one shows it; nothing is chosen"
+        " for a bug, and one that is found only where something is, is said to be",
+    )
+    wanted = parser.parse_args(args)
     if wanted.strike:
         try:
             breached, lines = tell_strike(checked(*wanted.strike))
@@ -48,25 +66,34 @@ def main() -> int:
         return points(wanted.jobs)
     if wanted.replay is not None:
         return replay(wanted.replay, wanted.tries)
+    if wanted.planted is not None:
+        return planted(wanted.planted, wanted.seed, wanted.schedules, wanted.jobs)
+    return schedules(range(wanted.seed, wanted.seed + wanted.schedules), wanted.jobs, wanted.within)
+
+
+def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
+    """Run these seeds. The first that breaches something is made smaller at once."""
+    begun = time.perf_counter()
     tally = Tally()
-    for outcome in many(range(wanted.seed, wanted.seed + wanted.schedules), wanted.jobs):
-        tally.outcomes.append(outcome)
+    for outcome in many(seeds, jobs):
         if outcome.stories:
             print(f"seed {outcome.seed}:", *outcome.stories, sep="\n", flush=True)
+            if not tally.broken:
+                print(*smallest(scenario(outcome.seed), TRIES_AT_ONCE), sep="\n", flush=True)
+        tally.outcomes.append(outcome)
+    took = time.perf_counter() - begun
     print(*tally.lines(), sep="\n")
-    return 1 if tally.broken else 0
+    late = within is not None and took > within
+    if late:
+        print(f"it took {took:.0f} s, and was to take {within:g} s at most")
+    return 1 if tally.broken or late else 0
 
 
 def replay(seed: int, tries: int) -> int:
     """Tell the story of the seed as it is made smaller; of all of it with no tries."""
-    with quietly():
-        wanted = scenario(seed)
-        shrunk = shrink(wanted, tries=tries)
-        if shrunk is None:
-            print(f"seed {seed}: nothing is breached")
-            return 0
-        print(*tell(shrunk, wanted), sep="\n")
-    return 1
+    told = smallest(scenario(seed), tries)
+    print(*(told or [f"seed {seed}: nothing is breached"]), sep="\n")
+    return 1 if told else 0
 
 
 def points(jobs: int) -> int:
@@ -79,6 +106,25 @@ def points(jobs: int) -> int:
                 print(*struck.stories, sep="\n", flush=True)
     print(*listed.figures(outcomes), sep="\n")
     return 1 if any(struck.stories for struck in outcomes) else 0
+
+
+def planted(names: Sequence[str], first: int, count: int, jobs: int) -> int:
+    """Look for planted bugs; 1 where one is not found for which tests/simulation chooses nothing."""
+    from tests.simulation.searching import BUGS, generally
+
+    if unknown := set(names) - {bug.name for bug in BUGS}:
+        raise SystemExit(f"no bug of this name is planted: {', '.join(sorted(unknown))}")
+    listed = [bug.name for bug in BUGS if not names or bug.name in names]
+    missed = found = 0
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        search = functools.partial(generally, first=first, count=count)
+        for bug, find in pool.imap_unordered(search, listed):
+            found += find is not None
+            missed += find is None and not bug.chosen
+            how = "needs chosen faults or scenarios" if bug.chosen else "not found"
+            print(f"{bug.name}: {find or how}", flush=True)
+    print(f"{found} of {len(listed)} are found in the schedules {first} to {first + count - 1}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

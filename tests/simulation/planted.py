@@ -1,13 +1,12 @@
-"""Bugs to be planted: each a small change of production code, made by wrapping or replacing one function of it."""
+"""Bugs to be planted: each a small change of production code, made by wrapping or replacing one function of it. Beside
+each the kinds of breach by which it is found.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from distop import submit
 from distop.checkpoints import Checkpoints
@@ -19,28 +18,14 @@ from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.keys import Keys
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
+from distop.core.view import ClusterView
 from distop.store.position import Reopen, WatchPosition
 from distop.store.session import Session
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act, Fault
+from tests.simulation.planting import BUGS, Patch, bug, give, substitute, wrap
 
-Patch = pytest.MonkeyPatch
 ALWAYS = absent("no such key")
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A bug: ``plant`` puts it in. ``focus``: the kinds of faults that it needs, where all of them would find it late;
-    ``shape`` changes the scenarios in which it is looked for.
-    """
-
-    name: str
-    plant: Callable[[Patch], None]
-    focus: tuple[str, ...] = ()
-    shape: Callable[[Scenario], Scenario] = lambda wanted: wanted
-
-
-BUGS: list[Planted] = []
 
 
 def long_jobs(wanted: Scenario) -> Scenario:
@@ -108,22 +93,6 @@ def planned_in_chunks(wanted: Scenario) -> Scenario:
     )
 
 
-def bug(
-    focus: tuple[str, ...] = (), shape: Callable[[Scenario], Scenario] = lambda wanted: wanted
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append(Planted(plant.__name__, plant, focus, shape))
-        return plant
-
-    return add
-
-
-def wrap(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
-    """Have the result of a function changed: ``change(result, *arguments)``."""
-    former = getattr(owner, name)
-    patch.setattr(owner, name, lambda *args, **named: change(former(*args, **named), *args))
-
-
 def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
     """The transaction, also in what is nested, without some of its compares."""
 
@@ -145,89 +114,86 @@ def node_exists(compare: Compare) -> bool:
 # ---------------------------------------------------------------------- fences
 
 
-@bug()
+@bug("invariant 1", "invariant 2")
 def report_without_its_fence(patch: Patch) -> None:
-    wrap(patch, claiming, "report", lambda guarded, *_: replace(guarded, guard=ALWAYS))
+    wrap(patch, claiming, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
 
 
-@bug()
+@bug("invariant 3", "not the holder")
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     """The claim must exist, whoever holds it."""
 
-    def exists(guarded: claiming.Guarded, *_: Any) -> claiming.Guarded:
+    def exists(guarded: claiming.Guarded, _: Any) -> claiming.Guarded:
         return replace(guarded, guard=Compare(guarded.guard.key, Target.CREATE, Relation.GREATER, 0))
 
     wrap(patch, claiming, "wait_again", exists)
 
 
-@bug()
+@bug("invariant 3", "not the holder")
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
-    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, guard=ALWAYS, also=()))
+    wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug(focus=("requests-late",), shape=many_steps)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
-    wrap(patch, claiming, "checkpoint", lambda guarded, *_: replace(guarded, also=()))
+    wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
 
 
-@bug()
+@bug("invariant 4", "invariant 9")
 def drop_the_gate_compare(patch: Patch) -> None:
     for name in ("claim", "claim_runs"):
-        wrap(patch, claiming, name, lambda txn, *_: without(txn, lambda compare: "Open." in compare.key))
+        wrap(patch, claiming, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
 
 
-@bug()
+# Seldom: a session has to end while a claim of it is on its way.
+@bug("invariant 4", first=124)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
     for name in ("claim", "claim_runs", "with_first"):
-        wrap(patch, claiming, name, lambda txn, *_: without(txn, node_exists))
+        wrap(patch, claiming, name, lambda txn, _: without(txn, node_exists))
 
 
-@bug()
+@bug("invariant 2")
 def take_over_a_live_incarnation(patch: Patch) -> None:
     """Whoever is not seen for the moment counts as gone, and nothing compares it."""
-    former = decide.claimable
-
-    def claimable(count: Any, ended: Any, claims: Any, live: Any, *rest: Any) -> Any:
-        return former(count, ended, claims, [], *rest)
-
-    patch.setattr(decide, "claimable", claimable)
-    wrap(patch, claiming, "claim", lambda txn, *_: without(txn, node_absent))
+    give(patch, decide, "claimable", live=())
+    wrap(patch, claiming, "claim", lambda txn, _: without(txn, node_absent))
 
 
-@bug(focus=("requests-late", "freeze", "crash", "late-renewal"))
+# Seldom: a coordinator's write has to arrive after somebody else was elected.
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=217)
 def drop_the_election_compare(patch: Patch) -> None:
-    patch.setattr(t, "election_guard", lambda *_: ALWAYS)
+    wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
 
-@bug()
+@bug("invariant 8")
 def elect_while_another_lives(patch: Patch) -> None:
-    wrap(patch, t, "elect", lambda txn, *_: without(txn, node_absent))
-    patch.setattr("distop.core.view.ClusterView.live", lambda view, incarnation: False)
+    wrap(patch, t, "elect", lambda txn, _: without(txn, node_absent))
+    wrap(patch, ClusterView, "live", lambda *_: False)
 
 
-@bug(shape=a_silent_watch_beside_a_restart)
+# Seldom: a watch has to fall silent just before a node key is written.
+@bug("two at once", shape=a_silent_watch_beside_a_restart, first=76)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 
     async def all_of_them(self: Context, ref: Any, claims: Any) -> list[Any]:
         return list(claims)
 
-    patch.setattr(Context, "abandoned", all_of_them)
+    substitute(patch, Context, "abandoned", all_of_them)
 
 
-@bug()
+@bug("two at once", "stopped too late")
 def reap_the_claims_of_live_holders(patch: Patch) -> None:
     clean_up_after_who_is_not_seen(patch)
-    former = decide.next_step
-    patch.setattr(decide, "next_step", lambda keys, op, live, *rest: former(keys, op, [], *rest))
-    wrap(patch, claiming, "reap", lambda txn, *_: without(txn, node_absent))
+    give(patch, decide, "next_step", live=())
+    wrap(patch, claiming, "reap", lambda txn, _: without(txn, node_absent))
 
 
 # ------------------------------------------------------------------ completion
 
 
-@bug()
+@bug("completion before decision")
 def run_completion_before_the_decision_is_written(patch: Patch) -> None:
     former = Coordinator._perform
 
@@ -238,37 +204,42 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
             async def none(start: int) -> tuple[list[Any], None]:
                 return [], None
 
-            await self._ctx.worker.complete(str(op.ref), op.ref.type, arg, None, "success", 0, 0, 0, none)
+            await self._ctx.worker.complete(
+                op=str(op.ref), type=op.ref.type, arg=arg, table=None, verdict="success", total=0, success=0, failed=0,
+                fetch=none,
+            )  # fmt: skip
         return await former(self, op, step)
 
-    patch.setattr(Coordinator, "_perform", perform)
+    substitute(patch, Coordinator, "_perform", perform)
 
 
-@bug(focus=("slow-watches",))
+# Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
+@bug("invariant 5", focus=("slow-watches",))
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True
 
-    patch.setattr(Coordinator, "_counted", counted)
+    substitute(patch, Coordinator, "_counted", counted)
 
 
-@bug()
+# Seldom: two operations of one table have to finish at the same time.
+@bug("invariant 7", first=94)
 def finish_without_comparing_run_ops(patch: Patch) -> None:
-    wrap(patch, f, "finish", lambda txn, *_: without(txn, lambda compare: compare.key.endswith(".runOps")))
+    wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug(focus=("requests-late",), shape=planned_in_chunks)
+@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
     for name in ("write_chunk", "write_plan"):
-        wrap(patch, t, name, lambda txn, *_: without(txn, lambda compare: ".plan." in compare.key))
+        wrap(patch, t, name, lambda txn, _: without(txn, lambda compare: ".plan." in compare.key))
 
 
-@bug()
+@bug("invariant 10")
 def count_no_failure_at_a_takeover(patch: Patch) -> None:
-    def uncounted(found: Any, seen: Any, *_: Any) -> Any:
+    def uncounted(found: Any, given: Any) -> Any:
         claim, mod, _ = found
-        return (dataclasses.replace(claim, failures=seen.value.failures), mod, False) if seen is not None else found
+        return (replace(claim, failures=given.seen.value.failures), mod, False) if given.seen is not None else found
 
     wrap(patch, decide, "claim_for", uncounted)
 
@@ -276,23 +247,24 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # --------------------------------------------------------------------- watches
 
 
-@bug()
+# Seldom: a watch has to break with an event still to come that its last header passed over.
+@bug("liveness", first=171)
 def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
-    def beyond(step: Any, position: WatchPosition, response: Any) -> Any:
-        if response.events and not response.fragment:
-            position.next_revision = max(position.next_revision, response.revision + 1)
+    def beyond(step: Any, given: Any) -> Any:
+        if given.response.events and not given.response.fragment:
+            given.self.next_revision = max(given.self.next_revision, given.response.revision + 1)
         return step
 
     wrap(patch, WatchPosition, "feed", beyond)
 
 
-@bug()
+@bug("liveness")
 def apply_fragments_singly(patch: Patch) -> None:
     former = WatchPosition.feed
-    patch.setattr(WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
+    substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
 
 
-@bug(focus=("compaction", "refuse", "member-killed"))
+@bug("liveness", focus=("compaction", "refuse", "member-killed"))
 def ignore_compaction(patch: Patch) -> None:
     former = WatchPosition.feed
 
@@ -302,10 +274,11 @@ def ignore_compaction(patch: Patch) -> None:
             return Reopen("compacted")
         return former(self, response)
 
-    patch.setattr(WatchPosition, "feed", feed)
+    substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug(focus=("lag", "cut"), shape=three_members)
+# Seldom: a watch has to move to a member that lags, at the right moment.
+@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=186)
 def take_old_events_for_new(patch: Patch) -> None:
     former = WatchPosition.feed
 
@@ -314,12 +287,13 @@ def take_old_events_for_new(patch: Patch) -> None:
             self.next_revision = response.events[0].kv.mod_revision
         return former(self, response)
 
-    patch.setattr(WatchPosition, "feed", feed)
+    substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug()
+# Seldom: two types whose names begin alike have to run on one table.
+@bug("not the coordinator", first=248)
 def a_prefix_without_its_delimiter(patch: Patch) -> None:
-    def wider(found: tuple[str, str], *_: Any) -> tuple[str, str]:
+    def wider(found: tuple[str, str], _: Any) -> tuple[str, str]:
         start = found[0][:-1]
         return start, start[:-1] + chr(ord(start[-1]) + 1)
 
@@ -330,57 +304,53 @@ def a_prefix_without_its_delimiter(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug(focus=("late-renewal",), shape=long_jobs)
+@bug("stopped too late", "two at once", focus=("late-renewal",), shape=long_jobs)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
-    patch.setattr(Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
+    substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
 
 
-@bug()
+@bug("invariant 14")
 def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
     """A start that was refused is begun anew, without a look at who won."""
 
-    async def none(*_: Any) -> None:
+    async def nothing(etcd: Any, keys: Keys, wanted: Any) -> None:
         return None
 
-    patch.setattr(submit, "_won", lambda *_: False)
-    patch.setattr(submit, "find_request", none)
+    wrap(patch, submit, "_won", lambda *_: False)
+    substitute(patch, submit, "find_request", nothing)
 
 
-@bug()
+@bug("checkpoint lost")
 def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
-    def forget(guarded: claiming.Guarded, keys: Keys, ref: Any, partition: int, *_: Any) -> claiming.Guarded:
-        return replace(guarded, ops=(*guarded.ops, Delete(keys.job(ref, partition, "progress"))))
+    def forget(guarded: claiming.Guarded, given: Any) -> claiming.Guarded:
+        return replace(guarded, ops=(*guarded.ops, Delete(given.keys.job(given.ref, given.partition, "progress"))))
 
     wrap(patch, claiming, "wait_again", forget)
 
 
-@bug()
+@bug("checkpoint lost")
 def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
     async def none(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
         return {}
 
-    patch.setattr(Checkpoints, "load", none)
+    substitute(patch, Checkpoints, "load", none)
 
 
-@bug()
+@bug("liveness")
 def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
-    former = decide.claimable
-
-    def claimable(*args: Any) -> Any:
-        return former(*args[:-1], float("inf"))
-
-    patch.setattr(decide, "claimable", claimable)
+    give(patch, decide, "claimable", patience=float("inf"))
 
 
-@bug()
+@bug("invariant 5")
 def clean_up_before_the_history_is_written(patch: Patch) -> None:
     """The finish leaves the history to a later write, which a crash may prevent."""
 
-    def later(txn: Txn, keys: Keys, ref: Any, *_: Any) -> Txn:
-        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != keys.history(ref)))
+    def later(txn: Txn, given: Any) -> Txn:
+        written = given.keys.history(given.ref)
+        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != written))
 
     wrap(patch, f, "finish", later)
 
 
-__all__ = ["BUGS", "Planted"]
+__all__ = ["BUGS"]

@@ -17,61 +17,38 @@ from distop.jobs import Jobs
 from distop.openop import OpenOperation
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act, DrainAct
-from tests.simulation.planted import BUGS, Patch, Planted, bug, wrap
+from tests.simulation.planted import BUGS
+from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
 
 # --------------------------------------------------------------------- shapes
 
 
-def resumable(wanted: Scenario, *acts: Act, pace: float) -> Scenario:
-    """Jobs of a resumable type, to whose operations clients do this."""
+def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
+    """Jobs that take minutes, to whose operations clients do this. As they are drawn, jobs end in time of themselves,
+    and it does not show that nobody stops them.
+    """
     wishes = tuple(
-        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": pace, "name": "x", "trouble": 0.0})
+        replace(wish, acts=acts, type="index", arg={**wish.arg, "pace": 70.0, "name": "x", "trouble": 0.0})
         for wish in wanted.wishes
     )
-    return replace(
-        wanted,
-        wishes=wishes,
-        hosts=tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts),
-        drains=(),
-    )
+    hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, drains=())
 
 
 def paused_for_long(wanted: Scenario) -> Scenario:
-    """Jobs that take minutes are told to stop, and nobody resumes them."""
-    return resumable(wanted, Act(1.0, "pause-now"), pace=70.0)
-
-
-def paused_and_resumed(wanted: Scenario) -> Scenario:
-    acts = (Act(1.0, "pause-now"), Act(0.5, "resume"), Act(0.7, "pause-now"), Act(0.5, "resume"))
-    return resumable(wanted, *acts, pace=0.3)
-
-
-def drained(wanted: Scenario) -> Scenario:
-    """Executors are drained while they run resumable jobs."""
-    acts = tuple(DrainAct(1.0 + n, host.name, 0.5, n % 2 == 0) for n, host in enumerate(wanted.hosts))
-    return replace(resumable(wanted, pace=0.3), drains=acts)
+    """They are told to stop, and nobody resumes them."""
+    return minutes_long(wanted, Act(1.0, "pause-now"))
 
 
 def drained_for_long(wanted: Scenario) -> Scenario:
-    """And their jobs take minutes."""
-    acts = tuple(DrainAct(2.0, host.name, 100.0, False) for host in wanted.hosts[:1])
-    return replace(resumable(wanted, pace=70.0), drains=acts)
-
-
-def run_again(wanted: Scenario) -> Scenario:
-    """Some jobs fail; then the others are told to stop, and the operation is run again."""
-    wishes = tuple(
-        replace(
-            wish, acts=(), rerun="failed", type="check", policy="fail_fast", names=None,
-            arg={**wish.arg, "trouble": 1.0, "partitions": 20},
-        )
-        for wish in wanted.wishes
-    )  # fmt: skip
-    return replace(wanted, wishes=wishes, hosts=tuple(replace(h, types=("check",), unable=()) for h in wanted.hosts))
+    """An executor is drained that runs them."""
+    return replace(minutes_long(wanted), drains=(DrainAct(2.0, wanted.hosts[0].name, 100.0, False),))
 
 
 def some_cannot(wanted: Scenario) -> Scenario:
-    """All executors but the last one turn out not to be able to run anything."""
+    """All executors but the last one turn out not to be able to run anything. (As it is drawn, several try in turn for
+    ever what none of them can, and such a run takes a minute.)
+    """
     everything = tuple(sorted({type_name for host in wanted.hosts for type_name in host.types}))
     last = len(wanted.hosts) - 1
     hosts = [replace(h, types=everything, unable=everything if n < last else ()) for n, h in enumerate(wanted.hosts)]
@@ -81,7 +58,8 @@ def some_cannot(wanted: Scenario) -> Scenario:
 # ---------------------------------------------------------------------- pauses
 
 
-@bug(shape=paused_and_resumed)
+# Seldom: a resumable job has to be paused at once after it has saved something.
+@bug("checkpoint lost", first=37)
 def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
     former = Jobs._write
@@ -92,10 +70,10 @@ def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
             return found
         return replace(found, ops=(*found.ops, Delete(self._ctx.keys.job(op.ref, event.partition, "progress"))))
 
-    patch.setattr(Jobs, "_write", write)
+    substitute(patch, Jobs, "_write", write)
 
 
-@bug(shape=paused_for_long)
+@bug("not stopped", shape=paused_for_long)
 def a_pause_now_that_does_not_release(patch: Patch) -> None:
     """It is taken for a pause that lets running jobs end."""
     former = Executor._closed
@@ -106,10 +84,11 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
         else:
             former(self, op)
 
-    patch.setattr(Executor, "_closed", closed)
+    substitute(patch, Executor, "_closed", closed)
 
 
-@bug(shape=paused_and_resumed)
+# Seldom: the same.
+@bug("checkpoint lost", first=37)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
     """What a checkpoint speaks of is removed with what the job was at."""
     former = Executor._closed
@@ -119,13 +98,13 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
             self._ctx.worker.cancel(str(op.ref))
         former(self, op)
 
-    patch.setattr(Executor, "_closed", closed)
+    substitute(patch, Executor, "_closed", closed)
 
 
 # ---------------------------------------------------------------------- drains
 
 
-@bug(shape=drained)
+@bug("blamed")
 def a_drain_that_fails_jobs(patch: Patch) -> None:
     """A job that was stopped for a drain counts as one that broke."""
     former = Jobs._write
@@ -134,10 +113,10 @@ def a_drain_that_fails_jobs(patch: Patch) -> None:
         blamed = self._ctx.draining and event.kind == "cancelled"
         return former(self, op, held, replace(event, kind="error", error="it was stopped") if blamed else event)
 
-    patch.setattr(Jobs, "_write", write)
+    substitute(patch, Jobs, "_write", write)
 
 
-@bug(shape=drained)
+@bug("checkpoint lost")
 def a_drain_that_cleans_up(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -147,10 +126,10 @@ def a_drain_that_cleans_up(patch: Patch) -> None:
                 self._ctx.worker.cancel(str(op.ref))
         former(self, hint=hint)
 
-    patch.setattr(Executor, "cluster_changed", changed)
+    substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug(shape=drained_for_long)
+@bug("not drained", shape=drained_for_long)
 def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -161,51 +140,53 @@ def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
         former(self, hint=hint)
         self._operations.update(held)
 
-    patch.setattr(Executor, "cluster_changed", changed)
+    substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug(shape=drained)
+@bug("drained and busy")
 def drained_before_it_is_empty(patch: Patch) -> None:
     """An executor says that it is drained as soon as it is asked to be."""
 
     def state(asked: bool, busy: bool) -> NodeState:
         return NodeState.DRAINED if asked else NodeState.ACTIVE
 
-    patch.setattr(incarnation, "node_state", state)
+    substitute(patch, incarnation, "node_state", state)
 
 
 # ---------------------------------------------------------------------- reruns
 
 
-@bug(shape=run_again)
+# Seldom: some jobs have to fail and others not to end, and the failed ones to be run again.
+@bug("rerun of others", first=37)
 def a_rerun_over_the_wrong_partitions(patch: Patch) -> None:
     """It takes those without an end as well, which nobody asked for."""
-    patch.setattr(rerun, "_names", lambda ref, record, found, unfinished: (*found.failed, *found.unfinished))
+    wrap(patch, rerun, "_names", lambda _, given: (*given.found.failed, *given.found.unfinished))
 
 
-@bug(shape=run_again)
+# Seldom: several jobs have to fail, and to be run again.
+@bug("rerun of others", first=27)
 def a_rerun_that_leaves_some_out(patch: Patch) -> None:
-    wrap(patch, rerun, "_names", lambda names, *_: names[:1])
+    wrap(patch, rerun, "_names", lambda names, _: names[:1])
 
 
 # --------------------------------------------------------- nodes that cannot
 
 
-@bug(shape=some_cannot)
+@bug("blamed")
 def blame_what_one_node_cannot_run(patch: Patch) -> None:
-    patch.setattr(Capability, "cannot", lambda self, type_name, why: False)
+    substitute(patch, Capability, "cannot", lambda self, type_name, why: False)
 
 
-@bug(shape=some_cannot)
+@bug("liveness", shape=some_cannot)
 def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
     """The work is left to others, and nobody is told."""
-    patch.setattr(Capability, "cannot", lambda self, type_name, why: True)
+    substitute(patch, Capability, "cannot", lambda self, type_name, why: True)
 
 
 # ------------------------------------------------------ errors told by the log
 
 
-@bug()
+@bug("unexpected error")
 def an_error_that_is_caught_and_logged(patch: Patch) -> None:
     """The operation is tried again a little later: nothing comes of it but a line in the log."""
     former = OpenOperation.take
@@ -214,20 +195,20 @@ def an_error_that_is_caught_and_logged(patch: Patch) -> None:
     def take(self: OpenOperation, size: int) -> Any:
         if id(self) not in broken:
             broken.add(id(self))
-            raise KeyError(size)
+            raise Mistake(size)
         return former(self, size)
 
-    patch.setattr(OpenOperation, "take", take)
+    substitute(patch, OpenOperation, "take", take)
 
 
-@bug()
+@bug("trouble")
 def an_error_that_nobody_asks_for(patch: Patch) -> None:
     """The task that tells others of released jobs ends by it, and nobody waits for that task."""
 
     async def tell(self: Executor) -> None:
-        raise TypeError("no such thing")
+        raise Mistake("no such thing")
 
-    patch.setattr(Executor, "_tell", tell)
+    substitute(patch, Executor, "_tell", tell)
 
 
 __all__ = ["BUGS", "Planted"]

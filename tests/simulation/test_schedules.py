@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from distop.testing.simulation import Simulation, courses, scenario
-from distop.testing.simulation.many import Tally, many
+from distop.testing.simulation.many import Outcome, Tally, many
 from distop.testing.simulation.run import quietly
+from distop.testing.simulation.shrinking import TRIES_AT_ONCE, smallest
 from tests.conftest import FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEDULES = 2_000
+CI_SCHEDULES = 2_000
+"""So many, from seed 1 on, are run by ``.ci/run`` before the tests."""
+SEEDS = range(CI_SCHEDULES + 1, CI_SCHEDULES + 201)
+"""Others, which all who run the tests run."""
 
 # The log of a run with all that happened, in one line.
 STORY = """
@@ -34,19 +38,38 @@ with quietly():
 @pytest.mark.timeout(600)
 def test_no_schedule_breaches_anything(record_property: Callable[[str, object], None]) -> None:
     tally = Tally()
-    for outcome in many(range(1, SCHEDULES + 1), min(2, os.cpu_count() or 1)):
+    for outcome in many(SEEDS, min(2, os.cpu_count() or 1)):
         tally.outcomes.append(outcome)
     record_property(FIGURES, "\n".join(tally.lines()))
-    assert [story for one in tally.broken for story in one.stories] == []
+    assert len(tally.outcomes) == len(SEEDS)
+    assert not tally.broken, "\n".join(_told(tally.broken))
     covered = ("executors", "elected", "partitions")
     values = {what: sorted(getattr(one, what) for one in tally.outcomes) for what in covered}
-    assert len(tally.outcomes) == SCHEDULES
-    assert values["executors"][SCHEDULES // 2] >= 3
-    assert values["partitions"][SCHEDULES // 2] >= 12
+    assert values["executors"][len(SEEDS) // 2] >= 3
+    assert values["partitions"][len(SEEDS) // 2] >= 12
     assert set(values["executors"]) - {0} == {1, 2, 3, 4, 5}
     assert {1, 2, 3} <= set(values["elected"])
-    assert (values["partitions"][0], values["partitions"][-1]) == (1, 60)
     assert [course for course in courses.ALL if not any(one.courses[course] for one in tally.outcomes)] == []
+
+
+def _told(broken: Sequence[Outcome]) -> Iterator[str]:
+    """All of them, and the first as small as it can be made."""
+    for outcome in broken:
+        yield from (f"seed {outcome.seed}:", *outcome.stories)
+    yield from smallest(scenario(broken[0].seed), TRIES_AT_ONCE)
+
+
+def test_the_schedules_of_ci_are_of_all_sizes() -> None:
+    """Those that .ci/run runs, as they are drawn."""
+    drawn = [scenario(seed) for seed in range(1, CI_SCHEDULES + 1)]
+    middle = CI_SCHEDULES // 2
+    executors = sorted(len(wanted.hosts) for wanted in drawn)
+    partitions = sorted(wanted.partitions for wanted in drawn)
+    assert executors[middle] >= 3
+    assert partitions[middle] >= 12
+    assert (executors[0], executors[-1]) == (1, 5)
+    assert partitions[0] < 4
+    assert partitions[-1] == 60
 
 
 def test_the_same_seed_gives_the_same_story_whatever_the_hashes() -> None:

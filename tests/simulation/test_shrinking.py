@@ -11,6 +11,7 @@ from distop.testing.simulation import Scenario, scenario
 from distop.testing.simulation.run import Breach, quietly
 from distop.testing.simulation.shrinking import TRIES, breaches, candidates, fewer, shrink, tell
 from tests.simulation.planted import BUGS
+from tests.simulation.searching import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def test_the_story_of_a_planted_bug_is_of_the_smallest_scenario(monkeypatch: pyt
     (planted,) = [planted for planted in BUGS if planted.name == "report_without_its_fence"]
     with quietly(), monkeypatch.context() as patch:
         planted.plant(patch)
-        some = (planted.shape(scenario(seed, focus=planted.focus)) for seed in range(1, 301))
+        some = map(planted.scenario, seeds(planted))
         found = next(wanted for wanted in some if len(wanted.faults) > 1 and breaches(wanted))
         shrunk = shrink(found)
         assert shrunk is not None

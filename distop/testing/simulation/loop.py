@@ -275,7 +275,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                self.troubles.append(f"{process.name}: {type(error).__name__}: {error}")
+                self.troubles.append(f"{process.name}: {told(error)}")
             process.ran += 1
             if process.do is not None and process.ran >= process.at:
                 process.strike()

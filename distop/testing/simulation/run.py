@@ -35,7 +35,7 @@ from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
 from distop.testing.simulation.source import SimSource
 from distop.testing.simulation.stopping import Stopping
-from distop.testing.simulation.unexpected import Listener, listening
+from distop.testing.simulation.unexpected import Listener, listening, told
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -225,7 +225,7 @@ class Simulation:
             try:
                 await work
             except Exception as error:
-                self.loop.troubles.append(f"{name}: {type(error).__name__}: {error}")
+                self.loop.troubles.append(f"{name}: {told(error)}")
             self._busy -= 1
 
         self.loop.spawn(process, live(), context)

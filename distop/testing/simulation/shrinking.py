@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.limits import DEFAULT
-from distop.testing.simulation.run import Simulation
-from distop.testing.simulation.story import describe
+from distop.testing.simulation.run import Simulation, quietly
+from distop.testing.simulation.story import describe, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TRIES = 200
 """Runs at most; one takes some hundredths of a second."""
+TRIES_AT_ONCE = 100
+"""Where a failing seed is one of many: enough to leave most of it out, and a matter of seconds."""
 
 T = TypeVar("T")
 
@@ -102,6 +104,15 @@ def tell(shrunk: Shrunk, before: Scenario) -> Iterator[str]:
     sim = Simulation(wanted)
     breach = next(breach for breach in sim.run().breaches if breach.kind == shrunk.kind)
     yield from describe(sim, breach)
+    if wanted != before and (again := replay(before)):
+        yield f"  replay: {again}"
+
+
+def smallest(wanted: Scenario, tries: int = TRIES) -> list[str]:
+    """For people: what a scenario breaches, by the smallest one that was found; nothing, where it breaches nothing."""
+    with quietly():
+        shrunk = shrink(wanted, tries=tries)
+        return [] if shrunk is None else list(tell(shrunk, wanted))
 
 
 def _with_faults(wanted: Scenario, faults: Iterable[Fault]) -> Scenario:

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.errors import InvalidArgument
+from distop.testing.simulation.scenario import scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distop.core.view import Change
     from distop.testing.simulation.run import Breach, Simulation
+    from distop.testing.simulation.scenario import Scenario
 
 LONGEST = 60
 """Lines of a story; the last ones are told."""
@@ -48,7 +50,15 @@ def describe(sim: Simulation, breach: Breach, again: str = "") -> Iterator[str]:
     """A breach with its story, and how to see it again: by its seed, or by this command."""
     yield str(breach)
     yield from (f"  {line}" for line in story(sim, breach))
-    yield f"  replay: {again or f'scripts/simulate --replay {sim.scenario.seed}'}"
+    if again := again or replay(sim.scenario):
+        yield f"  replay: {again}"
+
+
+def replay(wanted: Scenario) -> str:
+    """The command that runs it again; "" where there is none, since its seed stands for another one: it was made by
+    hand, or smaller.
+    """
+    return f"scripts/simulate --replay {wanted.seed}" if wanted == scenario(wanted.seed) else ""
 
 
 def _name(sim: Simulation, sender: str) -> str:

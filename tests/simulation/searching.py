@@ -1,0 +1,61 @@
+"""Looking for planted bugs: on which schedule, and by which breach, the simulator finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from distop.testing.simulation import Breach, Scenario, Simulation, scenario
+from distop.testing.simulation.run import quietly
+from tests.simulation.planted_acts import BUGS, Planted
+
+SEEDS = 2_000
+"""Schedules in which a bug is looked for at most: as many as CI runs of the code as it is."""
+_OURS = "/tests/simulation/"
+"""In a traceback: where bugs are planted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """The first schedule with a breach that is the bug's own effect; ``looked``: how many were looked at."""
+
+    seed: int
+    breach: Breach
+    looked: int
+
+    def __str__(self) -> str:
+        return f"{self.breach.kind}, seed {self.seed}"
+
+
+def look_for(planted: Planted, wanted: Iterable[Scenario]) -> Find | None:
+    """Run these, with the bug planted by the caller, until a breach of an expected kind is found. Raises
+    AssertionError where the planted code itself fails on the way: then it is not the bug that was found.
+    """
+    for looked, one in enumerate(wanted, 1):
+        found = Simulation(one).run().breaches
+        for breach in found:
+            assert not rotten(breach.text), f"{planted.name} fails by itself, on seed {one.seed}: {breach}"
+        for breach in found:
+            if breach.kind in planted.expected:
+                return Find(one.seed, breach, looked)
+    return None
+
+
+def rotten(text: str) -> bool:
+    """It tells of an error that came through planted code, and was not the bug itself."""
+    return _OURS in text and "Mistake: " not in text
+
+
+def seeds(planted: Planted) -> Iterable[int]:
+    """All of them, in the order in which they are looked at."""
+    return (*range(planted.first, SEEDS + 1), *range(1, planted.first))
+
+
+def generally(name: str, first: int, count: int) -> tuple[Planted, Find | None]:
+    """Look for a bug in schedules of which nothing is chosen."""
+    (planted,) = (one for one in BUGS if one.name == name)
+    with quietly(), pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        return planted, look_for(planted, map(scenario, range(first, first + count)))
