@@ -22,6 +22,7 @@ from distop.errors import (
     JobCancelled,
     JobFailed,
     OperationFailed,
+    TableUnavailable,
     UnknownBehavior,
     UsageError,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Retry",
     "Summary",
     "TableRecord",
+    "TableUnavailable",
     "load",
     "registered",
 ]
@@ -144,6 +146,15 @@ class JobContext(ABC):
         """In a batch: this partition must stop, while others go on."""
         return self.cancelled
 
+    def check_reachable(self) -> None:
+        """Raise TableUnavailable where nothing of the table can be seen from this node: that a file is missing then
+        says nothing of the table, and another node may do the job.
+        """
+        from distop.tables import check_reachable
+
+        if self.table is not None:
+            check_reachable(self.table)
+
     @abstractmethod
     def status(self, text: str) -> None:
         """One line for people: what the job is doing now."""
@@ -182,11 +193,12 @@ class Behavior(ABC):
         """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
 
         Never called for ``@cluster``, whose operations have one job. Raise InvalidArgument for what no retry
-        can mend (the operation then fails at once with that sentence).
+        can mend (the operation then fails at once with that sentence); where the table cannot be reached from this
+        node, TableUnavailable leaves it to another, or to a later attempt.
         """
         from distop.tables import plan_table
 
-        return plan_table(table)
+        return plan_table(table, ctx.check_cancelled)
 
     @abstractmethod
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:

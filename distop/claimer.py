@@ -129,11 +129,13 @@ class Claimer:
         fits = slots > 0 and len(share) <= room
         return share if fits and sum(int(op.partition(p).get("bytes", 0)) for p in share) <= BLOCK_BYTES else []
 
-    async def claim_first(self, op: OpenOperation, plan: Txn, ordinals: Sequence[int]) -> tuple[TxnResult, Won]:
+    async def claim_first(
+        self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int]
+    ) -> tuple[TxnResult, Won]:
         """Write a plan and claim jobs of it, in one transaction."""
         ctx = self._ctx
         wants = [claiming.Want(p, Claim(ctx.executor_id, ctx.incarnation, 1, 0)) for p in ordinals]
-        result = await ctx.commit(claiming.with_first(ctx.keys, op.ref, plan, ctx.incarnation, wants))
+        result = await ctx.commit(claiming.with_first(ctx.keys, op.ref, plan, state_mod, ctx.incarnation, wants))
         won = Won()
         if result.succeeded:
             won.partitions = [self._hold(op, want, result.revision) for want in wants]

@@ -72,9 +72,9 @@ class Context:
                 self.lost.result()
             raise
 
-    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
+    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
         """Write a small operation's plan; where this node's executor takes jobs of it at once, these are claimed in the
-        same transaction. Raises as :meth:`commit` does.
+        same transaction, provided that the state is the one seen (``state_mod``). Raises as :meth:`commit` does.
         """
         raise NotImplementedError
 

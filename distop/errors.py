@@ -100,6 +100,12 @@ class JobFailed(DistopError):
         self.result = result
 
 
+class TableUnavailable(DistopError):
+    """A table's files cannot be reached from this node now. Another node may reach them, or this one later: it is tried
+    again, and says nothing of the table.
+    """
+
+
 class FatalError(DistopError):
     """Raised by code of a behavior for an error that no retry mends: a job then fails at once (with ``can_fail``), as
     planning or completion does. Other unexpected errors are tried again.

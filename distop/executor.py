@@ -243,7 +243,7 @@ class Executor:
             self._start(op, block)
         return len(blocks)
 
-    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
+    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
         """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as
         ``commit`` does.
         """
@@ -256,15 +256,16 @@ class Executor:
         if not ordinals:
             return await self._ctx.commit(plan)
         slots = self._take_slots(1 if op.spec.rules.batch else len(ordinals))
-        opening = asyncio.ensure_future(self._open_first(op, plan, ordinals, slots))
-        opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        opening = asyncio.ensure_future(self._open_first(op, plan, state_mod, ordinals, slots))
         self._serving[ref] = opening
         # Whoever coordinates may be stopped meanwhile; what was won is run all the same.
         return await asyncio.shield(opening)
 
-    async def _open_first(self, op: OpenOperation, plan: Txn, ordinals: Sequence[int], slots: int) -> TxnResult:
+    async def _open_first(
+        self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int], slots: int
+    ) -> TxnResult:
         try:
-            result, won = await self._claimer.claim_first(op, plan, ordinals)
+            result, won = await self._claimer.claim_first(op, plan, state_mod, ordinals)
             if won.partitions:
                 self._operations[op.ref] = op
                 if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:

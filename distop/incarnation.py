@@ -236,8 +236,8 @@ class Incarnation(Context):
                 seen = found.mod_revision if found is not None else 0
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
 
-    async def open(self, op: OpenOperation, plan: Txn) -> TxnResult:
-        return await self.executor.open(op, plan)
+    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
+        return await self.executor.open(op, plan, state_mod)
 
     async def announce_released(self) -> None:
         async with self._announcing:

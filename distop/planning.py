@@ -85,7 +85,9 @@ class Planning:
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
             starts = begin_with(plan, planned.chunks)
-            result = await self._ctx.open(OpenOperation(ref, 0, spec, arg, plan, planned.chunks, starts), txn)
+            result = await self._ctx.open(
+                OpenOperation(ref, 0, spec, arg, plan, planned.chunks, starts), txn, op.state_mod
+            )
             if result.succeeded:
                 await self._reached(result.revision)
             return result.succeeded

@@ -36,15 +36,19 @@ def main() -> int:
         ("latency", "a one-job operation, call to result", {"runs": 200}),
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
-        ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": 10}),
+        ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": (10,)}),
         ("all", "all of them", {}),
     ):
         command = commands.add_parser(name, parents=[common], help=what)
         for option, default in options.items():
-            command.add_argument(f"--{option}", type=type(default), default=default, help=f"default {default}")
+            several = isinstance(default, tuple)
+            kind, told = (type(default[0]), " ".join(map(str, default))) if several else (type(default), default)
+            nargs = "+" if several else None
+            command.add_argument(f"--{option}", type=kind, nargs=nargs, default=default, help=f"default {told}")
     given = vars(parser.parse_args())
     command, as_json, check = given.pop("command"), given.pop("json"), given.pop("check")
-    if any(value <= 0 for value in given.values()):
+    values = (one for value in given.values() for one in (value if isinstance(value, list | tuple) else (value,)))
+    if any(value <= 0 for value in values):
         parser.error("every number is greater than 0")
     where = machine()
     results: list[Result] = [RUNS[command](**given)] if command in RUNS else [run() for run in RUNS.values()]

@@ -8,10 +8,11 @@ import os
 import sys
 
 from distop.testing.simulation.many import Tally, many
-from distop.testing.simulation.points import one_strike, strikes
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import scenario
 from distop.testing.simulation.shrinking import TRIES, shrink, tell
+from distop.testing.simulation.strikes import checked, one_strike, strikes
+from distop.testing.simulation.strikes import tell as tell_strike
 
 
 def main() -> int:
@@ -29,7 +30,20 @@ def main() -> int:
     )
     parser.add_argument("--tries", type=int, default=TRIES, help=f"runs to make a replayed scenario smaller ({TRIES})")
     parser.add_argument("--points", action="store_true", help="instead: every strike at every crash point")
+    parser.add_argument(
+        "--strike",
+        nargs=4,
+        metavar=("REFERENCE", "NUMBER", "ACTION", "MOMENT"),
+        help="run one of these strikes, and tell its story",
+    )
     wanted = parser.parse_args()
+    if wanted.strike:
+        try:
+            breached, lines = tell_strike(checked(*wanted.strike))
+        except ValueError as error:
+            parser.error(str(error))
+        print(*lines, sep="\n")
+        return 1 if breached else 0
     if wanted.points:
         return points(wanted.jobs)
     if wanted.replay is not None:
@@ -56,16 +70,15 @@ def replay(seed: int, tries: int) -> int:
 
 
 def points(jobs: int) -> int:
-    with quietly():
-        listed = strikes(every=True)
-    broken = 0
+    listed = strikes()
+    outcomes = []
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for struck, breaches in pool.imap_unordered(one_strike, listed, chunksize=16):
-            if breaches:
-                broken += 1
-                print(struck, *breaches[:1], sep="\n  ", flush=True)
-    print(f"{len(listed)} strikes, {broken} with a breach")
-    return 1 if broken else 0
+        for struck in pool.imap_unordered(one_strike, listed.all(), chunksize=16):
+            outcomes.append(struck)
+            if struck.stories:
+                print(*struck.stories, sep="\n", flush=True)
+    print(*listed.figures(outcomes), sep="\n")
+    return 1 if any(struck.stories for struck in outcomes) else 0
 
 
 if __name__ == "__main__":

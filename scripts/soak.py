@@ -3,12 +3,14 @@
 Three members of etcd with users, four executors (Spark in one of them) and a stream of operations of every kind, with
 commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
 they meet depends on the machine as well. etcd's history is audited as it grows; at the end everything is healed, every
-operation has to end and to leave nothing behind, and what was written is compared with what the outcomes name. In the
-second half one executor is spared by the faults, and by operations that cost a child its life, so that the memory of
-its daemon and of its child can be followed.
+operation has to end and to leave nothing behind, in etcd and in the work directories, and what was written is compared
+with what the outcomes name. In the second half two executors, the one with Spark and another, are spared by the faults,
+and the latter by operations that cost a child its life, so that the memory of their daemons and of its child can be
+followed.
 
-Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on an
-operation that does not end, or on memory that grows.
+Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on what a
+cleanup left behind, on an operation that does not end, or on memory that grows; from 10 minutes on also where no
+daemon's memory could be judged, or no job went on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from soaking.cluster import SoakCluster
 from soaking.faults import Faults
+from soaking.memory import LONG, unjudged
 from soaking.operations import KINDS, draw
 from soaking.stream import Stream
 
@@ -58,7 +61,7 @@ def main() -> int:
             draw(given.seed, lane, number, folder) for lane in KINDS for number in range(2 * len(KINDS[lane]))
         ):
             acts = [f"{what} after {seconds:.1f} s" for seconds, what in wish.acts]
-            print(f"  operation {wish.name}: {wish.kind} {wish.arg}", *acts, sep="; ")
+            print(f"  operation {wish.name}: {wish.kind} {wish.arg} {wish.policy or ''}", *acts, sep="; ")
         return 0
     say(f"seed {given.seed}, {given.minutes:g} minutes, logs in {folder}")
     with cluster:
@@ -67,8 +70,11 @@ def main() -> int:
         say("the end: all that was started has to end")
         problems += stream.finish()
         problems += cluster.finish()
+        problems += stream.left([daemon.log for daemon in cluster.daemons.values()])
     memory = cluster.memory.judge()
-    problems += [judged.problem for judged in memory if judged.problem]
+    problems += [judged.problem for judged in memory if judged.problem] + unjudged(memory, given.minutes * 60)
+    if given.minutes * 60 >= LONG and not stream.resumed:
+        problems.append("no job went on from a checkpoint")
     report(cluster, stream, faults)
     for judged in memory:
         print(f"memory: {judged.text}")
@@ -114,6 +120,11 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
         f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
     )
     print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} whole reports of validate")
+    print(
+        f"  attempts that went on from a checkpoint: {stream.resumed}; operations that followed others: "
+        f"{stream.followed}; starts that waited for another of their object: {stream.refused}; "
+        f"operations whose cleanup failed and left something, which a log tells: {stream.garbage}"
+    )
 
 
 if __name__ == "__main__":

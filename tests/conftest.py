@@ -17,6 +17,10 @@ FIGURES = "figures"
 """The property (``record_property``) under which a test says what it measured: printed in the end, also of a test that
 ran in another process.
 """
+FAULTS = "tests/faults"
+"""The tests that take longest. What they take together is printed: those that are not ``slow`` run in CI, and are meant
+to stay under three minutes.
+"""
 MAY_SKIP = Path(__file__).parent / "docker"
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
@@ -46,6 +50,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name == FIGURES and report.when == "call":
                 terminalreporter.write_sep("-", report.nodeid)
                 terminalreporter.write_line(str(value))
+    ran = [report for some in terminalreporter.stats.values() for report in some if _of_faults(report)]
+    if ran:
+        names, seconds = {report.nodeid for report in ran}, sum(report.duration for report in ran)
+        terminalreporter.write_line(f"{FAULTS}: {len(names)} tests took {seconds:.0f} s, one after the other")
+
+
+def _of_faults(report: object) -> bool:
+    return isinstance(report, pytest.TestReport) and report.nodeid.startswith(f"{FAULTS}/")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ MAX_CHECKS = 200
 MAX_SAMPLE = 1_000
 
 Column = Annotated[str, Field(min_length=1)]
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 2.0 is a whole one, as the published schema has it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = BeforeValidator(_whole)
 Number = Annotated[StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)] | StrictStr, Field()]
 """A number, or text: a date, a time, a decimal, or a plain string."""
 Value = Annotated[
@@ -135,8 +143,8 @@ class Length(_Bounded):
     """The number of characters, inclusive."""
 
     column: Column
-    min: Annotated[StrictInt, Field(ge=0)] | None = None
-    max: Annotated[StrictInt, Field(ge=0)] | None = None
+    min: Annotated[StrictInt, Field(ge=0), _Whole] | None = None
+    max: Annotated[StrictInt, Field(ge=0), _Whole] | None = None
 
 
 class Matches(_Model):
@@ -217,8 +225,8 @@ class Argument(_Model):
     where: Annotated[str, Field(min_length=1)] | None = None
     null_is: Literal["pass", "fail"] = "pass"
     statistics: Literal["auto", "only", "never"] = "auto"
-    max_violations: Annotated[StrictInt, Field(ge=1)] | None = None
-    sample: Annotated[StrictInt, Field(ge=0, le=MAX_SAMPLE)] = 20
+    max_violations: Annotated[StrictInt, Field(ge=1), _Whole] | None = None
+    sample: Annotated[StrictInt, Field(ge=0, le=MAX_SAMPLE), _Whole] = 20
 
     @model_validator(mode="before")
     @classmethod

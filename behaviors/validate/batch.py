@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobCancelled
 from distop_behaviors.validate import failures, footers, scan
 from distop_behaviors.validate.bounds import Unfit
-from distop_behaviors.validate.expressions import bad_pattern, condition, references
+from distop_behaviors.validate.expressions import bad_pattern, chosen, condition, references
 from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
 from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally
@@ -101,7 +101,10 @@ class Batch:
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
         files = [f for p in plans for f in p.files]
-        read = iter(footers.read_all(files, names.wanted()))
+        facts_of = footers.read_all(files, names.wanted(), self._stop)
+        if any(isinstance(facts, Unreadable) for facts in facts_of):
+            self._ctx.check_reachable()
+        read = iter(facts_of)
         preparation = Preparation(self._argument, names, self._types)
         for plan in plans:
             facts = [next(read) for _ in plan.files]
@@ -152,13 +155,9 @@ class Batch:
         return condition(self._session, check, target.path, target.kind, self._argument.null_is)
 
     def _where(self) -> Column | None:
-        if self._argument.where is None:
-            return None
-        from pyspark.sql import functions as F
-
-        _ = self._session  # functions need a live Spark, and where statistics decided nothing has started it yet
-        # Where its columns are missing it has no type, and Spark wants a boolean.
-        return F.expr(self._argument.where).cast("boolean")
+        text = self._argument.where
+        # Functions need a live Spark, and where statistics decided nothing has started it yet.
+        return chosen(self._session, text) if text is not None else None
 
     def _stop(self) -> None:
         self._ctx.check_cancelled()
@@ -190,6 +189,7 @@ class Batch:
                 for file in files[part.plan.partition]:
                     footers.unchanged(*file)
             except Unreadable as e:
+                self._ctx.check_reachable()
                 part.fail(str(e))
                 continue
             self._apply(part, files[part.plan.partition], counts)

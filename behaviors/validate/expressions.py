@@ -74,10 +74,26 @@ def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: 
     key = (session, check.model_dump_json(), path, kind, null_is)
     made = _conditions.get(key)
     if made is None:
-        made = violated(check, column_at(path) if path else F.lit(None), kind, null_is)
-        while len(_conditions) >= KEPT_CONDITIONS:
-            del _conditions[next(iter(_conditions))]
-        _conditions[key] = made
+        made = _keep(key, violated(check, column_at(path) if path else F.lit(None), kind, null_is))
+    return made
+
+
+def chosen(session: SparkSession, text: str) -> Column:
+    """The rows that ``where`` picks; kept as conditions are. Where its columns are missing it has no type, and Spark
+    wants a boolean.
+    """
+    from pyspark.sql import functions as F
+
+    made = _conditions.get((session, text))
+    if made is None:
+        made = _keep((session, text), F.expr(text).cast("boolean"))
+    return made
+
+
+def _keep(key: tuple[Any, ...], made: Column) -> Column:
+    while len(_conditions) >= KEPT_CONDITIONS:
+        del _conditions[next(iter(_conditions))]
+    _conditions[key] = made
     return made
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
 THREADS = 8
+CHECKED_EVERY = 512
+"""Files looked at between two looks at whether to go on."""
 KEPT_FILES = 20_000
 
 PlannedFile = tuple[str, int, int]
@@ -54,19 +56,28 @@ def unchanged(path: str, size: int, mtime_ns: int) -> None:
         raise Unreadable(f"the file {path} has changed since the operation was planned")
 
 
-def read_all(files: Sequence[PlannedFile], wanted: frozenset[str]) -> list[FileFacts | Unreadable]:
-    """The facts of each planned file, in order, or why it cannot be read.
+def read_all(
+    files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None] = lambda: None
+) -> list[FileFacts | Unreadable]:
+    """The facts of each planned file, in order, or why it cannot be read. ``check`` is called now and then, and raises
+    where the reading is to stop.
 
     ``wanted``: the top-level columns, in lower case, whose statistics are needed. What was read of a file is kept for
     the next operation: each time, size and modification time are compared with the plan's first.
     """
-    found = [_remembered(f, wanted) for f in files]
+    found: list[FileFacts | Unreadable | None] = []
+    for n in range(0, len(files), CHECKED_EVERY):
+        check()
+        found += [_remembered(f, wanted) for f in files[n : n + CHECKED_EVERY]]
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
         schemas = _Schemas(wanted)
         with ThreadPoolExecutor(THREADS, "footers") as pool:
-            for i, facts in zip(unread, pool.map(lambda i: _read(files[i], schemas), unread), strict=True):
-                found[i] = facts
+            for n in range(0, len(unread), CHECKED_EVERY):
+                check()
+                page = unread[n : n + CHECKED_EVERY]
+                for i, facts in zip(page, pool.map(lambda i: _read(files[i], schemas), page), strict=True):
+                    found[i] = facts
     return [f for f in found if f is not None]
 
 

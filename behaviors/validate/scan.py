@@ -29,6 +29,7 @@ KEPT_RELATIONS = 8
 KEPT_JUDGEMENTS = 256
 
 _relations: OrderedDict[tuple[Any, ...], DataFrame] = OrderedDict()
+_counting: OrderedDict[tuple[Any, ...], tuple[DataFrame, Any]] = OrderedDict()
 _judged: dict[tuple[Any, ...], str | None] = {}
 
 
@@ -78,7 +79,7 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     from pyspark.sql.types import StructType
 
     schema = _schema(group)
-    key = (id(session), session.sparkContext.applicationId, group.files, schema, group.base)
+    key = (session, group.files, schema, group.base)
     frame = _relations.get(key)
     if frame is None:
         # Paths are what they are: `*` or `{` in a name is no pattern.
@@ -140,23 +141,22 @@ def _hold_all(frame: DataFrame, group: Group) -> None:
 
 
 def count(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> dict[str, Counts]:
-    """Violations by file and check. Files that have none may be left out. Raises what Spark raises."""
-    from pyspark.sql import functions as F
+    """Violations by file and check. Files that have none may be left out. Raises what Spark raises.
 
-    frame = relation(session, group)
-    found = list(checks.values())
-    totals = [F.count_if(column) for column in found]
-    if where is not None:
-        frame = frame.where(where)
-        totals.insert(0, F.count(F.lit(1)))
-    elif found:
-        # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
-        # which the footers have left open already, and may skip a row on which a check throws.
-        frame = frame.where(F.coalesce(*(F.when(column, True) for column in found), F.lit(False)))
-    else:
+    A query takes dozens of calls into the JVM and two analyses: the last ones are kept, as their conditions are.
+    """
+    if where is None and not checks:
         return {}
-    # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
-    rows = frame.groupBy(F.input_file_name()).agg(*totals).collect()
+    frame, found = relation(session, group), tuple(checks.values())
+    key = (id(frame), tuple(map(id, found)), id(where))
+    if key not in _counting:
+        while len(_counting) >= KEPT_RELATIONS:
+            _counting.popitem(last=False)
+        # With what it is made of, so that nothing else gets their ids.
+        _counting[key] = (_counting_query(frame, found, where), (frame, found, where))
+    _counting.move_to_end(key)
+    # Selected from: a query that was run once would find what it shuffled then.
+    rows = _counting[key][0].select("*").collect()
     offset = 2 if where is not None else 1
     return {
         plain_path(row[0]): Counts(
@@ -165,6 +165,21 @@ def count(session: SparkSession, group: Group, checks: Mapping[int, Column], whe
         )
         for row in rows
     }
+
+
+def _counting_query(frame: DataFrame, checks: Sequence[Column], where: Column | None) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    totals = [F.count_if(column) for column in checks]
+    if where is not None:
+        frame = frame.where(where)
+        totals.insert(0, F.count(F.lit(1)))
+    else:
+        # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
+        # which the footers have left open already, and may skip a row on which a check throws.
+        frame = frame.where(F.coalesce(*(F.when(column, True) for column in checks), F.lit(False)))
+    # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
+    return frame.groupBy(F.input_file_name()).agg(*totals)
 
 
 def count_attempts(

@@ -22,22 +22,21 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
 }
 
-_sessions: dict[str, tuple[Any, SparkSession]] = {}
+_made: list[tuple[Any, SparkSession]] = []
+"""The last context, and the session of checks in it."""
 
 
 def session_of(spark: SparkSession) -> SparkSession:
     """The session for checks in the context of ``spark``: made once for each context."""
     context = spark.sparkContext
-    key = str(context.applicationId)
-    kept = _sessions.get(key)
-    if kept is not None and kept[0] is context:
-        return kept[1]
+    for of, kept in _made:
+        if of is context:
+            return kept
     # PySpark logs what Spark refuses with its whole stack; the sentence is in the report.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     session = spark.newSession()
     for name, value in SETTINGS.items():
         session.conf.set(name, value)
-    _sessions.clear()
-    _sessions[key] = (context, session)
+    _made[:] = [(context, session)]
     return session

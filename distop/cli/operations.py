@@ -169,11 +169,11 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.fields[op]}"),
+        TextColumn("{task.fields[op]}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", style="dim"),
+        TextColumn("{task.fields[note]}", style="dim", markup=False),
     )
     waiting = asyncio.ensure_future(op.wait(timeout))
     with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:

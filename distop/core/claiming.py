@@ -134,16 +134,20 @@ def claim_unread(
     return replace(claimed, success=(*claimed.success, *records))
 
 
-def with_first(keys: Keys, ref: OperationRef, plan: Txn, incarnation: str, wants: Sequence[Want]) -> Txn:
+def with_first(
+    keys: Keys, ref: OperationRef, plan: Txn, state_mod: int, incarnation: str, wants: Sequence[Want]
+) -> Txn:
     """The transaction that writes a plan and opens its gate, and with it the first claims behind that gate: those of
     the executor in the coordinator's own daemon. A join of two adjacent transactions, so no new interleaving: that the
     gate is as it was seen follows from its being made here, and no job of an operation without a plan has a claim or
-    a state.
+    a state. By its value alone the state is no one-way guard: paused and resumed, it is as it was, and a refused plan
+    that applies then is only early. Claims that nobody knows of would be more, so their guard is its mod revision.
     """
     return replace(
         plan,
-        compares=(*plan.compares, exists(keys.node(incarnation))),
+        compares=(*plan.compares, unchanged(keys.of(ref, "state"), state_mod), exists(keys.node(incarnation))),
         success=(*plan.success, *(Put(keys.claim(ref, want.partition), want.claim.encode()) for want in wants)),
+        label="plan_and_claim",
     )
 
 

@@ -89,6 +89,8 @@ class OperationRef:
         try:
             if len(parts) not in (3, 4) or not all(parts) or not (parts[-1].isascii() and parts[-1].isdigit()):
                 raise ValueError(text)
+            if parts[-1] != str(int(parts[-1])) or parts[-1] == "0":  # one name for each
+                raise ValueError(text)
             named = [unquote(part, errors="strict") for part in parts[:-1]]
             return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
         except ValueError:  # or an escape that is no UTF-8, or more digits than Python reads

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
+SILENT_FOR = 1.0
+"""Seconds that a connection may take before it is said what is waited for."""
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -116,13 +119,18 @@ class EtcdClient:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
-        pause, last = FIRST_PAUSE, None
+        pause, last, told = FIRST_PAUSE, None, False
         while True:
+            if not told and time.monotonic() - started >= SILENT_FOR:
+                told = True
+                log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
             left = config.connect_timeout - (time.monotonic() - started)
             if left <= 0:
                 raise EtcdUnavailable(await self._why_not(last))
             try:
                 await self.transport.unary(wire.RANGE, request, min(config.request_timeout, left))
+                if told:
+                    log.warning("etcd answers")
                 return
             except RequestFailed as error:
                 last = error.failure
@@ -142,8 +150,8 @@ class EtcdClient:
     async def _why_not(self, last: Failure | None) -> str:
         config = self.config
         parts = []
-        for endpoint in config.members:
-            reason = await diagnose.explain(endpoint, config.secure)
+        reasons = await asyncio.gather(*(diagnose.explain(member, config.secure) for member in config.members))
+        for endpoint, reason in zip(config.members, reasons, strict=True):
             if not reason and last is not None:
                 reason = f"it answered: {last.detail or last.code}"
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
@@ -200,8 +208,8 @@ class EtcdClient:
         return response.header.revision, results
 
     async def _read_apart(self, request: rpc.TxnRequest) -> tuple[int, tuple[GetResult, ...]]:
-        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.5.33 and
-        3.6) refuses transactions even where they only read.
+        """The reads of a transaction one by one, pinned to the revision of the first: a full etcd (before 3.4.20
+        and 3.5.7) refuses transactions even where they only read.
         """
         while True:
             revision, results = 0, []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
@@ -95,11 +96,12 @@ class HistoryReader:
         pause, heard, told = _PAUSE[0], time.monotonic(), False
         while True:
             try:
-                async for step in self._one_stream():
-                    yield step
-                    heard, pause, told = time.monotonic(), _PAUSE[0], False
-                    if isinstance(step, CaughtUp) and not self._follow:
-                        return
+                async with aclosing(self._one_stream()) as stream:
+                    async for step in stream:
+                        yield step
+                        heard, pause, told = time.monotonic(), _PAUSE[0], False
+                        if isinstance(step, CaughtUp) and not self._follow:
+                            return
             except (RequestFailed, EtcdUnavailable) as error:
                 self._client.transport.check()
                 limit = self._client.config.connect_timeout + self._client.config.request_timeout

@@ -9,18 +9,23 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables.location import Location, named_parquet
 from distop.tables.options import FORMATS, check_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distop.core.model import TableRecord
     from distop.core.plan import Planned
+    from distop.tables.location import Entry
 
-__all__ = ["FORMATS", "check_table", "plan_table"]
+__all__ = ["FORMATS", "check_reachable", "check_table", "plan_table"]
 
 _LOOKED_AT = 1_000
 """Files whose names are looked at before a table is registered: those of the location itself come first."""
+_CHECKED_EVERY = 1_000
+"""Files listed between two looks at whether to go on."""
 _OPENED = 100
 """Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
 
@@ -36,8 +41,11 @@ def check_table(record: TableRecord) -> TableRecord:
 
     _check_format(record)
     options = check_options(record.options)
-    location = Location.of(record.location)
-    looked_at = list(islice(location.walk(), _LOOKED_AT))
+    try:
+        location = Location.of(record.location)
+        looked_at = list(islice(location.walk(), _LOOKED_AT))
+    except TableUnavailable as error:
+        raise InvalidArgument(str(error)) from error
     if not looked_at:
         raise InvalidArgument(f"the location {record.location!r} holds no Parquet files")
     for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
@@ -54,20 +62,31 @@ def check_table(record: TableRecord) -> TableRecord:
     return replace(record, location=location.text)
 
 
-def plan_table(table: TableRecord) -> Planned:
-    """List the table and freeze its partitions: files with path, size and modification time.
+def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None) -> Planned:
+    """List the table and freeze its partitions: files with path, size and modification time. ``check`` is called now
+    and then, and raises where the listing is to stop.
 
     Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
     none is, all files count, and one that is something else fails its partition's job by name.
 
-    Raises InvalidArgument where the location is gone or its layout is mixed. A location without files has no
-    partitions.
+    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here. A
+    location without files has no partitions.
     """
     from distop.tables.parquet import data_files, plan
 
     _check_format(table)
     location = Location.of(table.location)
-    return plan(data_files(list(location.walk()), location), location, check_options(table.options))
+    entries: list[Entry] = []
+    for entry in location.walk():
+        if len(entries) % _CHECKED_EVERY == 0:
+            check()
+        entries.append(entry)
+    return plan(data_files(entries, location), location, check_options(table.options))
+
+
+def check_reachable(table: TableRecord) -> None:
+    """Raises TableUnavailable where nothing of the table can be seen from here."""
+    Location.of(table.location).check()
 
 
 def _check_format(record: TableRecord) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Raises InvalidArgument where nothing here can open it, or where it does not exist."""
+        """Raises InvalidArgument for what can be no location, and TableUnavailable where it is not there."""
         if not text or "\0" in text:
             raise InvalidArgument("the location of a table must not be empty")
         if _URI.match(text) and not text.lower().startswith("file://"):
@@ -59,7 +59,7 @@ class Location:
         local = unquote(urlsplit(text).path) if _URI.match(text) else os.path.expanduser(text)
         root = os.path.abspath(local)
         if not os.path.exists(root):
-            raise InvalidArgument(f"the location {text!r} does not exist")
+            raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(root, root)
 
     @classmethod
@@ -71,17 +71,20 @@ class Location:
             kind = filesystem.get_file_info(root).type
         except Exception as e:  # pyarrow raises its own, OSError and ImportError here, by file system
             reason = str(e).strip().split("\n")[0]
-            raise InvalidArgument(f"the location {text!r} cannot be opened: {reason}") from e
+            wrong = TableUnavailable if isinstance(e, OSError | ImportError) else InvalidArgument
+            raise wrong(f"the location {text!r} cannot be opened: {reason}") from e
         if kind == fs.FileType.NotFound:
-            raise InvalidArgument(f"the location {text!r} does not exist")
+            raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
 
     def walk(self) -> Iterator[Entry]:
-        """Every visible file under the location, in no order. Raises InvalidArgument where a folder is unreadable."""
+        """Every visible file under the location, in no order. What goes away meanwhile may be left out. Raises
+        TableUnavailable where a folder is unreadable.
+        """
         try:
             yield from self._walk_remote() if self.filesystem is not None else self._walk_local()
         except OSError as e:
-            raise InvalidArgument(f"the location {self.text!r} cannot be listed: {e}") from e
+            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
 
     def _walk_local(self) -> Iterator[Entry]:
         if not os.path.isdir(self.root):
@@ -91,15 +94,36 @@ class Location:
         folders = [(self.root, "")]
         while folders:
             path, relative = folders.pop()
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if hidden(entry.name):
-                        continue
-                    if entry.is_dir():
-                        folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
-                    else:
-                        info = entry.stat()
-                        yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
+            try:
+                with os.scandir(path) as found:
+                    entries = list(found)
+            except FileNotFoundError:
+                if not relative or os.path.lexists(path):
+                    raise
+                continue
+            for entry in entries:
+                if hidden(entry.name):
+                    continue
+                if entry.is_dir():
+                    folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
+                    continue
+                try:
+                    info = entry.stat()
+                except FileNotFoundError:
+                    if os.path.lexists(entry.path):  # a link to what is not there: its rows would go unseen
+                        raise
+                    continue
+                yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty."""
+        if self.filesystem is None and os.path.isdir(self.root):
+            try:
+                with os.scandir(self.root) as entries:
+                    if next(entries, None) is None:
+                        raise TableUnavailable(f"the location {self.text!r} is empty")
+            except OSError as e:
+                raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
 
     def _walk_remote(self) -> Iterator[Entry]:
         from pyarrow import fs

@@ -118,6 +118,8 @@ class Keeper:
                     if await self._back_off(aborts):
                         continue
                     self._launch = asyncio.ensure_future(self._start())
+                    # Who waits gets its error. Where nobody does any more it is no error that was overlooked.
+                    self._launch.add_done_callback(lambda done: None if done.cancelled() else done.exception())
                 try:
                     # The start is nobody's own: who gives up waiting leaves it to the next.
                     await asyncio.shield(self._launch)

@@ -4,7 +4,8 @@ In each round one operation's jobs are held by all executors, and the one job of
 that their coordinators have only the completion left. Then a few executors are killed (or stopped) at once; the clock
 runs from the signal to the events that etcd tells: the last of a victim's jobs is claimed by another, and the record
 of an operation whose coordinator was a victim is written. Those who take over have free slots: a job that finds none
-waits for one, however it was lost.
+waits for one, however it was lost. All of it for each time to live that is given, as is what sessions survive
+(:mod:`benchmarks.surviving`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import holding
+from benchmarks import holding, surviving
 from benchmarks.common import Cluster, Executor, Look, Result, Row, cluster, median, say
 from distop.audit import Audit, history
 from distop.core import keys as K
@@ -31,6 +32,8 @@ from distop.store.config import EtcdConfig
 from distop.store.history import Revision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distop.core.view import Change
     from distop.operation import Operation
 
@@ -58,19 +61,25 @@ class Samples:
     """Attempts that ended so."""
 
 
-def run(runs: int = 50, ttl: int = 10) -> Result:
-    """Kill and stop executors until there are ``runs`` samples of each kind."""
+def run(runs: int = 50, ttl: Sequence[int] = (10,)) -> Result:
+    """For each time to live: kill and stop executors until there are ``runs`` samples of each kind, and see what
+    sessions survive.
+    """
     import tempfile
 
+    result = Result("failover", {"runs": runs, "ttl": " ".join(map(str, ttl)), "executors": EXECUTORS})
     with tempfile.TemporaryDirectory(prefix="distop-holding-") as site:
         env = holding.install(Path(site))
-        options = ("--ttl", str(ttl), "--slots", str(SLOTS), "--log-level", "info")
-        with cluster(EXECUTORS, *options, env=env) as bench:
-            settings = {"runs": runs, "ttl": ttl, "executors": EXECUTORS, "etcd": Look(bench.endpoint).version()}
-            return _measure(bench, Result("failover", settings), runs, ttl)
+        for one in ttl:
+            options = ("--ttl", str(one), "--slots", str(SLOTS), "--shared-dir", f"{site}/{one}", "--log-level", "info")
+            with cluster(EXECUTORS, *options, env=env) as bench:
+                result.settings["etcd"] = Look(bench.endpoint).version()
+                _measure(bench, result, runs, one)
+            result.rows.append(surviving.measure(one))
+    return result
 
 
-def _measure(bench: Cluster, result: Result, runs: int, ttl: int) -> Result:
+def _measure(bench: Cluster, result: Result, runs: int, ttl: int) -> None:
     with Recorder(bench.endpoint) as seen:
         trials = Trials(bench, seen)
         samples = {kind: Samples() for kind in VICTIMS}
@@ -78,34 +87,35 @@ def _measure(bench: Cluster, result: Result, runs: int, ttl: int) -> Result:
             while min(len(found.claimed), len(found.completed)) < runs:
                 trials.round(kind, found, ttl)
                 say(
-                    f"failover, {kind}: {len(found.claimed)} executors, worst {max(found.claimed, default=0):.2f} s; "
-                    f"{len(found.completed)} coordinators, worst {max(found.completed, default=0):.2f} s (of {runs})"
+                    f"failover, TTL {ttl} s, {kind}: {len(found.claimed)} executors, "
+                    f"worst {max(found.claimed, default=0):.2f} s; {len(found.completed)} coordinators, "
+                    f"worst {max(found.completed, default=0):.2f} s (of {runs})"
                 )
         bench.quiet()
     audit = asyncio.run(_audit(bench.endpoint))
     killed, stopped = samples["kill"], samples["stop"]
     of = f"TTL {ttl} s"
-    result.samples = {
-        f"{kind}, {what}": getattr(found, name)
+    result.samples |= {
+        f"{of}: {kind}, {what}": getattr(found, name)
         for kind, found in samples.items()
         for what, name in (("jobs claimed again", "claimed"), ("completed", "completed"))
     }
-    result.rows = [
-        *_rows("kill -9 of an executor: all its jobs claimed again", killed.claimed, ttl + 1.0, of),
-        *_rows("SIGTERM of an executor: all its jobs claimed again", stopped.claimed, 1.0, of),
-        *_rows("kill -9 of the coordinator: operation completed", killed.completed, ttl + 1.0, of),
-        *_rows("SIGTERM of the coordinator: operation completed", stopped.completed, 0.3, of),
-        Row("violations in etcd's history", float(audit.violation is not None), "", 0.0, note=_told(audit)),
-        Row("job outcomes written twice", float(seen.doubles), "", 0.0, note=f"of {seen.outcomes:,}"),
-        Row("wasted by kills", killed.wasted, "s", note=f"of jobs' time, in {killed.attempts} attempts"),
-        Row("wasted by stops", stopped.wasted, "s", note=f"of jobs' time, in {stopped.attempts} attempts"),
+    result.rows += [
+        *_rows(f"{of}: kill -9 of an executor: all its jobs claimed again", killed.claimed, ttl + 1.0),
+        *_rows(f"{of}: SIGTERM of an executor: all its jobs claimed again", stopped.claimed, 1.0),
+        *_rows(f"{of}: kill -9 of the coordinator: operation completed", killed.completed, ttl + 1.0),
+        *_rows(f"{of}: SIGTERM of the coordinator: operation completed", stopped.completed, 0.3),
+        Row(f"{of}: violations in etcd's history", float(audit.violation is not None), "", 0.0, note=_told(audit)),
+        Row(f"{of}: job outputs published twice", float(seen.doubles), "", 0.0, note=f"of {seen.outcomes:,}"),
+        Row(f"{of}: published outputs that are not the job's", float(seen.wrong), "", 0.0),
+        Row(f"{of}: wasted by kills", killed.wasted, "s", note=f"of jobs' time, in {killed.attempts} attempts"),
+        Row(f"{of}: wasted by stops", stopped.wasted, "s", note=f"of jobs' time, in {stopped.attempts} attempts"),
     ]
-    return result
 
 
-def _rows(name: str, values: list[float], target: float, note: str) -> list[Row]:
+def _rows(name: str, values: list[float], target: float) -> list[Row]:
     worst = f"worst of {len(values)}"
-    return [Row(f"{name}, {worst}", max(values), "s", target, note=note), Row(f"{name}, median", median(values), "s")]
+    return [Row(f"{name}, {worst}", max(values), "s", target), Row(f"{name}, median", median(values), "s")]
 
 
 def _told(audit: Audit) -> str:
@@ -143,6 +153,8 @@ class Recorder:
         """Incarnation → executor, of all that ever were."""
         self.outcomes = 0
         self.doubles = 0
+        self.wrong = 0
+        """Outcomes that name no file with what the job writes."""
         self._ended: set[str] = set()
 
     def __enter__(self) -> Recorder:
@@ -187,6 +199,7 @@ class Recorder:
         elif key.name == "outcome":
             self.outcomes += 1
             self.doubles += change.kv.key in self._ended
+            self.wrong += not _names_output(json.loads(change.kv.value), str(key.ref), key.partition)
             self._ended.add(change.kv.key)
 
     def holders(self, ref: OperationRef) -> dict[int, tuple[float, str]]:
@@ -197,6 +210,11 @@ class Recorder:
             if "incarnation" in claim:
                 found[partition] = (heard, str(claim["incarnation"]))
         return found
+
+
+def _names_output(outcome: dict[str, Any], operation: str, partition: int) -> bool:
+    file = Path((outcome.get("result") or {}).get("file", ""))
+    return file.is_file() and file.read_text() == holding.content(operation, partition)
 
 
 # -------------------------------------------------------------------- trials

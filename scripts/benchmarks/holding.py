@@ -1,4 +1,4 @@
-"""An operation type for measurements: each job holds its claim until it is let go."""
+"""An operation type for measurements: each job holds its claim until it is let go, and then writes its output."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ class Holding(Behavior):
         while not ((folder / "go").exists() or (folder / f"go-{partition.name}").exists()):
             ctx.check_cancelled()
             time.sleep(STEP)
+        file = Path(ctx.stage) / "output.txt"
+        file.write_text(content(ctx.operation, partition.partition))
+        return {"file": str(file)}
+
+
+def content(operation: str, partition: int) -> str:
+    """The output of one job."""
+    return f"{operation} {partition}\n"
 
 
 def install(folder: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from distop.core.keys import Keys
 from distop.core.model import TableRecord
 from distop.core.orphans import orphans
 from distop.errors import EtcdUnavailable
+from distop.localjobs import RunFiles
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from soaking.follower import Follower
@@ -44,8 +45,19 @@ TOKENS = 4
 SETTLED = 120.0
 """Seconds within which what has ended is cleaned up, and the audit has seen all."""
 
-_WRITING = "writing = tests.support.writing:Writing\n"
+_PLAIN = """\
+writing = tests.support.writing:Writing
+stepwriting = tests.support.stepwriting:StepWriting
+lone = tests.support.stepwriting:Lone
+following = tests.support.stepwriting:Following
+"""
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
+
+
+def leftovers(work_dir: Path) -> list[str]:
+    """The runs that are written down in the work directory of an executor, and the private directories in it."""
+    runs = [f"{path} is left of a run" for path in sorted(work_dir.glob("runs/*"))]
+    return runs + [f"{work_dir} still has a directory of {ref}" for ref in RunFiles(work_dir).operations()]
 
 
 class SoakCluster:
@@ -116,7 +128,7 @@ class SoakCluster:
         info = site / "distop_soak-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-soak\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_WRITING}{_SPARK if has_spark else ''}")
+        (info / "entry_points.txt").write_text(f"[distop.behaviors]\n{_PLAIN}{_SPARK if has_spark else ''}")
         options = ["--spark-master", "local[2]", "--spark-conf", f"spark.driver.memory={HEAP}m"]
         options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
         env = {"PYTHONPATH": f"{site}:{PROJECT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
@@ -133,7 +145,7 @@ class SoakCluster:
 
     def finish(self) -> list[str]:
         """After all operations ended: what is left of them, and whether the audit has seen everything."""
-        problems = self._left()
+        problems = self._left() + self._left_on_disks()
         for daemon in self.daemons.values():
             daemon.close()
         last = asyncio.run(self._write_last())
@@ -168,6 +180,15 @@ class SoakCluster:
         counted = [key for key, value in content.items() if key.endswith(".runOps") and value != b"{}"]
         problems += [f"{key} still counts {content[key].decode()}" for key in counted]
         return problems + orphans(Keys(), content)
+
+    def _left_on_disks(self) -> list[str]:
+        """What work directories still hold of operations, all of which are over: it is looked at with each poll."""
+        deadline = time.monotonic() + SETTLED
+        while (left := [text for name in NAMES for text in leftovers(self.folder / name)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.5)
+        return left
 
     async def _write_last(self) -> int:
         """A change of a key of distop's, after which nothing happens any more; its revision."""

@@ -44,16 +44,19 @@ class ExecutorFaults:
             "hold requests": lambda chance, gentle: self._proxy(chance, Mode.HOLD_REQUESTS, 4.0),
         }
 
-    def _victim(self, chance: random.Random, *, spare: bool) -> Daemon | None:
-        """The same draw whoever is struck already; None where it is that one."""
-        some = [name for name in NAMES for _ in range(1 if name == SPARK else 2) if not (spare and name == STEADY)]
+    def _victim(self, chance: random.Random, gentle: bool, *, spare: bool = False) -> Daemon | None:
+        """The same draw whoever is struck already; None where it is that one. ``spare``: never the steady one. Gently,
+        neither it nor the one with Spark: of each kind of daemon one lives long enough for its memory to be judged.
+        """
+        spared = {STEADY, SPARK} if gentle else {STEADY} if spare else set[str]()
+        some = [name for name in NAMES for _ in range(1 if name == SPARK else 2) if name not in spared]
         name = chance.choice(some)
         return self._cluster.daemons[name] if self._board.free(name) else None
 
     # -------------------------------------------------------------- processes
 
     def _kill(self, chance: random.Random, gentle: bool) -> str | None:
-        daemon, seconds = self._victim(chance, spare=True), chance.uniform(0.0, 10.0)
+        daemon, seconds = self._victim(chance, gentle, spare=True), chance.uniform(0.0, 10.0)
         if daemon is None:
             return None
         daemon.kill()
@@ -61,7 +64,7 @@ class ExecutorFaults:
         return f"{daemon.name}, started again after {seconds:.1f} s"
 
     def _stop(self, chance: random.Random, gentle: bool) -> str | None:
-        daemon, seconds = self._victim(chance, spare=True), chance.uniform(1.0, 8.0)
+        daemon, seconds = self._victim(chance, gentle, spare=True), chance.uniform(1.0, 8.0)
         if daemon is None:
             return None
         daemon.process.send_signal(signal.SIGTERM)
@@ -78,7 +81,7 @@ class ExecutorFaults:
         return f"{daemon.name}, started again after {seconds:.1f} s"
 
     def _freeze(self, chance: random.Random, gentle: bool) -> str | None:
-        daemon, seconds = self._victim(chance, spare=gentle), chance.uniform(1.0, 2.5 * self._cluster.ttl)
+        daemon, seconds = self._victim(chance, gentle), chance.uniform(1.0, 2.5 * self._cluster.ttl)
         if daemon is None:
             return None
         daemon.freeze()
@@ -86,7 +89,7 @@ class ExecutorFaults:
         return f"{daemon.name} for {seconds:.1f} s"
 
     def _child(self, chance: random.Random, gentle: bool) -> tuple[str, list[int]] | None:
-        daemon = self._victim(chance, spare=gentle)
+        daemon = self._victim(chance, gentle)
         if daemon is None or daemon.process.poll() is not None:
             return None
         for guardian in children(daemon.pid):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from distop.store.config import EtcdConfig
     from distop.store.history import Step
 
+FOLLOWING = "following"
+"""The type of what completion code starts."""
+
 
 class Follower:
     """Reads in a thread of its own. As a context manager."""
@@ -33,6 +36,8 @@ class Follower:
         """Operation → its history record."""
         self.outcomes: dict[OperationRef, dict[int, list[str]]] = defaultdict(dict)
         """Operation → job → every outcome that was ever written for it."""
+        self.followers: dict[str, list[OperationRef]] = defaultdict(list)
+        """What is followed, by the name that it was given → the operations that follow it."""
         self._config = config
         self._loop = asyncio.new_event_loop()
         self._following = self._loop.create_task(self._follow())
@@ -75,6 +80,8 @@ class Follower:
             key = Keys().parse(change.kv.key)
             assert key.ref is not None
             self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
+        elif change.kv.key.endswith(".arg") and (ref := Keys().parse(change.kv.key).ref) and ref.type == FOLLOWING:
+            self.followers[json.loads(change.kv.value)["of"]].append(ref)
         elif change.kv.key.startswith(f"{K.HISTORY}."):
             key = Keys().parse(change.kv.key)
             if key.ref is not None and not key.name and key.chunk < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distop.worker.guardian import session_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tests.support.daemons import Daemon
 
@@ -33,6 +33,9 @@ JVM_BEYOND_HEAP = 500.0
 """MB that a JVM takes beside its heap at most (metaspace, code, threads, direct buffers). A heap grows to its limit
 whatever is in it, so a JVM is judged by its size.
 """
+LONG = 600.0
+"""Seconds of a soak from which on the memory of one daemon at least has to be judged."""
+DAEMON = "daemon"
 POINTS = 250
 """Measurements of a half that are compared with each other; their number is what the pairs grow with the square of."""
 
@@ -45,6 +48,9 @@ class Judged:
 
     text: str
     problem: str = ""
+    role: str = ""
+    certain: bool = True
+    """It lived long enough to be judged."""
 
 
 class Memory:
@@ -74,7 +80,8 @@ class Memory:
             lives = [life for (n, r, _), life in self._lives.items() if (n, r) == (name, role)]
             largest = max(size for life in lives for _, size in life)
             longest = max(lives, key=lambda life: life[-1][0] - life[0][0])
-            found.append(judge(f"{name}, {role}", longest, len(lives), largest, self._limit(role)))
+            judged = judge(f"{name}, {role}", longest, len(lives), largest, self._limit(role))
+            found.append(replace(judged, role=role))
         return found
 
     def _limit(self, role: str) -> float | None:
@@ -90,12 +97,18 @@ def judge(who: str, life: Life, lives: int, largest: float, limit: float | None)
         return Judged(f"{told}; at most {limit:.0f} MB: as it should be")
     half = second_half(life)
     if not half or half[-1][0] - half[0][0] < LEAST:
-        return Judged(f"{told}; too short to be judged")
+        return Judged(f"{told}; too short to be judged", certain=False)
     steep = slope(half) * 60
     told += f", from {half[0][1]:.1f} to {half[-1][1]:.1f} MB in its second half, slope {steep:+.2f} MB/min"
     if steep > STEEPEST:
         return Judged(told, f"the memory of {who} grows by {steep:.2f} MB a minute")
     return Judged(f"{told}: flat")
+
+
+def unjudged(found: Iterable[Judged], seconds: float) -> list[str]:
+    """That a soak of so many seconds says nothing of the memory of any daemon, though it was long enough for it."""
+    told = any(one.role == DAEMON and one.certain for one in found)
+    return [] if told or seconds < LONG else ["no daemon lived long enough for its memory to be judged"]
 
 
 def second_half(life: Sequence[tuple[float, float]]) -> Life:
@@ -122,7 +135,7 @@ def _minutes(life: Life) -> float:
 
 def processes(daemon: int) -> Iterator[tuple[str, int]]:
     """(what it is, process id) of a daemon and all that it started."""
-    yield "daemon", daemon
+    yield DAEMON, daemon
     for guardian in children(daemon):
         yield "guardian", guardian
         for child in children(guardian):

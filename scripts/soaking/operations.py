@@ -13,10 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KINDS = {
-    "plain": ("writing",) * 4 + ("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun"),
+    "plain": (
+        *("writing", "writing", "writing", "step", "step", "step", "step breaks", "step fails", "followed"),
+        *("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun"),
+    ),
+    "lone": ("lone", "lone", "lone fails"),
     "spark": ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context"),
 }
-"""Lane → the kinds in it. Operations of a lane follow each other; what Spark does takes longer, and delays no other."""
+"""Lane → the kinds in it. Operations of a lane follow each other: what Spark does takes longer, and delays no other;
+nor does what waits until another one of its object has ended.
+"""
+STUMBLES = {"step breaks": "error", "step fails": "fail", "lone fails": "fail"}
+"""What the first of several jobs does in the middle."""
+OBJECTS = ("one thing", "another.thing")
+POLICIES = ("fail_fast", "collect_all")
 OF_JVM = frozenset({"kill-jvm", "hang-jvm", "memory", "stop-context"})
 """One at a time: each takes several starts of a JVM, with nothing beside it."""
 ROUGH = frozenset({"deaf", "crash"})
@@ -25,7 +35,9 @@ ROUGH = frozenset({"deaf", "crash"})
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """An operation that is wanted, and what is done to it: (seconds after its start or the act before, act)."""
+    """An operation that is wanted, and what is done to it: (seconds after its start or the act before, act).
+    ``policy``: of failures; None: that of its type. ``then``: a success of it is to be followed by another operation.
+    """
 
     name: str
     number: int
@@ -35,6 +47,8 @@ class Wish:
     rows: int
     journal: Journal | None
     acts: tuple[tuple[float, str], ...]
+    policy: str | None = None
+    then: bool = False
 
 
 def kind_of(seed: int, lane: str, number: int) -> str:
@@ -48,7 +62,9 @@ def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
     """The wish of this number."""
     kind, name = kind_of(seed, lane, number), f"{lane}-{number}"
     chance = random.Random(f"{seed}/operation/{name}")
-    acts = _acts(chance, kind)
+    acts, policy = _acts(chance, kind), chance.choice(POLICIES)
+    if kind.startswith("step") or kind in ("followed", "lone", "lone fails"):
+        return _stepping(chance, lane, number, kind, folder, acts, policy)
     if kind in ("writing", "deaf", "spark") or kind in OF_JVM:
         path = folder / f"journal-{name}.jsonl"
         rows = chance.randrange(2, 12)
@@ -56,10 +72,34 @@ def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
         if lane == "spark":
             arg["jobs"] = 2 if kind in OF_JVM else min(arg["jobs"], 6)
         type_name = "sparkwriting" if lane == "spark" else "writing"
-        return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts)
+        return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts, policy)
     if kind == "validate":
         return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
-    return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts)
+    return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts, policy)
+
+
+def _stepping(
+    chance: random.Random,
+    lane: str,
+    number: int,
+    kind: str,
+    folder: Path,
+    acts: tuple[tuple[float, str], ...],
+    policy: str,
+) -> Wish:
+    """Jobs that take some seconds, so that faults meet them between two checkpoints."""
+    name, rows = f"{lane}-{number}", chance.randrange(4, 30)
+    path = folder / f"journal-{name}.jsonl"
+    arg: dict[str, Any] = {"jobs": chance.randrange(1, 9), "rows": rows, "pause": chance.uniform(0.02, 0.25)}
+    arg |= {"journal": str(path), "held": str(folder / f"held-{name}"), "forced": chance.random() < 0.6}
+    if kind in STUMBLES:
+        arg |= {"jobs": max(2, arg["jobs"]), "does": {"p=0": STUMBLES[kind]}}
+    if kind == "followed":
+        arg["then"] = name
+    if lane == "lone":
+        arg["object"] = chance.choice(OBJECTS)
+    type_name = "lone" if lane == "lone" else "stepwriting"
+    return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts, policy, kind == "followed")
 
 
 def _writing(chance: random.Random, kind: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ PAUSE = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault. ``at``: seconds from the start. ``gentle``: the executor whose memory is followed is spared."""
+    """One fault. ``at``: seconds from the start. ``gentle``: the executors whose memory is followed are spared."""
 
     number: int
     at: float

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.core.model import OperationRef
-from distop.errors import DistopError, NotAllowed, NotFound
+from distop.errors import DistopError, Incompatible, NotAllowed, NotFound
 from soaking.cluster import NAMES
+from soaking.comparing import compare, successes, uncleaned
 from soaking.operations import OF_JVM, ROUGH, draw
-from soaking.tables import TABLES, decided, misjudged
-from tests.support.writing import digest
+from soaking.tables import TABLES, decided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from soaking.cluster import SoakCluster
     from soaking.operations import Wish
 
-AT_ONCE = {"plain": 5, "spark": 2}
+AT_ONCE = {"plain": 5, "lone": 2, "spark": 2}
 """Lane → operations that go on at a time."""
 LIMIT = 420.0
 """Seconds for all that is left to end, once everything is healed."""
@@ -79,8 +79,9 @@ class Stream:
         self._pace = random.Random(f"{seed}/pace")
         self._all: list[Started] = []
         self._open: list[Started] = []
-        self._lanes = [Lane("plain"), *([Lane("spark")] if cluster.spark else [])]
+        self._lanes = [Lane("plain"), Lane("lone"), *([Lane("spark")] if cluster.spark else [])]
         self._again: set[OperationRef] = set()
+        self._refused: set[str] = set()
         self._gentle = float("inf")
         chance = random.Random(f"{seed}/drains")
         self._draining = Draining(chance, time.monotonic() + chance.uniform(*DRAINS))
@@ -89,12 +90,22 @@ class Stream:
         self.commands: Counter[str] = Counter()
         self.compared = 0
         self.judged = 0
+        self.resumed = 0
+        """Attempts that went on from a checkpoint."""
+        self.followed = 0
+        self.garbage = 0
+        """Operations of which something is left, since their cleanup failed and a daemon has said so."""
         self.failure: BaseException | None = None
         """What ended it before its time."""
 
     @property
     def started(self) -> int:
         return len(self._all)
+
+    @property
+    def refused(self) -> int:
+        """Operations whose start had to wait for the end of another one of its object."""
+        return len(self._refused)
 
     def kinds(self) -> Counter[str]:
         """Kind → operations."""
@@ -150,7 +161,14 @@ class Stream:
                 started = self._cluster.client.rerun(lane.again, request_id=request)
             else:
                 table = TABLES[wish.number % len(TABLES)]
-                started = self._cluster.client.start_operation(wish.type, table, wish.arg, request_id=request)
+                if "held" in wish.arg:
+                    Path(wish.arg["held"]).mkdir(exist_ok=True)
+                started = self._cluster.client.start_operation(
+                    wish.type, table, wish.arg, request_id=request, failure_policy=wish.policy
+                )
+        except Incompatible:
+            self._refused.add(wish.name)
+            return
         except (NotAllowed, NotFound) as error:
             if lane.again is None:
                 raise
@@ -238,7 +256,7 @@ class Stream:
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline and self._cluster.follower.audit.violation is None:
             self._open = [op for op in self._open if op.ref not in self._records]
-            if not self._open:
+            if not self._open and not self._to_follow():
                 break
             for name in self._draining.ever:  # also where a drain arrived late
                 self._guarded(self._undrain, name)
@@ -246,9 +264,29 @@ class Stream:
                 self._guarded(self._let_end, op)
             time.sleep(0.5)
         problems += [f"{op.ref} ({op.wish.kind}) does not end: {self._status(op)}" for op in self._open]
+        problems += [f"{ref} does not end" for ref in self._to_follow()]
         for op in self._all:
             problems += self._compare(op)
         return problems
+
+    def left(self, logs: Sequence[Path]) -> list[str]:
+        """What cleanup left behind, once the daemons have ended: until then one may be at it."""
+        problems = []
+        for op in self._all:
+            found, told = uncleaned(op.ref, op.wish, logs)
+            problems += found
+            self.garbage += told
+        return problems
+
+    def _to_follow(self) -> list[OperationRef | str]:
+        """What follows an operation and has not ended; the name of the operation where it has not even begun."""
+        followers, waiting = self._cluster.follower.followers, list[OperationRef | str]()
+        for op in self._all:
+            if op.wish.then and self._records.get(op.ref, {}).get("state") == "success":
+                begun = followers.get(op.wish.name, [])
+                waiting += [ref for ref in begun if ref not in self._records]
+                waiting += [] if begun else [f"what follows {op.ref}"]
+        return waiting
 
     def _undrain(self, name: str) -> None:
         with contextlib.suppress(NotAllowed, NotFound):
@@ -272,25 +310,13 @@ class Stream:
             return str(error)
 
     def _compare(self, op: Started) -> list[str]:
-        """One outcome for each job, what it names is whole, no two attempts wrote at the same time, and what was said
-        of a table is so.
-        """
-        problems = []
-        for partition, written in self._cluster.follower.outcomes.get(op.ref, {}).items():
-            if len(written) > 1:
-                problems.append(f"{op.ref}: job {partition} has {len(written)} outcomes")
-            outcome = json.loads(written[-1])
-            if op.wish.journal is None or outcome.get("result") is None:
-                continue
-            file = Path(outcome["result"]["file"])
-            expected = "".join(f"p={partition} {row}\n" for row in range(op.wish.rows))
-            if not file.exists() or file.read_text() != expected or digest(file) != outcome["result"]["sha256"]:
-                problems.append(f"{op.ref}: what the outcome of job {partition} names is not whole: {file}")
-            self.compared += 1
-        if op.wish.journal is not None and op.wish.type == "writing":
-            problems += [f"{op.ref}: {text}" for text in op.wish.journal.overlaps()]
-        if op.ref.type == "validate" and op.ref in self._records:
-            report = self._records[op.ref].get("report")
-            problems += [f"{op.ref}: {text}" for text in misjudged(report)]
-            self.judged += decided(report)
-        return problems
+        follower, wish = self._cluster.follower, op.wish
+        outcomes, followers = follower.outcomes.get(op.ref, {}), follower.followers.get(wish.name, [])
+        record = self._records.get(op.ref, {})
+        self.followed += len(followers)
+        if wish.journal is not None:
+            self.compared += len(successes(outcomes))
+            self.resumed += wish.journal.resumed()
+        if op.ref.type == "validate":
+            self.judged += decided(record.get("report"))
+        return compare(op.ref, wish, record, outcomes, followers)

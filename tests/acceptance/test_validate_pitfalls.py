@@ -432,3 +432,15 @@ def test_local_paths_are_local_whatever_spark_s_default_file_system_is(table: Ta
     table.options["partition_types"] = {"k": "string"}
     table.add("k=a b%20#c/one two.parquet", {"x": [1, 2, None]})
     assert table.agrees({"not_null": "x"}, {"check": "k = 'a b #c'"}) == [("violated", 1), ("valid", 0)]
+
+
+def test_a_kept_query_reads_the_files_again(table: Table) -> None:
+    """The same files by all that is known of them: what was shuffled the first time must not be found again."""
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    path = table.add("a.parquet", {"a": [1, 2, 3, 4]}, **plain)
+    check, before = {"range": {"column": "a", "min": 0}}, path.stat()
+    assert table.run(check, statistics="never").report["checks"][0]["violations"] == 0
+    table.add("a.parquet", {"a": [1, -2, -3, 4]}, **plain)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert table.run(check, statistics="never").report["checks"][0]["violations"] == 2

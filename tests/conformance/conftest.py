@@ -9,14 +9,14 @@ import pytest
 
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from tests.support.etcd import own_etcd, shared_etcd
+from tests.support.etcd import own_etcd, shared_etcd, small_etcd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from distop.store.embedded import EmbeddedEtcd
 
-__all__ = ["own_etcd", "shared_etcd"]
+__all__ = ["own_etcd", "shared_etcd", "small_etcd"]
 
 _numbers = itertools.count()
 

@@ -11,6 +11,7 @@ import pytest
 from distop.core.txn import Delete, Put, Txn
 from distop.errors import EtcdRejected, EtcdUnavailable
 from distop.store.history import Beginning, CaughtUp, HistoryReader, Revision
+from distop.store.watch import WatchStream
 from tests.support.etcd import compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
@@ -51,6 +52,22 @@ async def test_an_empty_history_ends(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as client:
         (end,) = await read(client)
         assert isinstance(end, CaughtUp)
+
+
+async def test_a_reader_that_is_done_holds_no_stream(own_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was closed when the loop got round to what the reader had left behind, and in the simulator never."""
+    ended: list[WatchStream] = []
+    cut = WatchStream.cut
+
+    def noted(stream: WatchStream, **how: bool) -> None:
+        ended.append(stream)
+        cut(stream, **how)
+
+    monkeypatch.setattr(WatchStream, "cut", noted)
+    async with connected(own_etcd.endpoint) as client:
+        await put(client, "h.a")
+        await read(client)
+        assert len(ended) == 1
 
 
 async def test_more_revisions_than_one_answer_holds(own_etcd: EmbeddedEtcd) -> None:

@@ -198,6 +198,27 @@ async def test_a_server_that_is_away_for_less_than_the_ttl(own_etcd: EmbeddedEtc
         await session.close()
 
 
+async def test_a_restart_of_etcd_gives_every_lease_a_whole_ttl(own_etcd: EmbeddedEtcd) -> None:  # L4
+    """Nothing expires while no server runs, however long that is, and nobody needs to renew in time afterwards."""
+    lease, ttl = new_lease_id(), 4
+    async with connected(own_etcd.endpoint) as client:
+        await client.grant(ttl, lease)
+        granted = boottime()
+        held = await client.commit(Txn((), (Put("held", b"", lease),)))
+    own_etcd.kill()
+    await until(lambda: boottime() > granted + ttl + 1, "the lease would have expired")
+    await asyncio.to_thread(own_etcd.restart)
+    async with connected(own_etcd.endpoint) as client:
+        kept, (granted_ttl, left) = await client.get("held"), await client.time_to_live(lease)
+        assert kept is not None
+        assert kept.mod_revision == held.revision
+        assert granted_ttl == ttl
+        assert left > 0
+        while await client.get("held") is not None:
+            pass  # it expires all the same, where nobody renews it
+        assert await client.time_to_live(lease) == (0, -1)
+
+
 async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefix: str) -> None:
     """An answer that waited to be read does not revive what has had to stop."""
     session = Session(client, f"{prefix}node", b"", 3, margin=1.5)

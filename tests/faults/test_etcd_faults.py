@@ -1,4 +1,4 @@
-"""etcd in trouble: what daemons do, and that nothing is lost or done twice."""
+"""etcd in trouble: what daemons do. That nothing is lost or done twice is looked at after each test (conftest.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.contract import dump, etcdctl
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
-from tests.support.replay import Written, audited, violations
+from tests.support.replay import Written, audited
 from tests.support.users import admin
 from tests.support.writing import assert_data
 
@@ -35,7 +35,6 @@ __all__ = ["distop_command"]
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 TABLE = "t"
-WORKER = {"username": "worker", "password": "secret"}
 JOBS, ROWS = 12, 10
 
 
@@ -135,7 +134,6 @@ def test_renewals_are_answered_while_no_write_is(
             assert operation.wait(90).state == "success", group.tails()
             assert_data(Written(leader.endpoint, OperationRef.parse(operation.ref)), journal, JOBS, ROWS)
             assert incarnations(group) == before, "nobody lost a session"
-            assert not violations(leader.endpoint)
 
 
 def test_compaction_under_a_watcher_that_lags(
@@ -158,9 +156,7 @@ def test_compaction_under_a_watcher_that_lags(
         result = operation.wait(60)
         assert result.state == "success", group.tails()
         assert "listing again" in ann.log.read_text(), group.tails()
-    audit = audited(etcd.endpoint)
-    assert audit.violation is None
-    assert audit.totals.lost, "the compaction is told"
+    assert audited(etcd.endpoint).totals.lost, "the compaction is told"
 
 
 def enable_users(endpoint: str, granted: tuple[bytes, bytes]) -> None:
@@ -197,14 +193,13 @@ def test_tokens_that_expire(
     sample_env: dict[str, str],
 ) -> None:
     """Operations go on over many times the life of a token, and an idle daemon takes up work after it."""
-    server, group = guarded
+    _, group = guarded
     group.start("ann", ttl=6, env=sample_env)
     before = incarnations(group)
     for _ in range(2):
         operation = start(group, journal, jobs=2, pause=0.4)
         assert operation.wait(60).state == "success", group.tails()
     assert incarnations(group) == before
-    assert audited(server.endpoint, **WORKER).violation is None
 
 
 def test_a_role_that_is_revoked(
@@ -236,7 +231,6 @@ def test_a_role_that_is_revoked(
     assert operation.wait(90).state == "success", group.tails()
     assert incarnations(group) == before
     assert {attempt for _, attempt, *_ in journal.lines()} == {1}
-    assert audited(server.endpoint, **WORKER).violation is None
 
 
 def test_space_alarm(
@@ -275,8 +269,7 @@ def test_space_alarm(
             assert len(ever) < 40, "jobs are left to be claimed"
             clear(server)
             assert operation.wait(90).state == "success", group.tails()
-            assert not journal.overlaps()
-    # The history was compacted on the way.
+            assert audited(server.endpoint).totals.lost, "what is looked at afterwards begins in the middle"
 
 
 def clear(server: EmbeddedEtcd) -> None:
@@ -319,7 +312,6 @@ def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, 
             assert "stop all executors, see what was lost" in log
             assert "Traceback" not in log
             assert not [key for key in dump(server.endpoint) if operation.ref.replace("/", ".") in key]
-            assert not violations(server.endpoint)
 
 
 def test_the_leader_of_three_is_lost(
@@ -339,7 +331,6 @@ def test_the_leader_of_three_is_lost(
             assert result.state == "success", group.tails()
             written = Written(everywhere, OperationRef.parse(operation.ref))
             assert_data(written, journal, JOBS, ROWS)
-            assert not violations(everywhere)
 
 
 def is_leader(member: EmbeddedEtcd) -> bool:
@@ -370,4 +361,3 @@ def test_one_member_is_cut_off_with_our_streams_on_it(
             proxy.set(Mode.PASS)
             written = Written(everywhere, OperationRef.parse(operation.ref))
             assert_data(written, journal, JOBS, ROWS)
-            assert not violations(everywhere)

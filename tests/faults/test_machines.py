@@ -40,6 +40,7 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+@pytest.mark.overlaps
 def test_a_machine_that_was_suspended(group: Daemons, journal: Journal, sample_env: dict[str, str]) -> None:
     """Its jobs were taken over meanwhile. It wakes up fenced: what it held is not its own any more, its child is
     killed, and nothing is written under its old session (F20, F34). That its child may write on for a moment is said

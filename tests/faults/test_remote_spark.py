@@ -20,6 +20,7 @@ import pytest
 from distop.core.model import OperationRef
 from distop.store.embedded import free_ports
 from distop.worker.guardian import boottime, session_members
+from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, children
 from tests.support.daemons import eventually
 from tests.support.needs import need
@@ -27,7 +28,7 @@ from tests.support.replay import Written
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
@@ -86,9 +87,15 @@ def alive(pids: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.overlaps
 @pytest.mark.parametrize("end", ["killed", "frozen"])
 def test_what_a_lost_driver_leaves_running_does_not_count(
-    end: str, group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
+    end: str,
+    group: Daemons,
+    journal: Journal,
+    sample_env: dict[str, str],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The whole node of the driver is killed, or stands still as a paused virtual machine does."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
@@ -120,9 +127,10 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
         result = operation.wait(120)
         assert result.state == "success", group.tails()
     last = max(journal.attempts(p)[1][1] for p in (0, 1))
-    print(
-        f"\ndriver {end}: Spark's executors wrote on for {last - ended:.1f} s, until {last - lost:+.1f} s from the end "
-        f"of the session; {len(journal.overlaps())} of 2 jobs were written by two attempts at once"
+    record_property(
+        FIGURES,
+        f"driver {end}: Spark's executors wrote on for {last - ended:.1f} s, until {last - lost:+.1f} s from the end "
+        f"of the session; {len(journal.overlaps())} of 2 jobs were written by two attempts at once",
     )
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert_data(written, journal, 2, 3, overlaps=True)

@@ -16,6 +16,7 @@ import pytest
 
 from distop.core.model import OperationRef
 from distop.worker.guardian import boottime, session_members
+from tests.conftest import FIGURES
 from tests.integration.test_daemons import holders
 from tests.support.daemons import eventually
 from tests.support.needs import need
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemon, Daemons
+
+    Note = Callable[[str, object], None]
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -99,14 +102,15 @@ class Watcher:
         assert self.gone, "the session never ended"
 
 
-def assert_dead_in_time(what: str, daemon: Daemon, watcher: Watcher, known: tuple[float, float]) -> None:
-    """All were dead before the lease could end by what the daemon knew, and before it did end."""
+def assert_dead_in_time(what: str, watcher: Watcher, known: tuple[float, float], note: Note) -> None:
+    """All were dead before the lease could end by what the daemon knew, and before it did end. The margin is told."""
     watcher.wait()
     at, margin = known
     earliest = at + margin
-    print(
-        f"\n{what}: the last process died {watcher.died - at:+.3f} s from the deadline, "
-        f"{earliest - watcher.died:.3f} s before the lease could end, {watcher.gone - watcher.died:.3f} s before it did"
+    note(
+        FIGURES,
+        f"{what}: the last process died {watcher.died - at:+.3f} s from the deadline, {earliest - watcher.died:.3f} s "
+        f"before the lease could end, {watcher.gone - watcher.died:.3f} s before it did",
     )
     assert watcher.died < earliest
     assert watcher.died < watcher.gone
@@ -122,7 +126,12 @@ def kill(daemon: Daemon, etcd: EmbeddedEtcd) -> None:
 
 @pytest.mark.parametrize("end", [freeze, kill], ids=["frozen", "killed"])
 def test_all_of_a_child_is_dead_before_its_lease_can_end(
-    end: Callable[..., None], group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
+    end: Callable[..., None],
+    group: Daemons,
+    etcd: EmbeddedEtcd,
+    journal: Journal,
+    sample_env: dict[str, str],
+    record_property: Note,
 ) -> None:
     """Jobs that do not listen, in a child without Spark."""
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=DEBUG)
@@ -133,7 +142,7 @@ def test_all_of_a_child_is_dead_before_its_lease_can_end(
     watcher = Watcher(group, child_of(ann), incarnation)
     end(ann, etcd)
     known = deadline(ann)
-    assert_dead_in_time(f"daemon {TOLD[end.__name__]}", ann, watcher, known)
+    assert_dead_in_time(f"daemon {TOLD[end.__name__]}", watcher, known, record_property)
     last = max(when for *_, when in journal.lines())
     assert last <= watcher.died
     ann.thaw() if end is freeze else ann.start()
@@ -154,6 +163,7 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     journal: Journal,
     sample_env: dict[str, str],
     tmp_path: Path,
+    record_property: Note,
 ) -> None:
     """The JVM, and PySpark's Python workers, which leave the process group."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
@@ -170,9 +180,8 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     assert any("pyspark.daemon" in c or "pyspark/daemon" in c for c in commands), commands
     watcher = Watcher(group, session, incarnation)
     end(ann, etcd)
-    assert_dead_in_time(
-        f"with Spark ({len(commands)} processes), daemon {TOLD[end.__name__]}", ann, watcher, deadline(ann)
-    )
+    what = f"with Spark ({len(commands)} processes), daemon {TOLD[end.__name__]}"
+    assert_dead_in_time(what, watcher, deadline(ann), record_property)
     hold.touch()
     ann.thaw() if end is freeze else ann.start()
     result = operation.wait(120)
@@ -181,7 +190,7 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
 
 
 def test_etcd_that_does_not_answer(
-    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str], record_property: Note
 ) -> None:
     """The daemon is well and cannot renew: the child is dead before any lease could end, wherever etcd may be."""
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=DEBUG)
@@ -193,7 +202,8 @@ def test_etcd_that_does_not_answer(
     try:
         eventually(lambda: not session_members(child), "all of the child is dead", tail=group.tails)
         died, (at, margin) = boottime(), deadline(ann)
-        print(f"\netcd frozen: the last process died {at + margin - died:.3f} s before the lease could end")
+        told = f"etcd frozen: the last process died {died - at:+.3f} s from the deadline, "
+        record_property(FIGURES, f"{told}{at + margin - died:.3f} s before the lease could end")
         assert died < at + margin
     finally:
         etcd.resume()

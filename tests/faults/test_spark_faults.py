@@ -15,12 +15,15 @@ import pytest
 
 from distop.core.model import OperationRef
 from distop.worker.guardian import session_members
+from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, command
 from tests.support.needs import need
 from tests.support.replay import Written
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
 
@@ -51,7 +54,12 @@ def java() -> None:
     ],
 )
 def test_the_guilty_partition_stands_alone(
-    action: str, jobs: int, group: Daemons, journal: Journal, sample_env: dict[str, str]
+    action: str,
+    jobs: int,
+    group: Daemons,
+    journal: Journal,
+    sample_env: dict[str, str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
     child = child_of(ann)
@@ -64,7 +72,7 @@ def test_the_guilty_partition_stands_alone(
     assert "the worker process died (its JVM died, hung or had no memory left" in result.errors[0]["text"]
     assert not session_members(child), "the child that Spark was lost in lives on"
     group.eventually(lambda: replaced(ann, child), "another child is there")
-    print(f"\n{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")
+    record_property(FIGURES, f"{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert_data(written, journal, jobs, 2)
     for partition, claims in written.claims.items():
@@ -83,6 +91,7 @@ def replaced(daemon: Daemon, child: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.overlaps
 def test_a_jvm_that_is_killed_from_outside_costs_no_job(
     group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
 ) -> None:

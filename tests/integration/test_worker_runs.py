@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -557,3 +558,22 @@ async def test_no_more_runs_at_once_than_slots(tmp_path: Path, sample_env: dict[
 
 
 TABLE = {"name": "t", "format": "parquet", "location": "/nowhere"}
+
+
+async def test_a_start_that_nobody_waits_for_any_more_ends_in_silence(
+    tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    """As when a session ends while its child starts: who wanted the child has gone, and asyncio would tell of it with a
+    traceback.
+    """
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, slots=1))
+    starting = asyncio.ensure_future(worker.start())
+    await until(lambda: worker.running, "a child starts")
+    starting.cancel()
+    await asyncio.wait({starting})
+    await worker.stop(0)
+    assert starting.cancelled()
+    gc.collect()
+    assert told == []

@@ -244,7 +244,7 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
     patch.setattr(Coordinator, "_perform", perform)
 
 
-@bug()
+@bug(focus=("slow-watches",))
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True

@@ -66,6 +66,25 @@ def test_within_a_process_callbacks_keep_asyncios_order(loop: VirtualLoop) -> No
     assert seen == list(range(50))
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_is_struck_while_its_thread_works_goes_no_further(loop: VirtualLoop, killed: bool) -> None:
+    seen: list[str] = []
+
+    def threaded() -> None:
+        (loop.kill if killed else loop.freeze)(process)
+
+    async def work() -> None:
+        await asyncio.to_thread(threaded)
+        seen.append("went on")
+
+    process, _ = spawn(loop, "a", work())
+    loop.run(never, 1.0)
+    assert seen == []
+    loop.thaw(process)
+    loop.run(never, 2.0)
+    assert seen == ([] if killed else ["went on"])
+
+
 def test_between_processes_the_seed_decides() -> None:
     def order(seed: int) -> list[str]:
         loop = VirtualLoop(random.Random(seed))

@@ -20,50 +20,86 @@ from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.network import PATIENCE, Network
 from distop.testing.simulation.source import SimSource
-from tests.conformance import test_reads, test_session, test_transactions, test_unknown_outcomes, test_watch
+from tests.conformance import (
+    test_cluster,
+    test_history,
+    test_reads,
+    test_session,
+    test_space,
+    test_transactions,
+    test_unknown_outcomes,
+    test_watch,
+)
+from tests.support.etcd import SMALL_QUOTA
 from tests.support.proxy import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    from distop.testing.simulation.quorum import Member
+
 ALL = ("KV", "Lease", "Watch")
-ADDRESS = "model:2379"
-MODULES = (test_reads, test_transactions, test_watch, test_session, test_unknown_outcomes)
+ADDRESSES = tuple(f"model-{n}:2379" for n in range(3))
+VERSIONS = ("3.4.23", "3.5.1", "3.5.33")
+"""One of each way to treat a progress that was asked for (W3), and what a full database takes (T8)."""
+MODULES = (
+    test_cluster,
+    test_history,
+    test_reads,
+    test_session,
+    test_space,
+    test_transactions,
+    test_unknown_outcomes,
+    test_watch,
+)
 NEEDS_A_REAL_SERVER = {
-    "test_a_full_database_leaves_the_outcome_unknown": "fills a disk",
-    "test_reads_of_a_full_etcd": "fills a disk",
     "test_no_etcd_is_one_sentence": "looks at a real port",
     "test_a_loop_that_stalled_beyond_the_deadline": "holds the interpreter, in real time",
+    "test_who_may_not_read_is_refused": "has users",
+    "test_another_cluster_behind_the_endpoint": "starts another cluster",
+    "test_a_store_that_went_back": "starts another cluster",
 }
 
 
 class ModelServer:
-    """What a test does with an embedded etcd."""
+    """What a test does with an embedded etcd; how a member goes and comes back is what the simulator does to it."""
 
-    port, endpoint = ADDRESS, ADDRESS
-
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, member: Member) -> None:
         self._network = network
-        (self._member,) = network.etcd.members.values()
+        self._member = member
+        self.port = self.endpoint = member.address
 
     def kill(self) -> None:
         self._network.stop(self._member)
 
     def halt(self) -> None:
-        for link in self._network.links():
+        for link in self._links():
             for stream in list(link.streams):
                 stream.fail(None)
-        self._network.stop(self._member)
+        self.kill()
 
     def restart(self) -> None:
-        self._member.up = True
-        self._network.etcd.elect()
-        self._network.heal_all(self._network.links())
+        self._network.start(self._member)
+        self.resume()
 
     def pause(self) -> None:
-        for link in self._network.links():
+        for link in self._links():
             self._network.hold(link, ALL)
+
+    def resume(self) -> None:
+        self._network.heal_all(self._links())
+
+    def _links(self) -> list[Any]:
+        return self._network.links(member=self._member)
+
+
+class ModelCluster:
+    """What a test does with several members."""
+
+    def __init__(self, network: Network) -> None:
+        self.members = [ModelServer(network, member) for member in network.etcd.members.values()]
+        self.endpoints = tuple(member.endpoint for member in self.members)
 
 
 class ModelProxy:
@@ -71,10 +107,10 @@ class ModelProxy:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, address: str) -> None:
         self._network = network
         self.endpoint = f"proxy-{next(self._numbers)}:2379"
-        network.aliases[self.endpoint] = ADDRESS
+        network.aliases[self.endpoint] = address
         self._mode = Mode.PASS
         self.answered = 0
 
@@ -138,21 +174,27 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(module, function, row, id=f"{name}-{n}" if marks else name)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("module", "function", "given"), list(cases()))
 def test_the_model_as_the_server(
-    module: Any, function: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    module: Any, function: Any, given: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wanted = inspect.signature(function).parameters
     chance = random.Random(1)
     loop = VirtualLoop(chance)
-    network = Network(loop, SimEtcd(loop, [ADDRESS]), chance)
+    addresses = ADDRESSES if "cluster" in wanted else ADDRESSES[:1]
+    quota = SMALL_QUOTA if "small_etcd" in wanted else None
+    # A server that is started is ready once that returns: it has elected.
+    etcd = SimEtcd(loop, addresses, version=version, election=0.0, quota=quota)
+    network = Network(loop, etcd, chance)
     if hasattr(module, "TcpProxy"):
-        monkeypatch.setattr(module, "TcpProxy", lambda port: ModelProxy(network))
-    server = ModelServer(network)
-    offered = {"shared_etcd": server, "own_etcd": server, "prefix": "t.", "monkeypatch": monkeypatch, **given}
+        monkeypatch.setattr(module, "TcpProxy", lambda address: ModelProxy(network, address))
+    cluster = ModelCluster(network)
+    servers = dict.fromkeys(("shared_etcd", "own_etcd", "small_etcd"), cluster.members[0])
+    offered = {**servers, "cluster": cluster, "prefix": "t.", "monkeypatch": monkeypatch, **given}
 
     async def run() -> None:
-        wanted = inspect.signature(function).parameters
-        async with EtcdClient(EtcdConfig((ADDRESS,))) as client:
+        async with EtcdClient(EtcdConfig(addresses[:1])) as client:
             offered["client"] = client
             await function(**{name: offered[name] for name in wanted})
 

@@ -13,9 +13,11 @@ from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import Process
 from distop.testing.simulation.network import CLOSED, Fate
-from distop.testing.simulation.points import discover, references, strike
+from distop.testing.simulation.points import discover
+from distop.testing.simulation.references import references
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, DrainAct, Fault, Wish, plain
+from distop.testing.simulation.strikes import Strike, one_strike
 from distop.testing.simulation.worker import ANSWER
 
 
@@ -69,11 +71,11 @@ def test_nobody_cleans_up_after_a_job_that_was_taken_over_meanwhile() -> None:
     """A coordinator that was just elected ended an operation by fail fast, and its watch did not yet show that a job of
     the dead executor had been taken over: it cleaned up after the job while that ran.
     """
-    wanted = references()["fail fast in batches"]
-    with quietly():
-        reports = [p for p in discover(wanted) if "put job outcome" in p.what and p.process == "exec-1#1"]
-        for point in reports:
-            assert strike(wanted, point, "freeze", "done") == [], point
+    name = "fail fast in batches"
+    reports = [p for p in discover(references()[name]).points if p.label == "report" and p.process == "exec-1#1"]
+    assert reports
+    for point in reports:
+        assert one_strike(Strike(name, point.number, "freeze", "done")).stories == ()
 
 
 @pytest.mark.parametrize("late", [0.15, 0.2, 0.35])

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import distop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+AFTERWARDS: list[Callable[[str], None]] = []
+"""What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""
 
 
 class Daemon:
@@ -149,3 +153,5 @@ def daemons(endpoint: str, folder: Path) -> Iterator[Daemons]:
         yield group
     finally:
         group.close()
+    for look in AFTERWARDS:
+        look(endpoint)

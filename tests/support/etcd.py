@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.txn import KeyValue
+from distop.core.txn import KeyValue, Put, Txn
+from distop.errors import OutcomeUnknown
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Any, Self
+
+_DEFRAGMENT = wire.Method(
+    "/etcdserverpb.Maintenance/Defragment",
+    rpc.DefragmentRequest.SerializeToString,
+    rpc.DefragmentResponse.FromString,
+    leader=False,
+)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +46,16 @@ def own_etcd() -> Iterator[EmbeddedEtcd]:
         yield server
 
 
+SMALL_QUOTA = 16 * 1024 * 1024
+
+
+@pytest.fixture
+def small_etcd() -> Iterator[EmbeddedEtcd]:
+    """An etcd of the test's own whose database is soon full."""
+    with EmbeddedEtcd(compaction=None, quota=SMALL_QUOTA) as server:
+        yield server
+
+
 @asynccontextmanager
 async def connected(endpoint: str, **options: Any) -> AsyncIterator[EtcdClient]:
     """A connected client."""
@@ -48,6 +66,27 @@ async def connected(endpoint: str, **options: Any) -> AsyncIterator[EtcdClient]:
 async def compacted(client: EtcdClient, revision: int) -> None:
     """Drop etcd's history before a revision."""
     await client.transport.unary(wire.COMPACT, rpc.CompactionRequest(revision=revision), 5.0)
+
+
+async def filled(client: EtcdClient, lease: int = 0) -> OutcomeUnknown:
+    """Write until the database is full, under keys that begin with ``fill`` and on a lease; returns what the last write
+    was told.
+    """
+    for number in range(60):  # the quota is held against what has reached the disk
+        try:
+            await client.commit(Txn((), (Put(f"fill{number}", bytes(1_000_000), lease),)), deadline=0.5)
+        except OutcomeUnknown as error:
+            return error
+    raise AssertionError("the database is not full")
+
+
+async def disarmed(client: EtcdClient) -> None:
+    """What a person does once less is stored in a full database: compact, defragment, disarm the alarm."""
+    await compacted(client, (await client.status()).revision)
+    await client.transport.unary(_DEFRAGMENT, rpc.DefragmentRequest(), 10.0)
+    disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
+    disarm.memberID = (await client.status()).member_id
+    await client.transport.unary(wire.ALARM, disarm, 5.0)
 
 
 async def until(condition: Callable[[], bool], what: str = "the state waited for", timeout: float = 20.0) -> None:

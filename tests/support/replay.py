@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 History = list[tuple[int, tuple["Change", ...]]]
 
 
-async def _steps(endpoint: str, namespace: str, **options: Any) -> list[Step]:
+def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[Step]:
+    """The history of this etcd as far as it goes back; ``options`` of its configuration."""
     keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")), **options)
-    async with EtcdClient(config) as client, aclosing(history(client, keys)) as steps:
-        return [step async for step in steps]
+
+    async def read() -> list[Step]:
+        async with EtcdClient(config) as client, aclosing(history(client, keys)) as steps:
+            return [step async for step in steps]
+
+    return asyncio.run(read())
 
 
 def read_history(endpoint: str, namespace: str = "") -> History:
     """All revisions so far, each with its changes; the etcd must not have been compacted."""
-    steps = asyncio.run(_steps(endpoint, namespace))
+    steps = read_steps(endpoint, namespace)
     assert not any(isinstance(step, Beginning) for step in steps), "this etcd was compacted: its history is not whole"
     return [(step.number, step.changes) for step in steps if isinstance(step, Revision)]
 
@@ -37,7 +42,7 @@ def read_history(endpoint: str, namespace: str = "") -> History:
 def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
     """The audit of this etcd's history; ``options`` of its configuration."""
     audit = Audit(Keys(namespace))
-    for step in asyncio.run(_steps(endpoint, namespace, **options)):
+    for step in read_steps(endpoint, namespace, **options):
         audit.take(step)
     return audit
 

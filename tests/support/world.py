@@ -134,6 +134,11 @@ class World:
         mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
         return t.write_plan(self.keys, ref, self.election, plan, mods, chunks)
 
+    def plan_and_claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int], jobs: int = 2) -> Txn:
+        """By the executor of the coordinator's own daemon."""
+        wants = [claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)) for p in partitions]
+        return claiming.with_first(self.keys, ref, self.plan(ref, jobs), self.mod(ref, "state"), incarnation, wants)
+
     def chunk(self, ref: OperationRef, number: int, value: bytes) -> Txn:
         seen = self.store.mod(self.keys.chunk(ref, number))
         return t.write_chunk(self.keys, ref, self.election, number, seen, value)

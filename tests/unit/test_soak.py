@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from soaking import follower, memory, tables
+from soaking import comparing, follower, memory, tables
+from soaking.cluster import leftovers
 from soaking.operations import KINDS as KINDS_OF
-from soaking.operations import draw, kind_of
+from soaking.operations import OBJECTS, draw, kind_of
 from soaking.plan import FIRST, plan
 
 from distop.audit import Audit
 from distop.core.keys import Keys
+from distop.core.model import OperationRef
 from distop.core.txn import KeyValue
 from distop.core.view import Change
 from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.writing import Journal, note
 
 KINDS = tuple("abcdefg")
 MINUTES = 20
@@ -79,6 +85,92 @@ def test_each_operation_depends_on_the_seed_and_its_number_alone(lane: str, tmp_
     assert acts == {"cancel", "pause", "pause now", "resume"}
 
 
+def test_operations_leave_something_fail_fast_run_alone_and_are_followed(tmp_path: Path) -> None:
+    """What the soak is to show of cleanup, checkpoints, failure policies, objects and what follows is drawn at all."""
+    drawn = [draw(3, lane, number, tmp_path) for lane in ("plain", "lone") for number in range(200)]
+    for kind in ("step", "step fails", "step breaks", "lone", "lone fails", "error"):
+        assert {wish.policy for wish in drawn if wish.kind == kind} == {"fail_fast", "collect_all"}, kind
+    assert {wish.arg["object"] for wish in drawn if wish.type == "lone"} == set(OBJECTS)
+    assert any(wish.then and wish.arg["then"] == wish.name for wish in drawn)
+
+
+# ------------------------------------------------------------------- comparing
+
+REF = OperationRef("t", "stepwriting", "", 1)
+
+
+class Job:
+    """An operation with one job, which wrote four rows in two segments."""
+
+    def __init__(self, folder: Path) -> None:
+        wish = next(w for number in range(60) if (w := draw(3, "plain", number, folder)).kind == "followed")
+        self.wish = replace(wish, rows=4)
+        Path(wish.arg["held"]).mkdir()
+        self.files = [folder / "1-abc" / "rows-0.txt", folder / "2-def" / "rows-2.txt"]
+        for file, rows in zip(self.files, ("p=0 0\np=0 1\np=0 2\n", "p=0 2\np=0 3\n"), strict=True):
+            file.parent.mkdir()
+            file.write_text(rows)
+        result = {"segments": [[str(self.files[0]), 2], [str(self.files[1]), 2]]}
+        self.outcome: dict[str, Any] = {"name": "p=0", "incarnation": "def", "result": result}
+
+    def problems(self, followers: int = 1, state: str = "success", copies: int = 1) -> list[str]:
+        outcomes = {0: [json.dumps(self.outcome)] * copies}
+        return comparing.compare(REF, self.wish, {"state": state}, outcomes, [REF] * followers)
+
+
+def test_what_was_written_in_segments_is_compared(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert job.problems() == []
+    (problem,) = job.problems(copies=2)
+    assert "job 0 has 2 outcomes" in problem
+    job.outcome["incarnation"] = "abc"
+    (problem,) = job.problems()
+    assert "the output of another attempt" in problem
+    job.outcome["incarnation"] = "def"
+    for rows in ("p=0 2\n", "p=0 1\np=0 2\n", "p=0 3\np=0 2\n", "p=1 2\np=1 3\n"):
+        job.files[1].write_text(rows)
+        assert job.problems() != [], rows
+
+
+def test_what_follows_a_success_follows_it_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for followers, state in ((0, "success"), (2, "success"), (2, "failed")):
+        (problem,) = job.problems(followers, state)
+        assert f"it is followed by {followers} operations" in problem
+    assert job.problems(0, "failed") == []
+
+
+def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    for attempt, what in ((1, "from 0"), (1, "saved 1"), (1, "saved 2"), (2, "from 2"), (2, "saved 3")):
+        note(str(journal.path), 0, attempt, what)
+    assert (journal.resumed(), journal.forgotten()) == (1, [])
+    note(str(journal.path), 1, 1, "from 0")
+    note(str(journal.path), 0, 3, "from 2")
+    assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
+
+
+def test_what_cleanup_left_behind_is_a_problem_unless_a_log_tells_it(tmp_path: Path) -> None:
+    job, log = Job(tmp_path), tmp_path / "ann.log"
+    log.write_text("the cleanup of 2 jobs of t/stepwriting/12 failed: the worker is being stopped\n")
+    assert comparing.uncleaned(REF, job.wish, [log]) == ([], False)
+    (Path(job.wish.arg["held"]) / "p=3").touch()
+    (problem,), told = comparing.uncleaned(REF, job.wish, [log])
+    assert ("left p=3 behind" in problem, told) == (True, False), "it tells of another operation"
+    log.write_text("WARNING cleanup of lost jobs failed: it broke  [operation=t/stepwriting/1]\n")
+    assert comparing.uncleaned(REF, job.wish, [log]) == ([], True)
+
+
+def test_what_is_left_in_a_work_directory_is_told(tmp_path: Path) -> None:
+    assert leftovers(tmp_path) == []
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "abc-1.json").touch()
+    (tmp_path / "ops" / "t" / "stepwriting" / "1").mkdir(parents=True)
+    run, directory = leftovers(tmp_path)
+    assert "abc-1.json" in run
+    assert directory.endswith(str(REF))
+
+
 # ---------------------------------------------------------------------- memory
 
 
@@ -111,6 +203,16 @@ def test_memory_that_grows_is_a_problem(points: memory.Life) -> None:
 def test_a_short_life_is_not_judged() -> None:
     assert judged(life(5.0, minutes=4)).problem == ""
     assert "too short to be judged" in judged(life(5.0, minutes=4)).text
+
+
+def test_a_long_soak_has_to_judge_a_daemon() -> None:
+    def of(role: str, minutes: float) -> memory.Judged:
+        return replace(judged(life(0.0, minutes=minutes)), role=role)
+
+    assert memory.unjudged([of("daemon", 20), of("child", 4)], 1800) == []
+    assert memory.unjudged([of("daemon", 4)], 300) == [], "nor does a short one"
+    for found in ([], [of("daemon", 4)], [of("child", 20)]):
+        assert memory.unjudged(found, 600) == ["no daemon lived long enough for its memory to be judged"]
 
 
 def test_a_jvm_is_judged_by_its_size() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.model import TableRecord
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, JobCancelled, TableUnavailable
 from distop.tables import check_table, plan_table
 from distop.tables.parquet import natural, partition_values
 
@@ -193,8 +196,49 @@ def test_a_location_without_files_has_no_partitions(tmp_path: Path) -> None:
 
 
 def test_a_location_that_is_gone_is_named_when_planned(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="does not exist"):
+    """Another node may see it: it is no wrong argument, which would end the operation."""
+    with pytest.raises(TableUnavailable, match="does not exist"):
         plan_table(record(tmp_path / "gone"))
+    with pytest.raises(InvalidArgument, match="does not exist"):
+        check_table(record(tmp_path / "gone"))
+
+
+def test_what_goes_away_while_it_is_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "p=1/a.parquet", "p=2/b.parquet", "p=3/c.parquet", "p=3/d.parquet")
+    former = os.scandir
+
+    def scandir(path: Any) -> Any:
+        found = list(former(path))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", former)
+            if str(path) == str(tmp_path):
+                shutil.rmtree(tmp_path / "p=2")
+            if str(path).endswith("p=3"):
+                (tmp_path / "p=3" / "c.parquet").unlink()
+        return contextlib.nullcontext(found)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [[f[0] for f in p.files] for p in plan_table(record(tmp_path)).partitions] == [
+        [str(tmp_path / "p=1/a.parquet")],
+        [str(tmp_path / "p=3/d.parquet")],
+    ]
+
+
+def test_a_link_to_what_is_not_there_is_not_left_out(tmp_path: Path) -> None:
+    put(tmp_path, "p=1/a.parquet")
+    (tmp_path / "p=1" / "b.parquet").symlink_to(tmp_path / "not mounted" / "b.parquet")
+    with pytest.raises(TableUnavailable, match="not mounted|b.parquet"):
+        plan_table(record(tmp_path))
+
+
+def test_a_listing_that_is_told_to_stop_stops(tmp_path: Path) -> None:
+    put(tmp_path, "p=1/a.parquet")
+
+    def stop() -> None:
+        raise JobCancelled("the job was told to stop")
+
+    with pytest.raises(JobCancelled):
+        plan_table(record(tmp_path), stop)
 
 
 def test_other_file_systems_by_their_address(tmp_path: Path) -> None:

@@ -375,11 +375,13 @@ def test_a_small_operation_is_claimed_and_read_at_once() -> None:
 
 def test_a_plan_brings_the_first_claims_of_its_coordinators_executor() -> None:
     world, ref = ready(planned_first=False)
-    plan, first = world.plan(ref, 3), Claim("ex-a", "a", 1, 0)
-    wants = [claiming.Want(p, first) for p in (0, 2)]
-    txn = claiming.with_first(world.keys, ref, plan, "a", wants)
-    gone = claiming.with_first(world.keys, ref, plan, "nobody", wants)
-    assert not world.store.apply(gone).succeeded, "its node key is absent"
+    first = Claim("ex-a", "a", 1, 0)
+    txn = world.plan_and_claim(ref, "a", [0, 2], 3)
+    assert not world.store.apply(world.plan_and_claim(ref, "nobody", [0, 2], 3)).succeeded, "its node key is absent"
+    world.do(world.pause(ref))
+    world.do(world.resume(ref))
+    assert not world.store.apply(txn).succeeded, "the state is another one, though it says the same"
+    txn = world.plan_and_claim(ref, "a", [0, 2], 3)
     world.do(txn)
     assert world.claim_of(ref, 0) == world.claim_of(ref, 2) == first
     gate, claim = world.keys.gate(ref), world.keys.claim(ref, 0)

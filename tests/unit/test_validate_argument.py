@@ -167,6 +167,38 @@ def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() ->
         submitted({"not_null": "a", "name": "n"}, {"not_null": "b", "name": "n"})
 
 
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({"sample": 2.0}, True),
+        ({"sample": 2.5}, False),
+        ({"sample": True}, False),
+        ({"sample": "2"}, False),
+        ({"sample": -1.0}, False),
+        ({"max_violations": 3.0}, True),
+        ({"max_violations": 0.0}, False),
+        ({"max_violations": None}, True),
+        ({"checks": [{"length": {"column": "a", "min": 2.0}}]}, True),
+        ({"checks": [{"length": {"column": "a", "min": 2.5}}]}, False),
+        ({"checks": [{"length": {"column": "a", "max": False}}]}, False),
+        ({"checks": [{"range": {"column": "a", "min": 1, "max": 2.5}}]}, True),
+    ],
+)
+def test_what_is_taken_when_it_is_submitted_is_taken_by_the_jobs(change: dict[str, Any], *, fits: bool) -> None:
+    """JSON knows one kind of number: 2.0 is a whole one."""
+    arg = {"checks": [{"not_null": "a"}], **change}
+    refused = []
+    for look in (
+        lambda: check_argument("validate", SCHEMA, json.dumps(arg).encode()),
+        lambda: Argument.model_validate(arg),
+    ):
+        try:
+            look()
+        except (InvalidArgument, ValidationError) as error:
+            refused.append(str(error))
+    assert len(refused) == (0 if fits else 2), refused
+
+
 def test_the_declaration() -> None:
     declared = Validate.declaration()
     assert (declared.type_name, declared.failure_policy, declared.batch, declared.completes, declared.can_fail) == (

@@ -38,12 +38,20 @@ class Child:
         self.alive = True
         self.doing: list[Any] = []
         """Effects under way."""
+        self.calls: list[str] = []
+        """The operations of the calls under way."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run something in it."""
         context = contextvars.Context()
         context.run(source.set, self.machine.source)
         self.machine.loop.spawn(self.process, work, context)
+
+    def alone(self) -> tuple[str, int] | None:
+        """The job (or with -1 the call) that nothing else runs beside: if the child dies now, it is to blame."""
+        jobs = [(effect.op, effect.partition) for effect in self.doing if effect.kind == "job"]
+        found = [*jobs, *((op, -1) for op in self.calls)]
+        return found[0] if len(found) == 1 else None
 
     def kill(self, reason: str) -> None:
         """All of its processes are dead when this returns; the daemon hears of it."""

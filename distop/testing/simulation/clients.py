@@ -146,7 +146,7 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:
-            await _insist(_act, operation, act.what)
+            await _insist(_act, client, operation, act.what)
         except NotAllowed:
             pass
         except NotFound as error:
@@ -202,8 +202,14 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
     return None
 
 
-async def _act(operation: Operation, what: str) -> None:
-    if what == "cancel":
+async def _act(client: Client, operation: Operation, what: str) -> None:
+    if what.startswith("add "):
+        name = what.removeprefix("add ")
+        await client.add_table(TableRecord(name, "parquet", f"/data/{name}"), check=False)
+    elif what.startswith("remove "):
+        with contextlib.suppress(NotFound):  # it is done
+            await client.remove_table(what.removeprefix("remove "))
+    elif what == "cancel":
         await operation.cancel("it is not wanted any more")
     elif what == "pause":
         await operation.pause()

@@ -1,7 +1,8 @@
 """A cluster of etcd servers in memory: what they answer, and when leases end (docs/etcd-rules.md).
 
 The store itself is one value (``ModelStore``): Raft is not simulated, only what its clients see of it. Members show the
-store late (``lag``), lose their leader, are cut off; a leader change extends every lease (L4).
+store late (``lag``) and come and go (``quorum``); leases expire, and are renewed, only while a majority has its leader,
+and each new one extends every lease (L4).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from distop.errors import EtcdRejected
 from distop.store._proto import rpc_pb2 as rpc
 from distop.testing.model_store import ModelStore
 from distop.testing.simulation import wire
+from distop.testing.simulation.quorum import Quorum
+from distop.testing.simulation.space import GRANT_COST, Space, put_cost, size_of
 from distop.testing.simulation.watching import WatchServer
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from distop.core.txn import Txn
     from distop.core.view import Change
     from distop.testing.simulation.loop import VirtualLoop
+    from distop.testing.simulation.quorum import Member
 
 LEAST_TTL = 2
 MAX_REQUEST = 1536 * 1024
@@ -32,7 +36,7 @@ MAX_MESSAGE = MAX_REQUEST + 512 * 1024
 EXPIRY_CHECK = 0.5
 """Seconds between two looks at the leases (L4)."""
 CLUSTER = 0xD15709
-Committed = "Callable[[int, tuple[Change, ...], str], None]"
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
 
 
 class StatusError(Exception):
@@ -44,6 +48,10 @@ class StatusError(Exception):
         self.detail = detail
 
 
+class Waits(Exception):
+    """The member has no leader to do this with: it waits for one."""
+
+
 @dataclass(slots=True)
 class Lease:
     """One lease, as the leader keeps it. ``waiting``: renewals that wait for the revocation (L3)."""
@@ -53,37 +61,31 @@ class Lease:
     waiting: list[Callable[[int], None]] = field(default_factory=list)
 
 
-class Member:
-    """One server. ``lag``: seconds by which it shows commits late. ``led``: it has a leader. ``up``: it runs."""
-
-    def __init__(self, number: int, address: str) -> None:
-        self.id = 0xA0 + number
-        self.name = f"etcd-{number}"
-        self.address = address
-        self.lag = 0.0
-        self.led = True
-        self.up = True
-        self.applied = 1
-        """The revision that it shows."""
-
-
 class SimEtcd:
-    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once."""
+    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once. ``election``: seconds
+    of an election timeout. ``quota``: bytes of the database.
+    """
 
     def __init__(
-        self, loop: VirtualLoop, addresses: Sequence[str], *, version: str = "3.5.33", batch: int = 1000
+        self,
+        loop: VirtualLoop,
+        addresses: Sequence[str],
+        *,
+        version: str = "3.5.33",
+        batch: int = 1000,
+        election: float = 1.0,
+        quota: int | None = None,
     ) -> None:
         self.loop = loop
         self.version = version
         self.store = ModelStore()
-        self.members = {address: Member(n, address) for n, address in enumerate(addresses)}
-        self.term = 2
+        self.quorum = Quorum(loop, addresses, election, self._extend_leases)
+        self.quorum.led = self.catch_up
+        self.members = self.quorum.members
+        self.space = Space(loop, version, quota)
         self.leases: dict[int, Lease] = {}
         self.revoked: set[int] = set()
         self.compacted = 0
-        self.full = False
-        """The space alarm is raised: writes are refused, though some are applied first (T8)."""
-        self.applies_when_full = False
         self.late_revocation = 0.0
         """Seconds by which leases are revoked late (L4)."""
         self.renews_revoked = False
@@ -102,7 +104,7 @@ class SimEtcd:
     def header(self, member: Member) -> rpc.ResponseHeader:
         """Of an answer by a member that tells of the whole store."""
         return rpc.ResponseHeader(
-            cluster_id=CLUSTER, member_id=member.id, revision=self.store.revision, raft_term=self.term
+            cluster_id=CLUSTER, member_id=member.id, revision=self.store.revision, raft_term=self.quorum.term
         )
 
     def preset(self, txn: Txn) -> None:
@@ -118,6 +120,7 @@ class SimEtcd:
         revision, changes = self.store.history[-1]
         for change in changes:
             self._versions.setdefault(change.kv.key, []).append(change.kv)
+            self.space.size += put_cost(change.kv.key, change.kv.value)
         if self.committed is not None:
             self.committed(revision, changes, sender)
         for member in self.members.values():
@@ -127,13 +130,12 @@ class SimEtcd:
                 self._show(member, revision)
 
     def _show(self, member: Member, revision: int) -> None:
-        if revision > member.applied:
+        if member.led and revision > member.applied:
             member.applied = revision
-            if member.up:
-                self.watching.advanced(member)
+            self.watching.advanced(member)
 
     def catch_up(self, member: Member) -> None:
-        """The member shows everything now."""
+        """The member shows everything now, if it has a leader to tell it."""
         self._show(member, self.store.revision)
 
     def _at(self, revision: int, get: Get) -> GetResult:
@@ -166,11 +168,13 @@ class SimEtcd:
         return copy
 
     def answer(self, member: Member, path: str, asked: Any, sender: str) -> Any:
-        """Do what a request asks for. Raises StatusError."""
+        """Do what a request asks for. Raises StatusError, and Waits."""
         answer = _ANSWERS.get(path)
         if answer is None:
             raise StatusError("UNIMPLEMENTED", f"unknown method {path}")
-        if not member.led and path not in _LEADERLESS:
+        if not member.led and path not in _LOCAL:
+            if path in _PATIENT or not self.quorum.knows_no_leader(member):
+                raise Waits
             raise StatusError("UNAVAILABLE", "etcdserver: no leader")
         response = answer(self, member, asked, sender)
         response.header.CopyFrom(self.header(member))
@@ -182,17 +186,27 @@ class SimEtcd:
                 detail = f"grpc: received message larger than max ({txn} vs. {MAX_MESSAGE})"
                 raise StatusError("RESOURCE_EXHAUSTED", detail)
             raise StatusError("INVALID_ARGUMENT", "etcdserver: request is too large")
-        before = self.store.revision
-        if self.full and not self.applies_when_full and _writes(txn):
-            raise StatusError("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
+        before, fits = self.store.revision, self._admit(self.space.cost(txn))
         try:
             result: TxnResult = self.store.apply(txn)
         except EtcdRejected as error:
             raise StatusError(error.code, error.detail) from None
         self._commit(before, sender)
-        if self.full and self.store.revision > before:
-            raise StatusError("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
+        self._account(fits)
         return wire.encode_txn(result)
+
+    def _admit(self, cost: int) -> bool:
+        """Whether there is room for a request, which is applied in either case. Raises StatusError where it is not."""
+        fits = self.space.fits(cost)
+        if self.space.refuses(cost):
+            raise StatusError("RESOURCE_EXHAUSTED", NO_SPACE)
+        return fits
+
+    def _account(self, fits: bool) -> None:
+        """A request was applied. Raises StatusError where there was no room for it (T8)."""
+        if not fits and not self.space.alarm:
+            self.space.overdrawn()
+            raise StatusError("RESOURCE_EXHAUSTED", NO_SPACE)
 
     def _range(self, member: Member, asked: Any, sender: str) -> Any:
         get, revision = asked
@@ -211,12 +225,22 @@ class SimEtcd:
         return rpc.CompactionResponse()
 
     def _status(self, member: Member, request: Any, sender: str) -> Any:
-        leader = next(iter(self.members.values())).id if member.led else 0
-        return rpc.StatusResponse(version=self.version, leader=leader, raftTerm=self.term, dbSize=20480)
+        leader = self.quorum.leader.id if member.led and self.quorum.leader is not None else 0
+        size = max(20480, self.space.size)
+        return rpc.StatusResponse(version=self.version, leader=leader, raftTerm=self.quorum.term, dbSize=size)
 
     def _alarms(self, member: Member, request: Any, sender: str) -> Any:
-        raised = [rpc.AlarmMember(memberID=member.id, alarm=rpc.NOSPACE)] if self.full else []
+        raised = [rpc.AlarmMember(memberID=member.id, alarm=rpc.NOSPACE)] if self.space.alarm else []
+        if request.action == rpc.AlarmRequest.DEACTIVATE:
+            self.space.disarm()
         return rpc.AlarmResponse(alarms=raised)
+
+    def _defragment(self, member: Member, request: Any, sender: str) -> Any:
+        """What is left is what is there, and what is kept of its history."""
+        history = self.store.between(self.compacted + 1, self.store.revision)
+        kept = size_of(self.store.listing()) + sum(size_of(one.kv for one in changes) for _, changes in history)
+        self.space.size = min(self.space.size, kept)
+        return rpc.DefragmentResponse()
 
     def _list_members(self, member: Member, request: Any, sender: str) -> Any:
         return rpc.MemberListResponse(
@@ -229,6 +253,7 @@ class SimEtcd:
     # ----------------------------------------------------------------- leases
 
     def _grant(self, member: Member, request: Any, sender: str) -> Any:
+        fits = self._admit(GRANT_COST)
         try:
             self.store.grant(request.ID)
         except EtcdRejected as error:
@@ -238,6 +263,7 @@ class SimEtcd:
         if not self._expiring:
             self._expiring = True
             self.loop.world_at(self.loop.now + EXPIRY_CHECK, self._expire)
+        self._account(fits)
         return rpc.LeaseGrantResponse(ID=request.ID, TTL=ttl)
 
     def _revoke(self, member: Member, request: Any, sender: str) -> Any:
@@ -260,8 +286,8 @@ class SimEtcd:
         self._expiring = bool(self.leases)
         if self._expiring:
             self.loop.world_at(self.loop.now + EXPIRY_CHECK, self._expire)
-        if not any(member.led for member in self.members.values()):
-            return  # without a leader nothing expires
+        if self.quorum.leader is None:
+            return  # it is the leader who lets leases expire
         for lease in [i for i, one in self.leases.items() if one.expires + self.late_revocation <= self.loop.now]:
             self.end_lease(lease)
 
@@ -273,8 +299,8 @@ class SimEtcd:
         return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=left, grantedTTL=lease.ttl)
 
     def renew(self, lease_id: int, answer: Callable[[int], None]) -> None:
-        """A renewal; ``answer(ttl)`` is called when it is answered: at once, or after the revocation of a lease that
-        has expired (L3).
+        """A renewal that has reached the leader; ``answer(ttl)`` is called when it is answered: at once, or after the
+        revocation of a lease that has expired (L3).
         """
         lease = self.leases.get(lease_id)
         if lease is None:
@@ -285,28 +311,13 @@ class SimEtcd:
             lease.expires = self.loop.now + lease.ttl
             answer(lease.ttl)
 
-    # ---------------------------------------------------------------- leaders
-
-    def lose_leader(self) -> None:
-        """No member has a leader; their streams end (W8)."""
-        for member in self.members.values():
-            self.part(member)
-
-    def elect(self) -> None:
-        """There is a leader: it extends every lease by a full TTL (L4)."""
-        self.term += 1
+    def _extend_leases(self) -> None:
+        """A new leader gives every lease a whole TTL (L4)."""
         for lease in self.leases.values():
             lease.expires = self.loop.now + lease.ttl
             waiting, lease.waiting = lease.waiting, []
             for answer in waiting:
                 answer(lease.ttl)
-        for member in self.members.values():
-            member.led = True
-            self.catch_up(member)
-
-    def part(self, member: Member) -> None:
-        """The member is cut off from the others: it has no leader, and shows nothing new."""
-        member.led = False
 
 
 def cut(found: list[KeyValue], get: Get) -> GetResult:
@@ -321,10 +332,6 @@ def cut(found: list[KeyValue], get: Get) -> GetResult:
     return GetResult(tuple(kvs), len(kept) < len(found), len(found))
 
 
-def _writes(txn: Any) -> bool:
-    return any(not isinstance(op, Get) for op in (*txn.success, *txn.failure))
-
-
 _ANSWERS: dict[str, Callable[[SimEtcd, Member, Any, str], Any]] = {
     "/etcdserverpb.KV/Txn": SimEtcd._txn,
     "/etcdserverpb.KV/Range": SimEtcd._range,
@@ -334,8 +341,12 @@ _ANSWERS: dict[str, Callable[[SimEtcd, Member, Any, str], Any]] = {
     "/etcdserverpb.Lease/LeaseTimeToLive": SimEtcd._time_to_live,
     "/etcdserverpb.Maintenance/Status": SimEtcd._status,
     "/etcdserverpb.Maintenance/Alarm": SimEtcd._alarms,
+    "/etcdserverpb.Maintenance/Defragment": SimEtcd._defragment,
     "/etcdserverpb.Cluster/MemberList": SimEtcd._list_members,
 }
-_LEADERLESS = frozenset(
-    {"/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Alarm", "/etcdserverpb.Cluster/MemberList"}
+_LOCAL = frozenset(
+    {"/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Defragment", "/etcdserverpb.Cluster/MemberList"}
 )
+"""What a member answers by itself."""
+_PATIENT = frozenset({"/etcdserverpb.Maintenance/Alarm"})
+"""What is sent without ``hasleader``, and so waits for a leader for as long as it takes (W8)."""

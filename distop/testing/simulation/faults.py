@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from distop.testing.simulation.etcd import Member
     from distop.testing.simulation.loop import Process
     from distop.testing.simulation.machine import Machine
     from distop.testing.simulation.network import Link
+    from distop.testing.simulation.quorum import Member
     from distop.testing.simulation.run import Simulation
 
 ALL = ("KV", "Lease", "Watch")
@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[int, float, float]] = {
     "leader": (5, 0.2, 3.0),  # F5, F12
     "member-parted": (4, 0.5, 6.0),  # F5, F18
     "member-killed": (4, 0.3, 5.0),
+    "quorum": (3, 0.5, 9.0),  # F5, F12
     "lag": (5, 0.5, 6.0),  # F11, F18
     "slow-watches": (4, 0.0, 0.0),  # F9
     "watches-end": (4, 0.0, 0.0),  # F11
@@ -295,32 +296,35 @@ class Injector:
 
     def _leader(self, fault: Fault) -> None:
         self.count["leader"] += 1
-        self._sim.etcd.lose_leader()
-        self._later(fault, self._sim.etcd.elect)
+        quorum = self._sim.etcd.quorum
+        quorum.lose_leader()
+        self._later(fault, quorum.elect)
 
     def _member_parted(self, fault: Fault) -> None:
-        member, etcd = self._member(fault), self._sim.etcd
-        if len(etcd.members) < 3:
+        member, quorum = self._member(fault), self._sim.etcd.quorum
+        if len(quorum.members) < 3:
             return self._leader(fault)
         self.count["member-parted"] += 1
-        etcd.part(member)
-
-        def back() -> None:
-            member.led = True
-            etcd.catch_up(member)
-
-        return self._later(fault, back)
+        quorum.part(member)
+        return self._later(fault, lambda: quorum.join(member))
 
     def _member_killed(self, fault: Fault) -> None:
-        member, etcd = self._member(fault), self._sim.etcd
+        member, network = self._member(fault), self._sim.network
         self.count["member-killed"] += 1
-        self._sim.network.stop(member)
+        network.stop(member)
+        self._later(fault, lambda: network.start(member))
 
-        def back() -> None:
-            member.up = True
-            etcd.catch_up(member)
-
-        self._later(fault, back)
+    def _quorum(self, fault: Fault) -> None:
+        """All members but one are killed, or cut off from each other; one after the other comes back."""
+        spared, network, quorum = self._member(fault), self._sim.network, self._sim.etcd.quorum
+        struck = [member for member in quorum.members.values() if member is not spared]
+        kills = fault.aim[2] < 0.6 or not struck
+        struck = struck or [spared]
+        self.count["quorum"] += 1
+        for number, member in enumerate(struck, 1):
+            (network.stop if kills else quorum.part)(member)
+            back = network.start if kills else quorum.join
+            self._sim.loop.world_at(self._sim.loop.now + fault.lasts * number / len(struck), back, member)
 
     def _lag(self, fault: Fault) -> None:
         member, etcd = self._member(fault), self._sim.etcd
@@ -358,7 +362,7 @@ class Injector:
 
         def compact() -> None:
             revision = etcd.revision - int(fault.aim[0] * 10)
-            if revision > etcd.compacted:
+            if revision > etcd.compacted and etcd.quorum.leader is not None:
                 self.count["compaction"] += 1
                 etcd.compacted = revision
             if loop.now < until:
@@ -368,9 +372,9 @@ class Injector:
 
     def _space(self, fault: Fault) -> None:
         self.count["space"] += 1
-        etcd = self._sim.etcd
-        etcd.full, etcd.applies_when_full = True, fault.aim[0] < 0.5
-        self._later(fault, lambda: setattr(etcd, "full", False))
+        space = self._sim.etcd.space
+        space.fill(late=fault.aim[1] if fault.aim[0] < 0.5 else 0.0)
+        self._later(fault, space.empty)
 
     def _late_revocation(self, fault: Fault) -> None:
         self.count["late-revocation"] += 1
@@ -393,7 +397,7 @@ class Injector:
     def _revoke(self, fault: Fault) -> None:
         """Somebody revokes a lease by hand: its holder does not know, so what it promises of side effects is off."""
         etcd = self._sim.etcd
-        if etcd.leases:
+        if etcd.leases and etcd.quorum.leader is not None:
             self.count["revoke"] += 1
             self._sim.lenient = True
             etcd.end_lease(list(etcd.leases)[int(fault.aim[0] * len(etcd.leases))])

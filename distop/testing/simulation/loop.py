@@ -323,10 +323,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         future = self.create_future()
+        process = PROCESS.get(self.world)
         try:
-            future.set_result(func(*args))
+            result = func(*args)
         except Exception as error:
             future.set_exception(error)
+        else:
+            if process.life is Life.RUNNING:
+                future.set_result(result)
+            else:  # it was struck while its thread worked: it goes on once it is let, if ever
+                self.call_soon(future.set_result, result)
         return future
 
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:

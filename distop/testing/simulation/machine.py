@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop import logs
 from distop.binding import Binding, BindingFile
@@ -19,12 +19,12 @@ from distop.localjobs import RunFiles
 from distop.store.transport import channels
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import GUARDIAN_LATE, Child
-from distop.testing.simulation.loop import Life, Process
+from distop.testing.simulation.loop import PROCESS, Life, Process
 from distop.testing.simulation.source import SimSource
 from distop.testing.simulation.worker import SimWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distop.core.declaration import Declaration
     from distop.core.limits import Limits
@@ -35,13 +35,37 @@ if TYPE_CHECKING:
     from distop.testing.simulation.network import Network
     from distop.worker.model import WorkerConfig
 
+Step: TypeAlias = "Callable[[Process, str], Callable[[], None]]"
+"""Called before a process does something that is no request; what it returns, once that was done."""
+
+
+def nothing() -> None:
+    """Nobody wants to know that a step was done."""
+
+
+def unobserved(process: Process, what: str) -> Callable[[], None]:
+    """Nobody wants to know of the steps of a machine."""
+    return nothing
+
+
+def _change(step: Step, what: str, do: Callable[[], object]) -> None:
+    """One change of a disk. A process that was killed changes none, whatever it still runs of its last callback."""
+    process = PROCESS.get()
+    if process.dead:
+        return
+    done = step(process, what)
+    if not process.dead:
+        do()
+        done()
+
 
 class Disk(RunFiles):
     """The work directory of a machine: it outlives its daemons."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step = unobserved) -> None:
         super().__init__(Path("/nowhere"))
         self._runs: dict[str, bytes] = {}
+        self._step = step
 
     def names(self) -> list[str]:
         return sorted(self._runs)
@@ -50,10 +74,10 @@ class Disk(RunFiles):
         return self._runs[name]
 
     def write(self, name: str, data: bytes) -> None:
-        self._runs[name] = data
+        _change(self._step, "disk: write a run", lambda: self._runs.update({name: data}))
 
     def remove(self, name: str) -> None:
-        self._runs.pop(name, None)
+        _change(self._step, "disk: remove a run", lambda: self._runs.pop(name, None))
 
     def operations(self) -> Iterator[OperationRef]:
         """No private directory is ever made."""
@@ -63,19 +87,22 @@ class Disk(RunFiles):
 class Remembered(BindingFile):
     """The binding of a machine's work directory: it outlives its daemons, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: Step = unobserved) -> None:
         super().__init__(Path("/nowhere"))
         self._data: bytes | None = None
+        self._step = step
 
     def read(self) -> bytes | None:
         return self._data
 
     def write(self, data: bytes) -> None:
-        self._data = data
+        _change(self._step, "disk: write the binding", lambda: setattr(self, "_data", data))
 
 
 class Machine:
-    """A host. ``completed`` is called with what completion code is told."""
+    """A host. ``completed`` is called with what completion code is told; ``step`` before each step of it that is no
+    request: a change of its disk, a part of its child's work. What that returns is called once the step was done.
+    """
 
     def __init__(
         self,
@@ -93,6 +120,7 @@ class Machine:
         skew: float,
         completed: Any,
         unable: Sequence[str] = (),
+        step: Step = unobserved,
         namespace: str = "",
         history_limit: int = 1000,
         limits: Limits = DEFAULT,
@@ -112,8 +140,9 @@ class Machine:
         self.worker: SimWorker | None = None
         self.incarnations: list[str] = []
         self._completed = completed
-        self._files = Disk()
-        self._remembered = Remembered()
+        self.step = step
+        self._files = Disk(step)
+        self._remembered = Remembered(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
             ttl=ttl, poll=poll, history_limit=history_limit, limits=limits,
@@ -178,6 +207,16 @@ class Machine:
             self.loop.freeze(self.process)
             return self.process
         return None
+
+    @property
+    def at_work(self) -> bool:
+        """Its child does something."""
+        return self.worker is not None and self.worker.at_work
+
+    def kill_child(self) -> None:
+        """kill -9 of the child alone: the daemon goes on."""
+        if self.worker is not None:
+            self.worker.child_killed()
 
     def stop(self) -> None:
         """SIGTERM."""

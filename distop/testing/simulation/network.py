@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from distop.store.transport import PING_EVERY, PING_LIMIT
-from distop.testing.simulation.etcd import StatusError
+from distop.testing.simulation.etcd import StatusError, Waits
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.streams import SimStream
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from distop.testing.simulation.etcd import Member, SimEtcd
+    from distop.testing.simulation.etcd import SimEtcd
     from distop.testing.simulation.loop import Process, VirtualLoop
+    from distop.testing.simulation.quorum import Member
 
 PATIENCE = PING_EVERY + PING_LIMIT
 """Seconds after which a connection that swallows everything is given up, by gRPC's pings."""
@@ -103,13 +104,7 @@ class Network:
         """Other addresses of members, which have links of their own."""
         self._links: dict[tuple[str, str], Link] = {}
         self._numbers = 0
-        etcd_parts = etcd.part
-
-        def part(member: Member) -> None:
-            etcd_parts(member)
-            self.leaderless(member)
-
-        etcd.part = part  # type: ignore[method-assign]
+        etcd.quorum.silent = self.leaderless
 
     def channel(self, address: str, credentials: Any = None) -> Any:
         """A channel of the current process (``distop.store.transport.channels``)."""
@@ -192,12 +187,16 @@ class Network:
 
     def stop(self, member: Member) -> None:
         """The server is killed."""
-        member.up = False
+        self.etcd.quorum.stop(member)
         for link in self.links(member=member):
             self.cut(link)
 
+    def start(self, member: Member) -> None:
+        """The server runs again."""
+        self.etcd.quorum.start(member)
+
     def leaderless(self, member: Member) -> None:
-        """Its streams, which want a leader, end (W8)."""
+        """Its streams end, since they want a leader (W8)."""
         for link in self.links(member=member):
             for stream in list(link.streams):
                 stream.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
@@ -254,6 +253,10 @@ class Network:
                 response = self.etcd.answer(member, path, asked, sender)
             except StatusError as status:
                 error = (status.code, status.detail)
+            except Waits:
+                go_on = functools.partial(self._arrive, link, path, asked, number, fate, sender)
+                member.waiting.append(go_on)
+                return
         self.applied(link.process, path, asked)
         reply = link.calls.pop(number, None)
         if reply is None or (fate is not None and fate.silent):

@@ -1,214 +1,250 @@
-"""Crash points, enumerated: every request that a process sends in a reference run is a place where it can be struck.
+"""Crash points, enumerated: every step by which a process changes something for others or for its successor, or asks
+for something, is a place where it can be struck.
 
-Between two requests a process changes nothing but its memory, so the moments that differ for others are: before a
-request is sent, and after it was done, before it is answered. A discovery run lists all of them; then the run
-is repeated, the same up to that moment, with the process killed, frozen or cut off there. A new step of a protocol
-sends a request, and is so covered without anybody remembering it.
+Between two steps a process changes nothing but its memory, so the moments that differ are: before a step, and after
+it was done, before the process knows. Steps are
+
+- each request to etcd: before it is sent, and after it was done, before it is answered;
+- each change of the executor's disk: a run written down or removed, the binding;
+- what the child does: a job that starts, a checkpoint (from when the output is there until the answer has come), an end
+  of a job that is handed over, a call of planning, completion or cleanup code.
+
+A discovery run lists all of them; then the run is repeated, the same up to that moment, and struck there. A new step of
+a protocol sends a request, and is so covered without anybody remembering it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+import contextlib
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.core import keys as K
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
+from distop.store.client import EtcdClient
+from distop.testing.simulation.machine import nothing
+from distop.testing.simulation.references import RESTART
 from distop.testing.simulation.run import Simulation, quietly
-from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
+from distop.testing.simulation.wire import to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distop.testing.simulation.loop import Process
     from distop.testing.simulation.machine import Machine
-    from distop.testing.simulation.run import Breach
+    from distop.testing.simulation.references import Reference
+    from distop.testing.simulation.run import Report
 
-ACTIONS = ("kill", "freeze", "cut")
+ACTIONS = ("kill", "freeze", "cut", "stop", "kill-child")
+"""kill -9 of the process; SIGSTOP; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone."""
 MOMENTS = ("before", "done")
-RESTART = 0.3
-"""Seconds after which a daemon that was killed is started again."""
+STRUCK = ("exec-", "client-", "operator")
+"""Processes that are struck: those that set the scene are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A process's ``number``-th request, and what it asks for."""
+    """The ``number``-th point of a run: whose it is, and what it does. ``busy``: its child is at work then."""
 
-    process: str
     number: int
+    process: str
     what: str
-
-    @property
-    def writes(self) -> bool:
-        """It changes something."""
-        return self.what.startswith(("put ", "delete ", "Lease"))
-
-
-def references() -> dict[str, Scenario]:
-    """Small runs without faults that together go through every protocol: start, plan, claim, report, retry, pause,
-    resume, cancel, fail fast, finish, rerun, what follows, cleanup, drain, election, renewal; the strikes make
-    takeovers of them.
-    """
-    rough = {"trouble": 1.0}
-    slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
-    cannot = _reference("quick", None, partitions=3, seed=1)
-    some_fail = _reference("check", "collect_all", partitions=2, seed=35, **rough)
-    return {
-        "jobs and completion fail": _reference("check", "collect_all", partitions=4, seed=1, **rough),
-        "planning fails": _reference("check", "collect_all", partitions=4, seed=17, **rough),
-        "planning fails for good": _reference("check", "collect_all", partitions=4, seed=16, **rough),
-        "fail fast": _reference("index", "fail_fast", partitions=8, seed=8, name="x", pace=0.2, **rough),
-        "fail fast in batches": _reference("purge", "fail_fast", partitions=8, seed=14, **rough),
-        "pause and resume": _reference(
-            "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
-        ),
-        "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
-        "without completion": _reference("quick", None, partitions=8, seed=1),
-        "pause now": _reference(
-            "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
-        ),
-        "drain": replace(slow, drains=(DrainAct(0.7, "exec-0", 0.0, True), DrainAct(1.1, "exec-1", 0.3, False))),
-        "rerun": replace(some_fail, wishes=tuple(replace(wish, rerun="failed") for wish in some_fail.wishes)),
-        "a node that cannot": replace(cannot, hosts=(replace(cannot.hosts[0], unable=("quick",)), *cannot.hosts[1:])),
-        "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
-    }
-
-
-def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, **arg: Any) -> Scenario:
-    given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
-    wish = Wish(0, 0.3, type_name, "a", given, None, policy, acts)
-    return plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0)
-
-
-def discover(wanted: Scenario) -> list[Point]:
-    """All requests of the daemons and of the client in a run that nobody disturbs, in order."""
-    sim = Simulation(wanted)
-    points: list[Point] = []
-    counts: Counter[str] = Counter()
-
-    def sending(process: Process, path: str, asked: Any) -> float:
-        number = counts[process.name]
-        counts[process.name] += 1
-        if process.name.startswith(("exec-", "client-", "operator")) and not sim.all_ended:
-            points.append(Point(process.name, number, what(sim, path, asked)))
-        return 0.0
-
-    sim.network.sending = sending
-    report = sim.run()
-    if report.breaches:
-        raise AssertionError(f"the reference run itself breaches: {report.breaches[0]}")
-    return points
-
-
-def strike(wanted: Scenario, point: Point, action: str, moment: str) -> list[Breach]:
-    """The same run with the process struck at that point; what it breaches."""
-    sim = Simulation(wanted)
-    counts: Counter[str] = Counter()
-    doing = _Strike(sim, action, 2.5 * wanted.ttl)
-
-    def sending(process: Process, path: str, asked: Any) -> float:
-        number = counts[process.name]
-        counts[process.name] += 1
-        if (process.name, number) != (point.process, point.number):
-            return 0.0
-        if moment == "before":
-            return doing.strike(process)
-        sim.network.applied = applied(asked)
-        return 0.0
-
-    def applied(wanted_one: Any) -> Callable[[Process, str, Any], None]:
-        def done(process: Process, path: str, asked: Any) -> None:
-            if asked is wanted_one:
-                doing.strike(process)
-
-        return done
-
-    sim.network.sending = sending
-    return sim.run().breaches
-
-
-class _Strike:
-    """Kills, freezes or cuts off a process, once, and lets it come back."""
-
-    def __init__(self, sim: Simulation, action: str, lasts: float) -> None:
-        self._sim = sim
-        self._action = action
-        self._lasts = lasts
-
-    def strike(self, process: Process) -> float:
-        """Do it; the seconds by which a request of this moment is put off."""
-        sim, loop = self._sim, self._sim.loop
-        if process.dead:
-            return 0.0
-        sim.note(f"{process.name}: {self._action}")
-        if self._action == "kill":
-            machine = self._machine(process)
-            if machine is None:
-                loop.kill(process)
-                sim.network.died(process)
-            else:
-                machine.crash()
-                loop.world_at(loop.now + RESTART, machine.start)
-            return 0.0
-        until = loop.now + self._lasts
-        if self._action == "freeze":
-            loop.freeze(process)
-            loop.world_at(until, loop.thaw, process)
-            return self._lasts
-        links = sim.network.links(process)
-        for link in links:
-            sim.network.hold(link, ("KV", "Lease", "Watch"), ("KV", "Lease", "Watch"))
-        loop.world_at(until, sim.network.heal_all, links)
-        return 0.0
-
-    def _machine(self, process: Process) -> Machine | None:
-        return next((machine for machine in self._sim.machines if machine.process is process), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """One run: which reference, where, what, and when."""
-
-    reference: str
-    point: Point
-    action: str
-    moment: str
+    busy: bool
 
     def __str__(self) -> str:
-        p = self.point
-        return f"{self.reference}: {self.action} {p.process}, request {p.number} ({p.what}), {self.moment}"
+        return f"{self.process} at point {self.number} ({self.what})"
+
+    @property
+    def role(self) -> str:
+        """What kind of process it is: ``exec``, ``client``, ``operator``."""
+        return self.process.partition("-")[0]
+
+    @property
+    def label(self) -> str:
+        """That of the transaction; "" where it is none that writes."""
+        return "" if self.what.startswith(("disk:", "child:")) else self.what.rpartition(": ")[0]
+
+    def actions(self) -> tuple[str, ...]:
+        """What can be done to the process there."""
+        if self.role != "exec":
+            return ("kill", "freeze", "cut")
+        return ACTIONS if self.busy or self.what.startswith("child:") else ACTIONS[:-1]
 
 
-def strikes(*, every: bool) -> list[Strike]:
-    """All strikes at all points; or those of them that differ most from each other: killed at each point, before and
-    after; frozen and cut off after each write.
-    """
-    return [
-        Strike(name, point, action, moment)
-        for name, wanted in references().items()
-        for point in discover(wanted)
-        for action in ACTIONS
-        for moment in MOMENTS
-        if every or action == "kill" or (moment == "done" and point.writes)
-    ]
+@dataclass(slots=True)
+class Blow:
+    """A strike that is to come: at the first point that it ``wants``, ``moment`` it is done."""
+
+    wants: Callable[[Point], bool]
+    action: str
+    moment: str
+    away: float = RESTART
+    struck: Point | None = None
 
 
-def one_strike(struck: Strike) -> tuple[Strike, list[str]]:
-    """Run it; what it breaches."""
+class Course:
+    """One run of a reference, its points numbered as they come, with the opening of the reference and this blow."""
+
+    def __init__(self, reference: Reference, blow: Blow | None = None) -> None:
+        self.sim = sim = Simulation(reference.scenario)
+        self.points: list[Point] = []
+        self.opened = -1
+        """The number of the point at which the opening struck."""
+        self._lasts = 2.5 * reference.scenario.ttl
+        self._opening = None
+        if (first := reference.opening) is not None:
+            self._opening = Blow(lambda p: p.what.startswith(first.step), first.action, first.moment, first.away)
+        self._blows = [one for one in (self._opening, blow) if one is not None]
+        self._asked: dict[int, tuple[Any, Callable[[], None]]] = {}
+        sim.network.sending = self._sending
+        sim.network.applied = self._applied
+        sim.stepping = lambda process, what: self._meet(process, what)[1]
+
+    def run(self) -> Report:
+        """Run it to its end."""
+        with _labelled():
+            report = self.sim.run()
+        if self._opening is not None and self._opening.struck is not None:
+            self.opened = self._opening.struck.number
+        return report
+
+    # ----------------------------------------------------------------- points
+
+    def _sending(self, process: Process, path: str, asked: Any) -> float:
+        put_off, done = self._meet(process, what(self.sim, path, asked))
+        if done is not nothing:
+            self._asked[id(asked)] = (asked, done)
+        return put_off
+
+    def _applied(self, process: Process, path: str, asked: Any) -> None:
+        if id(asked) in self._asked:
+            self._asked.pop(id(asked))[1]()
+
+    def _meet(self, process: Process, what: str) -> tuple[float, Callable[[], None]]:
+        """A point: the seconds by which what it does is put off, and what is to be called once it was done."""
+        if process.dead or not process.name.startswith(STRUCK) or self.sim.all_ended:
+            return 0.0, nothing
+        machine = self._machine(process)
+        point = Point(len(self.points), process.name, what, machine is not None and machine.at_work)
+        self.points.append(point)
+        put_off = 0.0
+        after: list[Blow] = []
+        for blow in self._blows:
+            if blow.struck is None and blow.wants(point):
+                blow.struck = point
+                if blow.moment == "before":
+                    put_off = max(put_off, self._strike(process, blow, point))
+                else:
+                    after.append(blow)
+
+        def done() -> None:
+            for blow in after:
+                self._strike(process, blow, point)
+
+        return put_off, done if after else nothing
+
+    def _machine(self, process: Process) -> Machine | None:
+        return next((machine for machine in self.sim.machines if machine.process is process), None)
+
+    # ---------------------------------------------------------------- strikes
+
+    def _strike(self, process: Process, blow: Blow, point: Point) -> float:
+        """Do it, and let the process come back later; the seconds by which a request of this moment is put off."""
+        if process.dead:
+            return 0.0
+        self.sim.note(f"{blow.action} {point}, {blow.moment}")
+        machine = self._machine(process)
+        if blow.action == "freeze":
+            return self._freeze(process)
+        if blow.action == "cut":
+            self._cut(process)
+        elif machine is None:
+            self.sim.loop.kill(process)
+            self.sim.network.died(process)
+        elif blow.action == "kill-child":
+            machine.kill_child()
+        else:
+            if blow.action == "kill":
+                machine.crash()
+            else:
+                machine.stop()
+            self._start_again(machine, blow.away)
+        return 0.0
+
+    def _start_again(self, machine: Machine, after: float) -> None:
+        """Once the daemon is gone: a stop takes its time."""
+
+        def start() -> None:
+            if machine.process is not None:
+                self._start_again(machine, RESTART)
+            else:
+                machine.start()
+
+        self.sim.loop.world_at(self.sim.loop.now + after, start)
+
+    def _freeze(self, process: Process) -> float:
+        loop = self.sim.loop
+        loop.freeze(process)
+        loop.world_at(loop.now + self._lasts, loop.thaw, process)
+        return self._lasts
+
+    def _cut(self, process: Process) -> None:
+        network, loop = self.sim.network, self.sim.loop
+        links = network.links(process)
+        for link in links:
+            network.hold(link, ("KV", "Lease", "Watch"), ("KV", "Lease", "Watch"))
+        loop.world_at(loop.now + self._lasts, network.heal_all, links)
+
+
+def discover(reference: Reference) -> Course:
+    """The run that nobody disturbs but its opening: ``points`` are all its points, in order."""
+    course = Course(reference)
     with quietly():
-        found = strike(references()[struck.reference], struck.point, struck.action, struck.moment)
-    return struck, [str(breach) for breach in found]
+        report = course.run()
+    if report.breaches:
+        raise AssertionError(f"the reference run itself breaches: {report.breaches[0]}")
+    return course
 
 
 # ------------------------------------------------------------------ what it is
 
+_LABEL: ContextVar[str] = ContextVar("distop-label", default="")
+
+
+@contextlib.contextmanager
+def _labelled() -> Iterator[None]:
+    """A transaction's label is not sent: while this lasts, the one of the current commit is known."""
+    commit = EtcdClient.commit
+
+    async def named(self: EtcdClient, txn: Txn, **given: Any) -> Any:
+        former = _LABEL.get()
+        _LABEL.set(txn.label)
+        try:
+            return await commit(self, txn, **given)
+        finally:
+            _LABEL.set(former)
+
+    EtcdClient.commit = named  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        EtcdClient.commit = commit  # type: ignore[method-assign]
+
 
 def what(sim: Simulation, path: str, asked: Any) -> str:
-    """A request in words: the method, and for a transaction what it would write."""
-    if not isinstance(asked, Txn):
-        return path.rpartition("/")[2]
-    return ", ".join(sorted(set(_writes(sim, asked)))) or "read"
+    """A request in words: the method and what it looks at, or for a transaction its label and what it would write."""
+    if isinstance(asked, Txn):
+        if writes := sorted(set(_writes(sim, asked))):
+            return f"{_LABEL.get()}: {', '.join(writes)}"
+        return f"read {', '.join(sorted({_family(sim, op) for op in asked.success if isinstance(op, Get)}))}"
+    method = path.rpartition("/")[2]
+    if isinstance(asked, tuple):
+        return f"{method} {_family(sim, asked[0])}"
+    if method == "Watch" and asked.HasField("create_request"):
+        return f"{method} {_family(sim, Get(to_text(asked.create_request.key)))}"
+    return method
 
 
 def _writes(sim: Simulation, txn: Txn) -> Iterator[str]:
@@ -217,16 +253,15 @@ def _writes(sim: Simulation, txn: Txn) -> Iterator[str]:
             yield from _writes(sim, op)
         elif isinstance(op, Put | Delete):
             verb = "put" if isinstance(op, Put) else "delete"
-            yield f"{verb} {_family(sim, op.key)}"
-        elif not isinstance(op, Get):
-            raise TypeError(op)
+            yield f"{verb} {_family(sim, op)}"
 
 
-def _family(sim: Simulation, key: str) -> str:
+def _family(sim: Simulation, op: Put | Delete | Get) -> str:
+    """Which keys: the name after the operation, or the family; of a range where it begins."""
     try:
-        parsed = sim.keys.parse(key)
+        parsed = sim.keys.parse(op.key)
     except InvalidArgument:
-        return "a range"
+        return f"{op.key.partition('.')[0]}…"
     if parsed.partition >= 0 and parsed.family != K.CLAIM:
         return f"job {parsed.name}"
     return parsed.name or parsed.family

@@ -27,7 +27,7 @@ from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faults import Injector
 from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.machine import Machine
+from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
 from distop.testing.simulation.offers import Offers
 from distop.testing.simulation.past import past
@@ -116,12 +116,14 @@ class Simulation:
         self.keys = _Keys(wanted.namespace)
         self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
         addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
-        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch)
+        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
         self.etcd.watching.fragments = wanted.fragments
         for txn in past(self.keys, wanted):
             self.etcd.preset(txn)
         self.etcd.committed = self._committed
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
+        self.stepping: Step = unobserved
+        """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
         self.breaches: list[Breach] = []
         self.log: list[tuple[float, int, str, str]] = []
         self.lenient = False
@@ -236,8 +238,8 @@ class Simulation:
             machine = Machine(
                 host.name, self.loop, self.network, self.effects, self._config.etcd, str(wanted.seed), types=host.types,
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
-                unable=host.unable, namespace=wanted.namespace, history_limit=wanted.history_limit,
-                limits=wanted.limits,
+                unable=host.unable, step=lambda process, what: self.stepping(process, what),
+                namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
@@ -297,9 +299,8 @@ class Simulation:
         for link in self.network.links():
             self.network.heal(link)
         for member in self.etcd.members.values():
-            member.up = True
             member.lag = 0.0
-        self.etcd.elect()
+        self.etcd.quorum.heal()
         for process in [*self.clients, *(machine.process for machine in self.machines)]:
             if process is not None:
                 process.let_be()

@@ -99,6 +99,8 @@ class Scenario:
     calm: float = 0.0
     """When the last fault is over."""
     drains: tuple[DrainAct, ...] = ()
+    election: float = 1.0
+    """Seconds of etcd's election timeout."""
     limits: Limits = DEFAULT
     namespace: str = ""
     past: int = 0
@@ -189,6 +191,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
         drains,
+        people.choice((0.2, 0.5, 1.0)),
         _limits(sizes),
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,

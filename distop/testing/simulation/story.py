@@ -44,11 +44,11 @@ def story(sim: Simulation, breach: Breach) -> list[str]:
     return ([f"({left_out} lines before)"] if left_out > 0 else []) + told[-LONGEST:]
 
 
-def describe(sim: Simulation, breach: Breach) -> Iterator[str]:
-    """A breach with its story, and how to see it again."""
+def describe(sim: Simulation, breach: Breach, again: str = "") -> Iterator[str]:
+    """A breach with its story, and how to see it again: by its seed, or by this command."""
     yield str(breach)
     yield from (f"  {line}" for line in story(sim, breach))
-    yield f"  replay: scripts/simulate --replay {sim.scenario.seed}"
+    yield f"  replay: {again or f'scripts/simulate --replay {sim.scenario.seed}'}"
 
 
 def _name(sim: Simulation, sender: str) -> str:

@@ -38,6 +38,8 @@ class SimStream:
         self._watches: list[Watch] = []
         self._gone = False
         """The server knows that it has ended."""
+        self._taken = False
+        """The server has let it in."""
         link.streams.append(self)
 
     # ----------------------------------------------------------------- client
@@ -148,10 +150,15 @@ class SimStream:
         etcd, member = self._network.etcd, self._link.member
         if self._gone or not member.up:
             return
-        self._network.applied(self._link.process, self._path, message)
-        if not member.led:
+        if not self._taken and etcd.quorum.knows_no_leader(member):
             self.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
-        elif isinstance(message, rpc.LeaseKeepAliveRequest):
+            return
+        self._taken = True
+        if not member.led and isinstance(message, rpc.LeaseKeepAliveRequest):
+            member.waiting.append(lambda: self._arrived(message, sender))
+            return
+        self._network.applied(self._link.process, self._path, message)
+        if isinstance(message, rpc.LeaseKeepAliveRequest):
             lease = message.ID
 
             def answer(ttl: int) -> None:

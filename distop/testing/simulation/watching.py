@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from distop.core.view import Change
     from distop.store._proto import kv_pb2 as kv
-    from distop.testing.simulation.etcd import Member, SimEtcd
+    from distop.testing.simulation.etcd import SimEtcd
+    from distop.testing.simulation.quorum import Member
 
 CATCH_UP = 0.1
 """Seconds between two rounds of the loop that serves the belated."""
@@ -189,6 +190,6 @@ class WatchServer:
             cluster_id=self._etcd.header(member).cluster_id,
             member_id=member.id,
             revision=revision or member.applied,
-            raft_term=self._etcd.term,
+            raft_term=self._etcd.quorum.term,
         )
         return rpc.WatchResponse(header=header, **fields)

@@ -87,6 +87,21 @@ class SimWorker:
         if child is not None:
             child.kill(reason)
 
+    @property
+    def at_work(self) -> bool:
+        """The child does something."""
+        child = self._child
+        return child is not None and child.alive and bool(child.doing or child.calls)
+
+    def child_killed(self) -> None:
+        """Somebody kills the child. What ran alone in it is taken for what killed it; of several nobody is, because
+        the real worker runs them again one by one.
+        """
+        child, self._child = self._child, None
+        if child is not None:
+            child.guilty = child.alone()
+            child.kill("exited")
+
     def _ready(self) -> Child:
         if self._stopped:
             raise WorkerError("transient", f"the worker is {self._stopped}")
@@ -130,6 +145,8 @@ class SimWorker:
                 await asyncio.wait(set(run.saving))
             child = self._ready()
             run.begun = True
+            if self._process.dead:  # killed in this callback
+                return
             child.spawn(self._jobs(child, run, list(run.pending.values()), cleanup))
             await first(run.done, child.died)
             if run.done.done():
@@ -148,7 +165,8 @@ class SimWorker:
         await asyncio.sleep(PIPE)
         if not run.request.batch:
             for item in items:
-                await self._job(child, run, item, cleanup)
+                if child.alive:
+                    await self._job(child, run, item, cleanup)
             return
         await asyncio.gather(*(self._job(child, run, item, cleanup) for item in items))
 
@@ -162,18 +180,20 @@ class SimWorker:
             self._tell(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
             return
         began = machine.source.time()
+        started = machine.step(self._process, "child: start a job")
+        if not child.alive:
+            return
         effect = machine.effects.begin(ref, p, item.fence, self.config.incarnation, item.attempt)
         child.doing.append(effect)
         resumable = machine.types[request.type].resumable
         if resumable:
             machine.effects.resumed(ref, p, item.progress, effect)
+        started()
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
         if request.type in machine.unable:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
-            machine.effects.end(effect, "unable")
-            child.doing.remove(effect)
-            self._tell(run.end, [JobEnded(p, "unable", None, behaviors.UNABLE, began, machine.source.time())])
+            self._over(child, run, effect, JobEnded(p, "unable", None, behaviors.UNABLE, began, machine.source.time()))
             return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
         done = int(item.progress or 0)
@@ -191,7 +211,7 @@ class SimWorker:
                 await asyncio.sleep(script.step * 20)
             done += 1
             if resumable and done < script.steps:
-                await self._checkpoint(run, ref, p, done, effect)
+                await self._checkpoint(child, run, ref, p, done, effect)
         if kind == "success" and script.end == "crash":
             child.guilty = (request.op, p)
             child.kill("exited")
@@ -201,9 +221,18 @@ class SimWorker:
             error = "the job broke" if kind == "error" else "the answer is no"
         if kind == "success":
             result = {"fence": item.fence, "by": self.config.incarnation}
-        machine.effects.end(effect, kind)
+        ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]
+        self._over(child, run, effect, ended)
+
+    def _over(self, child: Child, run: Run, effect: Effect, ended: JobEnded) -> None:
+        """A job has done all that it does; now the daemon is told."""
+        told = self._machine.step(self._process, "child: hand over an end")
+        if not child.alive:
+            return
+        self._machine.effects.end(effect, ended.kind)
         child.doing.remove(effect)
-        self._tell(run.end, [JobEnded(p, kind, result, error, began, machine.source.time())])  # type: ignore[arg-type]
+        self._tell(run.end, [ended])
+        told()
 
     @staticmethod
     async def _work(run: Run, partition: int, seconds: float) -> None:
@@ -216,7 +245,12 @@ class SimWorker:
             async with asyncio.timeout(seconds):
                 await run.told.wait()
 
-    async def _checkpoint(self, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect) -> None:
+    async def _checkpoint(
+        self, child: Child, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect
+    ) -> None:
+        known = self._machine.step(self._process, "child: save a checkpoint")
+        if not child.alive:
+            return
         answered: asyncio.Future[bool] = self._loop.create_future()
         child_context = contextvars.copy_context()
 
@@ -238,6 +272,7 @@ class SimWorker:
                 await answered
         if answered.done() and not answered.cancelled() and answered.result():
             self._machine.effects.saved(ref, partition, value, effect)
+            known()
 
     # ----------------------------------------------------------------- cancel
 
@@ -284,7 +319,7 @@ class SimWorker:
             if name == op and not told.done():
                 told.set_result("cancelled: it was told to stop")
 
-    async def _call(self, op: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
+    async def _call(self, op: str, what: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
         told: asyncio.Future[str] = self._loop.create_future()
         self._calls.append((op, told))
         try:
@@ -294,14 +329,22 @@ class SimWorker:
 
                 async def answering(child: Child = child, answer: asyncio.Future[Any] = answer) -> None:
                     await asyncio.sleep(PIPE)
+                    child.calls.append(op)
+                    done = self._machine.step(self._process, f"child: {what}")
+                    tell: Callable[..., None] = settle
+                    value: Any = None
                     try:
-                        value = await work(child)
+                        if child.alive:
+                            value = await work(child)
                     except WorkerError as error:
-                        self._tell(fail, answer, error)
-                    else:
-                        self._tell(settle, answer, value)
+                        tell, value = fail, error
+                    done()
+                    child.calls.remove(op)
+                    if child.alive:
+                        self._tell(tell, answer, value)
 
-                child.spawn(answering())
+                if not self._process.dead:  # else: killed in this callback
+                    child.spawn(answering())
                 await first(answer, told, child.died)
                 if answer.done():
                     return answer.result()
@@ -347,7 +390,7 @@ class SimWorker:
             chunks, count = behaviors.plan(arg, names, grown)
             return PlanResult(chunks, count, f"v{grown}")
 
-        result: PlanResult = await self._call(op, work)
+        result: PlanResult = await self._call(op, "plan", work)
         return result
 
     async def sweep(self, op: str, table: Any) -> None:
@@ -373,7 +416,7 @@ class SimWorker:
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
             return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
 
-        result: CompleteResult = await self._call(op, work)
+        result: CompleteResult = await self._call(op, "complete", work)
         return result
 
     async def cleanup(
@@ -402,4 +445,4 @@ class SimWorker:
                 machine.effects.cleaned(ref, item.ordinal)
                 child.doing.remove(effect)
 
-        await self._call(op, work)
+        await self._call(op, "clean up", work)

@@ -1,0 +1,131 @@
+"""Small runs that together go through every step of every protocol: crash points are taken from them.
+
+Some are disturbed by a strike of their own, the *opening*, at the first point of a name: so takeovers, restarts and
+stops in order are gone through as well, and a process can be struck in the middle of those. ``through`` says what a run
+is there for; that it comes to pass is tested, because a change elsewhere can let a run go another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distop.core.model import CLUSTER_TABLE
+from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
+
+RESTART = 0.3
+"""Seconds after which a daemon that was killed or has stopped is started again."""
+LONG = 6.0
+"""Seconds for which one is away whose session is to end meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A strike that is part of a run: at the first point whose name begins with ``step``, ``moment`` it is done.
+    ``away``: seconds until the daemon is started again.
+    """
+
+    step: str
+    action: str = "kill"
+    moment: str = "done"
+    away: float = LONG
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One run. ``through``: the beginnings of names of points that it goes through after its opening, in order."""
+
+    scenario: Scenario
+    opening: Opening | None = None
+    through: tuple[str, ...] = ()
+
+    def having(self, **fields: Any) -> Reference:
+        """The same with other fields of its scenario."""
+        return replace(self, scenario=replace(self.scenario, **fields))
+
+    def opened(self, opening: Opening, *through: str) -> Reference:
+        """The same with an opening, and what is to follow it."""
+        return replace(self, opening=opening, through=through)
+
+
+def references() -> dict[str, Reference]:
+    """All of them, by name."""
+    return {**_undisturbed(), **_taken_over(), **_begun_anew()}
+
+
+def _undisturbed() -> dict[str, Reference]:
+    """Start, plan, claim, report, retry, pause, resume, cancel, fail fast, finish, rerun, what follows, cleanup,
+    drain, election, renewal.
+    """
+    rough: dict[str, Any] = {"trouble": 1.0}
+    slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
+    cannot = _reference("quick", None, partitions=3, seed=1)
+    able, unable = cannot.scenario.hosts
+    some_fail = _reference("check", "collect_all", partitions=2, seed=35, **rough)
+    return {
+        "jobs and completion fail": _reference("check", "collect_all", partitions=4, seed=1, **rough),
+        "planning fails": _reference("check", "collect_all", partitions=4, seed=17, **rough),
+        "planning fails for good": _reference("check", "collect_all", partitions=4, seed=16, **rough),
+        "fail fast": _reference("index", "fail_fast", partitions=8, seed=8, name="x", pace=0.2, **rough),
+        "fail fast in batches": _reference("purge", "fail_fast", partitions=8, seed=14, **rough),
+        "pause and resume": _reference(
+            "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
+        ),
+        "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
+        "without completion": _reference("quick", None, partitions=8, seed=1),
+        "pause now": _reference(
+            "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
+        ),
+        "drain": slow.having(drains=(DrainAct(0.7, "exec-0", 0.0, True), DrainAct(1.1, "exec-1", 0.3, False))),
+        "rerun": some_fail.having(wishes=tuple(replace(wish, rerun="failed") for wish in some_fail.scenario.wishes)),
+        "a node that cannot": cannot.having(hosts=(replace(able, unable=("quick",)), unable)),
+        "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
+        "a plan of its own": replace(
+            _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
+        ),
+        "a table comes and goes": _reference(
+            "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
+        ),
+    }
+
+
+def _taken_over() -> dict[str, Reference]:
+    """A daemon is killed, and its session ends before it is back: what it did is taken over."""
+    jobs = _reference("check", "collect_all", partitions=4, seed=5, pace=0.4)
+    index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
+    lone = _reference("lone", "collect_all", partitions=4, seed=5, pace=0.4)
+    given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
+    begun = Opening("child: start a job")
+    return {
+        "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
+        "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
+        "take over at the limit": lone.opened(begun, "fail_lost", "finish"),
+        "take over of an election while planning": jobs.opened(Opening("child: plan"), "elect", "plan", "finish"),
+        "take over of an election while completing": jobs.opened(Opening("decide"), "elect", "finish"),
+        "take over of an election while cleaning up": jobs.opened(Opening("finish"), "elect", "end"),
+        "reap of a dead holder": given_up.opened(begun, "cancel", "reap", "finish"),
+    }
+
+
+def _begun_anew() -> dict[str, Reference]:
+    """A daemon is killed or stopped, and is back soon, on the same disk."""
+    index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
+    given_up = _reference("index", None, Act(0.6, "cancel"), partitions=4, seed=11, name="x", pace=0.4)
+    killed = Opening("child: start a job", away=RESTART)
+    return {
+        "restart": index.opened(killed, "node", "take_over", "disk: remove a run", "finish"),
+        "restart of what was cancelled": given_up.opened(killed, "node", "child: clean up", "disk: remove a run"),
+        "stop in order": index.opened(
+            Opening("child: start a job", "stop", away=1.0), "retry", "LeaseRevoke", "node", "finish"
+        ),
+        "death of a child": index.opened(Opening("child: start a job", "kill-child"), "child: start a job", "finish"),
+    }
+
+
+def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, table: str = "a", **arg: Any) -> Reference:
+    """Two executors, one operation, a short time to live. For steps that only a large operation takes (chunks, pages),
+    scenarios with small limits are added with :meth:`Reference.having`.
+    """
+    given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
+    wish = Wish(0, 0.3, type_name, table, given, None, policy, acts)
+    return Reference(plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0))

@@ -1,0 +1,37 @@
+"""A client that begins before its etcd does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.store.embedded import EmbeddedEtcd, free_ports
+from tests.support.etcd import connected, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.etcd
+
+
+async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port, peer = free_ports(2)
+    address = f"127.0.0.1:{port}"
+
+    async def begin() -> bool:
+        async with connected(address, connect_timeout=60.0) as client:
+            return await client.get("nothing") is None
+
+    beginning = asyncio.ensure_future(begin())
+    await until(lambda: f"waiting for etcd at {address}" in caplog.text)
+    assert "etcd answers" not in caplog.text
+    etcd = EmbeddedEtcd(tmp_path / "etcd", port=port, peer_port=peer)
+    await asyncio.to_thread(etcd.start)
+    try:
+        assert await beginning
+        assert caplog.text.count("waiting for etcd at") == 1
+        assert "etcd answers" in caplog.text
+    finally:
+        await asyncio.to_thread(etcd.stop)

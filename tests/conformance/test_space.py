@@ -1,0 +1,93 @@
+"""A full database: what it refuses, what it lets pass, and that all goes on once there is room again (T8)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core.txn import Delete, Get, Put, Txn, exists
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.codec import encode_txn
+from distop.store.session import Session, new_lease_id
+from distop.store.transport import RequestFailed
+from distop.testing.simulation.space import counts_nested, lets_pass_what_is_free
+from tests.support.etcd import connected, disarmed, filled, until
+
+if TYPE_CHECKING:
+    from distop.core.txn import Operation
+    from distop.store.client import EtcdClient
+    from distop.store.embedded import EmbeddedEtcd
+    from distop.store.transport import Method
+
+pytestmark = pytest.mark.etcd
+
+
+async def asked(client: EtcdClient, method: Method[Any, Any], request: Any) -> bool:
+    """One request, once: whether etcd does it. Else it says that there is no room."""
+    try:
+        await client.transport.unary(method, request, 10.0)
+    except RequestFailed as error:
+        assert "database space exceeded" in error.failure.detail
+        return False
+    return True
+
+
+async def passes(client: EtcdClient, *operations: Operation, otherwise: tuple[Operation, ...] = ()) -> bool:
+    """Whether etcd takes a transaction that does this where the key ``there`` is."""
+    return await asked(client, wire.TXN, encode_txn(Txn((exists("there"),), operations, otherwise)))
+
+
+async def test_what_a_full_etcd_refuses(small_etcd: EmbeddedEtcd) -> None:
+    async with connected(small_etcd.endpoint) as client:
+        version = await client.version()
+        await client.commit(Txn((), (Put("there", b"1"), Put("other", b"1"))))
+        await filled(client)
+        assert not await asked(client, wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
+        assert not await passes(client, Put("a", b""))
+        assert not await passes(client, Put("a", b""), Delete("other"))
+        # What is not done costs as much as what is.
+        assert not await passes(client, Get("there"), otherwise=(Put("a", b""),))
+        nested = Txn((), (Put("a", b""),))
+        assert not await passes(client, nested, Put("b", b""))
+        if counts_nested(version):
+            assert not await passes(client, nested)
+            assert not await passes(client, Txn((), (nested,)))
+            assert await client.get("a") is None
+        elif lets_pass_what_is_free(version):
+            assert await passes(client, nested)
+            assert await client.get("a") is not None
+        if lets_pass_what_is_free(version):
+            assert await passes(client, Delete("other"), Get("there"))
+            assert await client.get("other") is None
+        assert await client.get("b") is None
+
+
+async def test_a_session_outlives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
+    """Renewals need no room, nor does the end of a lease; what follows begins once there is room again."""
+    async with connected(small_etcd.endpoint) as client:
+        session = Session(client, "node", b"", 3)
+        await session.start()
+        filling = new_lease_id()
+        await client.grant(600, filling)
+        await filled(client, filling)
+        before = session.deadline
+        await until(lambda: session.deadline > before or session.lost.done(), "a renewal is answered")
+        assert session.alive
+        later = Session(client, "later", b"", 30)
+        starting = asyncio.ensure_future(later.start())
+        await client.revoke(filling)
+        assert await client.get("fill0") is None
+        assert await client.alarms() == ("NOSPACE",)
+        assert not starting.done()
+        assert await client.get("later") is None
+        await disarmed(client)
+        assert await client.alarms() == ()
+        await starting
+        assert later.alive
+        assert session.alive
+        await session.close()
+        assert await client.get("node") is None
+        await later.close()

@@ -1,0 +1,61 @@
+"""The work directory of an executor: one daemon at a time has it, and one that cannot be used is said to be so."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.daemons import Daemon, Daemons
+
+TABLE = "t"
+
+
+def assert_refused(daemon: Daemon, code: int, sentence: str) -> None:
+    """It ends at once, and has said why in one sentence and nothing else."""
+    assert daemon.process.wait(30) == code, daemon.log.read_text()
+    assert daemon.log.read_text() == f"error: {sentence}\n"
+
+
+def test_a_work_directory_has_one_daemon(group: Daemons) -> None:
+    """The second one is refused whatever it is called, and the first one goes on under its session."""
+    (ann,) = group.start("ann")
+    before = set(group.client.nodes())
+    taken = group.folder / "ann"
+    operation = group.client.start_operation("noop", TABLE, {"jobs": 8, "sleep": 0.2})
+    bob = group.spawn("bob", "--work-dir", str(taken))
+    assert_refused(
+        bob, 5, f"the work directory {taken} belongs to a running executor: give this one another (--work-dir)"
+    )
+    assert operation.wait(60).state == "success", group.tails()
+    assert ann.process.poll() is None
+    assert set(group.client.nodes()) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_lock_goes_with_the_daemon(group: Daemons, number: signal.Signals) -> None:
+    """However it ended: the file that is locked stays, and whoever comes next has the directory."""
+    (ann,) = group.start("ann")
+    ann.process.send_signal(number)
+    ann.process.wait(30)
+    assert (group.folder / "ann" / "lock").exists()
+    ann.start()
+    group.eventually(lambda: ann.log.read_text().count("ready: ") == 2, "it began again", "ann")
+    assert group.client.start_operation("noop", TABLE, {"jobs": 2}).wait(60).state == "success", group.tails()
+
+
+@pytest.mark.parametrize("below", ["", "executor"])
+def test_a_work_directory_that_cannot_be_written(group: Daemons, tmp_path: Path, below: str) -> None:
+    """Where a directory should be, or above it, is a file."""
+    file = tmp_path / "occupied"
+    file.write_text("not ours")
+    wanted = file / below
+    ann = group.spawn("ann", "--work-dir", str(wanted))
+    why = "Not a directory" if below else "File exists"
+    assert_refused(ann, 2, f"the work directory {wanted} cannot be used: {why}")
+    assert file.read_text() == "not ours"
+    assert not group.client.nodes()

@@ -1,0 +1,98 @@
+"""What a test leaves: the history of its etcd, held against the invariants, and the data of each operation that wrote
+some, held against its outcomes. Both as far as that history goes back: of what was compacted it tells what was still
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.audit import Audit
+from distop.core import keys as K
+from distop.core.keys import Keys
+from distop.store.history import Beginning, Revision
+from tests.support.writing import Journal, WritingArg, misstated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from distop.core.model import OperationRef
+    from distop.core.txn import KeyValue
+    from distop.store.history import Step
+
+WRITING = ("writing", "sparkwriting")
+
+
+@dataclass(slots=True)
+class _Operation:
+    arg: WritingArg | None = None
+    state: str = ""
+    """How it ended; "" where it did not."""
+    outcomes: dict[int, list[str]] = field(default_factory=dict)
+
+
+def problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+    """What is wrong. ``overlaps``: two attempts of a job may have written at once."""
+    steps, audit = list(steps), Audit(Keys())
+    for step in steps:
+        audit.take(step)
+    found = [] if audit.violation is None else ["\n  ".join([str(audit.violation), *audit.violation.story])]
+    return found + misfits(steps, overlaps=overlaps)
+
+
+def misfits(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+    """What is wrong with the data alone."""
+    found = []
+    for ref, operation in _operations(steps).items():
+        if operation.arg is not None:
+            found += [f"{ref}: {text}" for text in _compare(operation, operation.arg, overlaps)]
+    return found
+
+
+def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
+    found: dict[OperationRef, _Operation] = defaultdict(_Operation)
+    for step in steps:
+        for kv, times in _written(step):
+            if not kv.key.startswith((f"{K.OP}.", f"{K.HISTORY}.")):
+                continue
+            key = Keys().parse(kv.key)
+            if key.ref is None or key.ref.type not in WRITING:
+                continue
+            operation = found[key.ref]
+            if key.family == K.HISTORY:
+                if not key.name and key.chunk < 0:
+                    operation.state = json.loads(kv.value)["state"]
+            elif key.name == "arg":
+                operation.arg = WritingArg.model_validate_json(kv.value)
+            elif key.name == "outcome":
+                before = [] if isinstance(step, Beginning) else operation.outcomes.get(key.partition, [])
+                operation.outcomes[key.partition] = before + [kv.value.decode()] * times
+    return found
+
+
+def _written(step: Step) -> Iterator[tuple[KeyValue, int]]:
+    """What was written, and how often: of what was there when history begins, its version tells."""
+    if isinstance(step, Beginning):
+        yield from ((kv, kv.version) for kv in step.kvs)
+    elif isinstance(step, Revision):
+        yield from ((change.kv, 1) for change in step.changes if not change.deleted)
+
+
+def _compare(operation: _Operation, arg: WritingArg, overlaps: bool) -> Iterator[str]:
+    for partition, written in sorted(operation.outcomes.items()):
+        if len(written) > 1:
+            yield f"job {partition} has {len(written)} outcomes"
+        outcome: dict[str, Any] = json.loads(written[-1])
+        if outcome.get("result") is not None:
+            if wrong := misstated(outcome, arg.rows):
+                yield f"job {partition}: {wrong}"
+        elif operation.state == "success" or not outcome.get("error"):
+            yield f"job {partition} has neither a result nor an error that its operation tells"
+    if operation.state == "success" and operation.outcomes.keys() != set(range(arg.jobs)):
+        yield f"it succeeded with {len(operation.outcomes)} outcomes of {arg.jobs}"
+    if not overlaps:
+        yield from Journal(Path(arg.journal)).overlaps()

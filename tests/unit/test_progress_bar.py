@@ -1,0 +1,49 @@
+"""The bar that a person sees while waiting, on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from distop.cli import operations, output
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+REF = "sales[eu]/[red]x/1"
+TROUBLE = "planning, attempt 2 (the last one failed: RuntimeError: cannot list [/data/flights])"
+
+
+class Watched:
+    """An operation that waits for something, and ends once it was drawn."""
+
+    ref = REF
+
+    def __init__(self) -> None:
+        self.drawn = asyncio.Event()
+
+    async def wait(self, timeout: float | None) -> str:
+        async with asyncio.timeout(10):
+            await self.drawn.wait()
+        return "its result"
+
+    async def watch(self, interval: float) -> AsyncIterator[Any]:
+        yield SimpleNamespace(jobs={"total": 4, "success": 1, "failed": 1}, waiting_for=TROUBLE, eta_seconds=None)
+        self.drawn.set()
+
+
+async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=200, highlight=False)
+    monkeypatch.setattr(output, "console", lambda **_: terminal)
+    operation: Any = Watched()
+    result: Any = await operations.follow(operation)
+    assert result == "its result"
+    assert REF in screen.getvalue()
+    assert "cannot list [/data/flights]" in screen.getvalue()
+    assert "2/4" in screen.getvalue()

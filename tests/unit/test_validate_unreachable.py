@@ -1,0 +1,65 @@
+"""A table that a node cannot see, and files that are gone: which of the two it is decides whether that is a verdict."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.behavior import JobCancelled, TableRecord, TableUnavailable, load
+from distop.tables import plan_table
+from tests.support.context import FakeContext
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from distop.behavior import PartitionPlan
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ARG = {"checks": [{"not_null": "a"}], "statistics": "only"}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TableRecord:
+    for n in range(2):
+        folder = tmp_path / "mounted" / f"p={n}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"a": [1, 2]}), folder / "a.parquet")
+    return TableRecord("t", "parquet", str(tmp_path / "mounted"))
+
+
+def run(table: TableRecord, plans: Sequence[PartitionPlan], tmp_path: Path, *, stopped: bool = False) -> list[Any]:
+    behavior = load("validate")
+    ctx = FakeContext(tmp_path, table)
+    ctx.stopped = stopped
+    return [result for _, result in behavior.run_batch(behavior.Arg.model_validate(ARG), plans, ctx)]
+
+
+def test_a_file_that_is_gone_is_a_verdict_on_its_partition(table: TableRecord, tmp_path: Path) -> None:
+    plans = plan_table(table).partitions
+    (tmp_path / "mounted/p=0/a.parquet").unlink()
+    gone, there = run(table, plans, tmp_path)
+    assert "is gone since the operation was planned" in str(gone)
+    assert there["checks"][0]["verdict"] == "valid"
+
+
+@pytest.mark.parametrize("mount_point", [True, False])
+def test_a_table_that_is_not_there_at_all_is_no_verdict(
+    table: TableRecord, tmp_path: Path, *, mount_point: bool
+) -> None:
+    """The node has lost its disk: another one may have it."""
+    plans = plan_table(table).partitions
+    shutil.rmtree(tmp_path / "mounted")
+    if mount_point:
+        (tmp_path / "mounted").mkdir()
+    with pytest.raises(TableUnavailable):
+        run(table, plans, tmp_path)
+
+
+def test_reading_footers_stops_where_it_is_told_to(table: TableRecord, tmp_path: Path) -> None:
+    with pytest.raises(JobCancelled):
+        run(table, plan_table(table).partitions, tmp_path, stopped=True)
