@@ -23,12 +23,6 @@ from tests.conftest import FIGURES
 DISTOP = Path(__file__).resolve().parents[2] / "distop"
 BUILDERS = ("Txn", "Guarded")
 """What a transaction, or a write that is to be part of one, is made by: its label is the fourth argument."""
-NOT_YET = {
-    "chunk": "a plan is written in chunks beyond 100 of them or 1 MiB, which no scenario can set lower yet",
-    "clean": "job keys are deleted in pages beyond 300 partitions, which no scenario can set lower yet",
-    "forget": "history is forgotten beyond 1,000 operations an hour old, which no scenario can set lower yet",
-}
-"""Transitions that no reference run goes through, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +53,13 @@ Guarded(a, (b,), len(value), "four", proof=told)
 Txn((), ops, (), writes[0].label if writes else "")
 """
     assert sorted(labels_of(source)) == ["four", "one", "three", "two"]
-    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table", *NOT_YET}
+    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table"}
 
 
 def test_every_transition_is_in_a_reference_run(courses: dict[str, Course]) -> None:
     """A new one is missed here until a run goes through it; so is a run that does not any more."""
     gone_through = {point.label for course in courses.values() for point in course.points}
-    assert all_labels() - gone_through == NOT_YET.keys()
+    assert all_labels() - gone_through == set()
 
 
 def test_every_request_for_a_lease_is_in_a_reference_run(courses: dict[str, Course]) -> None:

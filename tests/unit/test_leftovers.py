@@ -12,6 +12,7 @@ import pytest
 from distop.core.jobs import Claim, Outcome
 from distop.core.keys import Keys
 from distop.core.leftovers import Fate, judge
+from distop.core.limits import DEFAULT
 from distop.core.model import OperationRef, State
 from distop.core.txn import Get, GetResult, KeyValue
 from distop.localjobs import LocalJobs, RunFiles
@@ -111,7 +112,7 @@ class Node:
         self._meanwhile = meanwhile
         self.context: Any = SimpleNamespace(
             keys=Keys(), client=self, worker=self, log=logging.getLogger("tests"), cluster=SimpleNamespace(nodes=LIVE),
-            executor_id="ann", incarnation="now", types={REF.type},
+            executor_id="ann", incarnation="now", types={REF.type}, limits=DEFAULT,
         )  # fmt: skip
 
     async def get(self, key: str) -> KeyValue | None:

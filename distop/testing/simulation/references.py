@@ -10,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from distop.core.limits import Limits
 from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
 
+SMALL = Limits(
+    plan_bytes=100, plan_chunks=1, claims=2, reports=1, reaped=1, cleaned=3, outcomes=3, pruned=2, prune_every=0.5
+)
 RESTART = 0.3
 """Seconds after which a daemon that was killed or has stopped is started again."""
 LONG = 6.0
@@ -83,6 +87,7 @@ def _undisturbed() -> dict[str, Reference]:
         "a plan of its own": replace(
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
+        "in chunks and pages": replace(_in_pages(), through=("chunk", "chunk", "plan", "clean", "clean", "end")),
         "a table comes and goes": _reference(
             "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
         ),
@@ -97,6 +102,8 @@ def _taken_over() -> dict[str, Reference]:
     given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
     begun = Opening("child: start a job")
     return {
+        "take over of a plan in chunks": _in_pages().opened(Opening("chunk"), "elect", "chunk", "plan", "finish"),
+        "take over of a cleanup in pages": _in_pages().opened(Opening("clean"), "elect", "clean", "end"),
         "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
         "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
         "take over at the limit": lone.opened(begun, "fail_lost", "finish"),
@@ -129,3 +136,9 @@ def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, table:
     given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
     wish = Wish(0, 0.3, type_name, table, given, None, policy, acts)
     return Reference(plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0))
+
+
+def _in_pages() -> Reference:
+    return _reference("check", None, partitions=10, seed=1, follows=True).having(
+        limits=SMALL, past=25, history_limit=20
+    )
