@@ -147,7 +147,7 @@ def drop_the_gate_compare(patch: Patch) -> None:
 
 
 # Seldom: a session has to end while a claim of it is on its way.
-@bug("invariant 4", first=124)
+@bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
     for name in ("claim", "claim_runs", "with_first"):
         wrap(patch, claiming, name, lambda txn, _: without(txn, node_exists))
@@ -161,7 +161,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=217)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=97)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -173,7 +173,7 @@ def elect_while_another_lives(patch: Patch) -> None:
 
 
 # Seldom: a watch has to fall silent just before a node key is written.
-@bug("two at once", shape=a_silent_watch_beside_a_restart, first=76)
+@bug("two at once", shape=a_silent_watch_beside_a_restart, first=117)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 
@@ -223,7 +223,7 @@ def complete_on_a_stale_count(patch: Patch) -> None:
 
 
 # Seldom: two operations of one table have to finish at the same time.
-@bug("invariant 7", first=94)
+@bug("invariant 7", first=52)
 def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
@@ -248,7 +248,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 
 
 # Seldom: a watch has to break with an event still to come that its last header passed over.
-@bug("liveness", first=171)
+@bug("liveness", first=24)
 def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
     def beyond(step: Any, given: Any) -> Any:
         if given.response.events and not given.response.fragment:
@@ -278,7 +278,7 @@ def ignore_compaction(patch: Patch) -> None:
 
 
 # Seldom: a watch has to move to a member that lags, at the right moment.
-@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=186)
+@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
 def take_old_events_for_new(patch: Patch) -> None:
     former = WatchPosition.feed
 
@@ -290,8 +290,7 @@ def take_old_events_for_new(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-# Seldom: two types whose names begin alike have to run on one table.
-@bug("not the coordinator", first=248)
+@bug("not the coordinator")
 def a_prefix_without_its_delimiter(patch: Patch) -> None:
     def wider(found: tuple[str, str], _: Any) -> tuple[str, str]:
         start = found[0][:-1]

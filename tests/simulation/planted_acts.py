@@ -59,7 +59,7 @@ def some_cannot(wanted: Scenario) -> Scenario:
 
 
 # Seldom: a resumable job has to be paused at once after it has saved something.
-@bug("checkpoint lost", first=37)
+@bug("checkpoint lost", first=96)
 def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
     former = Jobs._write
@@ -88,7 +88,7 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
 
 
 # Seldom: the same.
-@bug("checkpoint lost", first=37)
+@bug("checkpoint lost", first=69)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
     """What a checkpoint speaks of is removed with what the job was at."""
     former = Executor._closed
@@ -157,14 +157,14 @@ def drained_before_it_is_empty(patch: Patch) -> None:
 
 
 # Seldom: some jobs have to fail and others not to end, and the failed ones to be run again.
-@bug("rerun of others", first=37)
+@bug("rerun of others", first=119)
 def a_rerun_over_the_wrong_partitions(patch: Patch) -> None:
     """It takes those without an end as well, which nobody asked for."""
     wrap(patch, rerun, "_names", lambda _, given: (*given.found.failed, *given.found.unfinished))
 
 
 # Seldom: several jobs have to fail, and to be run again.
-@bug("rerun of others", first=27)
+@bug("rerun of others", first=16)
 def a_rerun_that_leaves_some_out(patch: Patch) -> None:
     wrap(patch, rerun, "_names", lambda names, _: names[:1])
 
