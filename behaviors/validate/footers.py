@@ -98,10 +98,18 @@ def _read(file: PlannedFile, schemas: _Schemas) -> FileFacts | Unreadable:
         facts = _open(file[0], schemas)
     except Unreadable as e:
         return e
-    if len(_kept) >= KEPT_FILES:
-        _kept.clear()
-    _kept[(*file, schemas.wanted)] = facts
+    if tells_apart(file):
+        if len(_kept) >= KEPT_FILES:
+            _kept.clear()
+        _kept[(*file, schemas.wanted)] = facts
     return facts
+
+
+def tells_apart(file: PlannedFile) -> bool:
+    """Whether a file that is replaced by one of the same size would be known by its time. Object stores tell whole
+    seconds, or no time.
+    """
+    return file[2] % 1_000_000_000 != 0
 
 
 def _open(path: str, schemas: _Schemas) -> FileFacts:

@@ -76,12 +76,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, rig
     out.print(drawn)
 
 
-def state(word: str) -> str:
-    """A state in its colour on a terminal, as markup."""
-    colour = _COLOURS.get(word)
-    return f"[{colour}]{word}[/{colour}]" if colour else word
-
-
 def fields(pairs: Mapping[str, Any]) -> None:
     """Names and values under each other; those without a value are left out."""
     shown = {name: value for name, value in pairs.items() if value not in (None, "")}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.behavior import JobCancelled, TableRecord, TableUnavailable, load
+from distop.behavior import JobCancelled, JobFailed, TableRecord, TableUnavailable, load
 from distop.tables import plan_table
 from tests.support.context import FakeContext
 
@@ -32,11 +33,13 @@ def table(tmp_path: Path) -> TableRecord:
     return TableRecord("t", "parquet", str(tmp_path / "mounted"))
 
 
-def run(table: TableRecord, plans: Sequence[PartitionPlan], tmp_path: Path, *, stopped: bool = False) -> list[Any]:
+def run(
+    table: TableRecord, plans: Sequence[PartitionPlan], tmp_path: Path, arg: Any = ARG, *, stopped: bool = False
+) -> list[Any]:
     behavior = load("validate")
     ctx = FakeContext(tmp_path, table)
     ctx.stopped = stopped
-    return [result for _, result in behavior.run_batch(behavior.Arg.model_validate(ARG), plans, ctx)]
+    return [result for _, result in behavior.run_batch(behavior.Arg.model_validate(arg), plans, ctx)]
 
 
 def test_a_file_that_is_gone_is_a_verdict_on_its_partition(table: TableRecord, tmp_path: Path) -> None:
@@ -63,3 +66,21 @@ def test_a_table_that_is_not_there_at_all_is_no_verdict(
 def test_reading_footers_stops_where_it_is_told_to(table: TableRecord, tmp_path: Path) -> None:
     with pytest.raises(JobCancelled):
         run(table, plan_table(table).partitions, tmp_path, stopped=True)
+
+
+def test_a_time_that_does_not_tell_files_apart_is_not_relied_on(table: TableRecord, tmp_path: Path) -> None:
+    """A PASS must not rest on a file that was replaced within the second, by one of the same size."""
+    file = tmp_path / "mounted/p=0/a.parquet"
+    arg = {"checks": [{"range": {"column": "a", "min": 0}}], "statistics": "only"}
+
+    def verdict(value: int) -> str:
+        pq.write_table(pa.table({"a": pa.array([value, 7], pa.int64())}), file, compression="none")
+        os.utime(file, ns=(0, 1_700_000_000_000_000_000))
+        found = run(table, plan_table(table).partitions, tmp_path, arg)[0]
+        result = found.result if isinstance(found, JobFailed) else found
+        return str(result["checks"][0]["verdict"])
+
+    assert verdict(1) == "valid"
+    size = file.stat().st_size
+    assert verdict(-1) == "violated"
+    assert file.stat().st_size == size, "the test is of two files that look alike"
