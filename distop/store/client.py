@@ -121,12 +121,13 @@ class EtcdClient:
         started = time.monotonic()
         pause, last, told = FIRST_PAUSE, None, False
         while True:
-            if not told and time.monotonic() - started >= SILENT_FOR:
-                told = True
-                log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
-            left = config.connect_timeout - (time.monotonic() - started)
+            waited = time.monotonic() - started
+            left = config.connect_timeout - waited
             if left <= 0:
                 raise EtcdUnavailable(await self._why_not(last))
+            if not told and waited >= SILENT_FOR:
+                told = True
+                log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
             try:
                 await self.transport.unary(wire.RANGE, request, min(config.request_timeout, left))
                 if told:
