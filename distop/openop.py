@@ -154,8 +154,9 @@ class OpenOperation:
 
     def take_these(self, ordinals: Collection[int]) -> None:
         """These were claimed before this object was there."""
-        self.free = deque(p for p in self.free if p not in ordinals)
-        self.mine = max(0, self.mine - len(ordinals))
+        taken = frozenset(ordinals)
+        self.free = deque(p for p in self.free if p not in taken)
+        self.mine = max(0, self.mine - len(taken))
 
     def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
         ordered, self.mine = decide.rendezvous(free, executor, others, str(self.ref))

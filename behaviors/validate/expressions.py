@@ -10,6 +10,8 @@ from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, li
 from distop_behaviors.validate.facts import ddl, decimal_of, quote
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import Column, SparkSession
 
     from distop_behaviors.validate.argument import Check
@@ -72,10 +74,7 @@ def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: 
     from pyspark.sql import functions as F
 
     key = (session, check.model_dump_json(), path, kind, null_is)
-    made = _conditions.get(key)
-    if made is None:
-        made = _keep(key, violated(check, column_at(path) if path else F.lit(None), kind, null_is))
-    return made
+    return _kept(key, lambda: violated(check, column_at(path) if path else F.lit(None), kind, null_is))
 
 
 def chosen(session: SparkSession, text: str) -> Column:
@@ -84,17 +83,16 @@ def chosen(session: SparkSession, text: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    made = _conditions.get((session, text))
-    if made is None:
-        made = _keep((session, text), F.expr(text).cast("boolean"))
-    return made
+    return _kept((session, text), lambda: F.expr(text).cast("boolean"))
 
 
-def _keep(key: tuple[Any, ...], made: Column) -> Column:
-    while len(_conditions) >= KEPT_CONDITIONS:
-        del _conditions[next(iter(_conditions))]
-    _conditions[key] = made
-    return made
+def _kept(key: tuple[Any, ...], make: Callable[[], Column]) -> Column:
+    if key not in _conditions:
+        made = make()
+        while len(_conditions) >= KEPT_CONDITIONS:
+            del _conditions[next(iter(_conditions))]
+        _conditions[key] = made
+    return _conditions[key]
 
 
 def any_of(columns: list[Column]) -> Column:

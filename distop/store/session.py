@@ -79,9 +79,9 @@ class Session:
         self.ttl = ttl
         self.deadline = 0.0
         self.create_revision = 0
+        """The node key's create revision: it identifies the session in guards."""
         self._mod = 0
         """The mod revision of the node key, as far as known."""
-        """The node key's create revision: it identifies the session in guards."""
         self._client = client
         self._value = value
         self._margin = margin

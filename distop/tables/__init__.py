@@ -24,10 +24,10 @@ __all__ = ["FORMATS", "check_reachable", "check_table", "plan_table"]
 
 _LOOKED_AT = 1_000
 """Files whose names are looked at before a table is registered: those of the location itself come first."""
-_CHECKED_EVERY = 1_000
-"""Files listed between two looks at whether to go on."""
 _OPENED = 100
 """Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
+_CHECKED_EVERY = 1_000
+"""Files listed between two looks at whether to go on."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
