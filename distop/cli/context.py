@@ -47,18 +47,17 @@ class Context:
 
     def with_client(self, work: Callable[[Client], Awaitable[T]], **flags: Any) -> T:
         """Connect, do the work, disconnect. Raises what either raises."""
-        import asyncio
-
+        from distop.cli.interrupts import run
         from distop.client import Connecting
         from distop.config import client_config
 
         config = client_config(self.settings(**flags))
 
-        async def run() -> T:
+        async def connected() -> T:
             async with Connecting(config) as client:
                 return await work(client)
 
-        return asyncio.run(run())
+        return run(connected())
 
 
 current = Context()

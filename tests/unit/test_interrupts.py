@@ -1,0 +1,46 @@
+"""An interrupt ends what the loop does, even where no system call of the loop's own thread is interrupted by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SLEEPS = """
+import asyncio, signal, threading
+from distop.cli.interrupts import run
+
+async def sleep():
+    # By then the loop sleeps; if it does not yet, it need not be woken, and this shows nothing.
+    threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()
+    await asyncio.sleep(600)
+
+try:
+    run(sleep())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+ENDS = """
+import asyncio, signal, threading
+from distop.cli.interrupts import run
+
+async def answer():
+    return 42
+
+assert run(answer()) == 42
+assert signal.set_wakeup_fd(-1) == -1
+found = []
+thread = threading.Thread(target=lambda: found.append(run(answer())))
+thread.start()
+thread.join()
+assert found == [42]
+"""
+
+
+def test_an_interrupt_that_another_thread_received_wakes_the_loop() -> None:
+    done = subprocess.run([sys.executable, "-c", SLEEPS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "interrupted\n"
+
+
+def test_nothing_of_it_is_left_behind_and_other_threads_may_use_it() -> None:
+    subprocess.run([sys.executable, "-c", ENDS], check=True, timeout=60)
