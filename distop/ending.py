@@ -72,6 +72,13 @@ class _Outcomes:
             return await first
         return await self._read(start)
 
+    def ready(self) -> tuple[list[str], int | None] | None:
+        """The first page, where it has been read by now."""
+        first = self._first
+        if first is None or not first.done() or first.cancelled() or first.exception() is not None:
+            return None
+        return first.result()
+
     def close(self) -> None:
         if self._first is not None:
             self._first.cancel()
@@ -134,6 +141,7 @@ class Ending:
                     decided.success,
                     decided.failed,
                     outcomes.page,
+                    outcomes.ready(),
                 ),
             )
         except WorkerError as error:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, JobFailed, OperationFailed
 from distop.errors import InvalidArgument
 from distop_behaviors.validate.argument import Argument
-from distop_behaviors.validate.report import Report, Result, combine, sentence
+from distop_behaviors.validate.report import Answer, Report, combine, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop_behaviors.validate.report import Result
 
 
 NO_TABLE = "validate needs a table: start it on one (@cluster has no rows)"
@@ -23,7 +24,7 @@ class Validate(Behavior):
 
     type_name = "validate"
     Arg = Argument
-    Result = Result
+    Result = Answer
     Report = Report
     failure_policy = "collect_all"
     needs_table = True
@@ -65,7 +66,10 @@ class Validate(Behavior):
         def results() -> Iterator[tuple[str, Result | str]]:
             for row in summary.outcomes():
                 known = isinstance(row.result, dict) and "checks" in row.result
-                yield row.name, Result.model_validate(row.result) if known else row.error or "the job gave no result"
+                yield (
+                    row.name,
+                    Answer.model_validate(row.result).root if known else row.error or "the job gave no result",
+                )
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
         data = report.model_dump(mode="json")

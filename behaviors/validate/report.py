@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, RootModel, model_validator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,63 +64,60 @@ class Report(BaseModel):
     checks: list[CheckReport]
 
 
-class CheckResult(BaseModel):
+@dataclass(slots=True)
+class CheckResult:
     """One check in one partition. ``missing``: columns that none of the partition's files has."""
 
     verdict: Verdict = "valid"
     violations: int = 0
     exact: bool = True
-    samples: list[Sample] = Field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     files_statistics: int = 0
     files_scanned: int = 0
     error: str | None = None
-    missing: list[str] = Field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def compact(self) -> dict[str, Any]:
+        """As JSON without defaults, and without error and samples."""
+        data: dict[str, Any] = {"verdict": self.verdict}
+        if self.violations:
+            data["violations"] = self.violations
+        if not self.exact:
+            data["exact"] = False
+        if self.files_statistics:
+            data["files_statistics"] = self.files_statistics
+        if self.files_scanned:
+            data["files_scanned"] = self.files_scanned
+        if self.missing:
+            data["missing"] = self.missing
+        return data
 
 
-_PLAIN = {
-    name: field.get_default(call_default_factory=True)
-    for name, field in CheckResult.model_fields.items()
-    if name not in ("verdict", "error", "samples")
-}
-"""The fields of a check's result that are JSON as they are, with their defaults."""
-
-
-class Result(BaseModel):
+@dataclass(slots=True)
+class Result:
     """One partition: its checks in the argument's order. ``missing``: columns that ``where`` names and none of the
     partition's files has; null where the files could not be read, and no missing column is known of any check.
+
+    A plain value, since a large table makes many of them; what comes from outside is read by :class:`Answer`.
     """
 
     verdict: Verdict
     rows: int | None
     checks: list[CheckResult]
-    missing: list[str] | None = Field(default_factory=list)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_reasons(cls, data: Any) -> Any:
-        """The reverse of :meth:`compact`."""
-        if not isinstance(data, dict) or "reasons" not in data:
-            return data
-        reasons = data["reasons"]
-        checks = [{**c, "error": reasons[c["reason"]]} if "reason" in c else c for c in data["checks"]]
-        return {**data, "checks": checks}
+    missing: list[str] | None = field(default_factory=list)
 
     def compact(self) -> dict[str, Any]:
         """As JSON without defaults, well below 64 KiB. An error stands once among ``reasons``, whose length in all is
         bounded, and checks have its number there as ``reason``; samples beyond what is left are left out.
         """
         reasons = list(dict.fromkeys(c.error for c in self.checks if c.error is not None))
-        number = {reason: n for n, reason in enumerate(reasons)}
-        checks = []
-        for check in self.checks:
-            plain = ((name, getattr(check, name)) for name in _PLAIN)
-            data = {name: value for name, value in plain if value != _PLAIN[name]}
-            data["verdict"] = check.verdict
-            if check.error is not None:
-                data["reason"] = number[check.error]
-            checks.append(data)
+        checks = [check.compact() for check in self.checks]
         whole: dict[str, Any] = {"verdict": self.verdict, "rows": self.rows, "checks": checks}
         if reasons:
+            number = {reason: n for n, reason in enumerate(reasons)}
+            for check, data in zip(self.checks, checks, strict=True):
+                if check.error is not None:
+                    data["reason"] = number[check.error]
             whole["reasons"] = bounded(reasons, RESULT_ERROR_BYTES)
         if self.missing != []:
             whole["missing"] = self.missing
@@ -129,6 +126,20 @@ class Result(BaseModel):
             if check.samples:
                 data["samples"], left = within([s.model_dump(mode="json") for s in check.samples], left)
         return whole
+
+
+class Answer(RootModel[Result]):
+    """What a partition's job answers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reasons(cls, data: Any) -> Any:
+        """The reverse of :meth:`Result.compact`."""
+        if not isinstance(data, dict) or "reasons" not in data:
+            return data
+        reasons = data["reasons"]
+        checks = [{**c, "error": reasons[c["reason"]]} if "reason" in c else c for c in data["checks"]]
+        return {**data, "checks": checks}
 
 
 def _size(value: Any) -> int:

@@ -143,10 +143,11 @@ def with_first(
     a state. By its value alone the state is no one-way guard: paused and resumed, it is as it was, and a refused plan
     that applies then is only early. Claims that nobody knows of would be more, so their guard is its mod revision.
     """
+    values = {claim: claim.encode() for claim in {want.claim for want in wants}}  # mostly one
     return replace(
         plan,
         compares=(*plan.compares, unchanged(keys.of(ref, "state"), state_mod), exists(keys.node(incarnation))),
-        success=(*plan.success, *(Put(keys.claim(ref, want.partition), want.claim.encode()) for want in wants)),
+        success=(*plan.success, *(Put(keys.claim(ref, want.partition), values[want.claim]) for want in wants)),
         label="plan_and_claim",
     )
 

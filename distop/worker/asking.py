@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from distop.worker.caller import Caller
     from distop.worker.gate import Gate
     from distop.worker.model import JobItem, WorkerConfig
-    from distop.worker.sinks import Fetch
+    from distop.worker.sinks import Fetch, Page
 
 
 class Asking:
@@ -49,9 +50,11 @@ class Asking:
         success: int,
         failed: int,
         fetch: Fetch,
+        first: Page | None = None,
     ) -> CompleteResult:
         """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
-        {partition, success, outcome}, and the ordinal to go on from (None: that was all). Raises WorkerError."""
+        {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
+        on, which is then not fetched. Raises WorkerError."""
         message = protocol.CompleteMessage(
             t="complete",
             call=0,
@@ -64,7 +67,10 @@ class Asking:
             success=success,
             failed=failed,
         )
-        value, _ = await self._caller.call(message, fetch=fetch, gate=self._gate)
+        if first is not None:
+            message["following"] = first[1]
+        rows = partial(iter, first[0]) if first is not None else None
+        value, _ = await self._caller.call(message, rows, fetch=fetch, gate=self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
@@ -110,4 +116,9 @@ class Asking:
             superseded=superseded,
             more=False,
         )
-        await self._caller.call(message, items, gate=gate, limit=self.config.cleanup_timeout)
+        rows = partial(map, _row, items)
+        await self._caller.call(message, rows, gate=gate, limit=self.config.cleanup_timeout)
+
+
+def _row(item: JobItem) -> str:
+    return protocol.row(item.row())

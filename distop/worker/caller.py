@@ -12,15 +12,15 @@ from distop.worker.sinks import CallSink, first
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
-    from distop.worker.model import JobItem
     from distop.worker.sinks import Fetch
 
     CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
     Answer = tuple[Any, list[bytes]]
+    Rows = Callable[[], Iterable[str]]
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
 WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup", "sweep": "the sweep"}
@@ -67,21 +67,21 @@ class Caller:
     async def call(
         self,
         message: CallMessage,
-        items: Sequence[JobItem] = (),
+        rows: Rows | None = None,
         *,
         fetch: Fetch | None = None,
         gate: Gate | None = None,
         limit: float | None = None,
     ) -> Answer:
         """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
-        ``limit`` seconds.
+        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent.
 
         With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
         repeated with nobody else there. Without one, it is the call of a run that is in the gate.
         """
         asked = _Asked(message, of_run=gate is None)
         self._asked.add(asked)
-        attended = self._spawn(self._attend(asked, self._work(asked, message, items, fetch, gate), limit))
+        attended = self._spawn(self._attend(asked, self._work(asked, message, rows, fetch, gate), limit))
         try:
             return await asyncio.shield(attended)
         except WorkerError:
@@ -125,24 +125,24 @@ class Caller:
         self,
         asked: _Asked,
         message: CallMessage,
-        items: Sequence[JobItem],
+        rows: Rows | None,
         fetch: Fetch | None,
         gate: Gate | None,
     ) -> Answer:
         if gate is None:
-            got = await self._answer(asked, message, items, fetch)
+            got = await self._answer(asked, message, rows, fetch)
         else:
             async with gate.shared():
-                got = await self._answer(asked, message, items, fetch)
+                got = await self._answer(asked, message, rows, fetch)
             if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
                 async with gate.exclusive():
-                    got = await self._answer(asked, message, items, fetch)
+                    got = await self._answer(asked, message, rows, fetch)
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
     async def _answer(
-        self, asked: _Asked, message: CallMessage, items: Sequence[JobItem], fetch: Fetch | None
+        self, asked: _Asked, message: CallMessage, rows: Rows | None, fetch: Fetch | None
     ) -> Answer | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
@@ -152,8 +152,8 @@ class Caller:
             asked.sink = call
             try:
                 message["call"] = call.number
-                if message["t"] == "cleanup":
-                    for frame in protocol.encode_paged(message, (protocol.row(item.row()) for item in items)):
+                if rows is not None and message["t"] in ("cleanup", "complete"):
+                    for frame in protocol.encode_paged(message, rows()):
                         child.send_frame(frame)
                         # Many items take long to encode; the daemon has a lease to keep.
                         await asyncio.sleep(0)

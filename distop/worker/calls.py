@@ -131,8 +131,11 @@ class Call:
         start: int | None = 0
         while start is not None:
             self._check()
-            question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
-            start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+            if start == 0 and "following" in self._message:
+                start, rows = self._message["following"], self._items
+            else:
+                question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0)
+                start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
             for row in rows:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])

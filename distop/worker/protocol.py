@@ -124,6 +124,9 @@ class PlanMessage(TypedDict):
 
 
 class CompleteMessage(TypedDict):
+    """Run the completion code. With ``following``, the first page of outcomes comes with it: ``items`` as in a reply to
+    a ``fetch``, whose value it would be. With ``more``, further rows follow."""
+
     t: Literal["complete"]
     call: int
     op: str
@@ -134,6 +137,9 @@ class CompleteMessage(TypedDict):
     total: int
     success: int
     failed: int
+    following: NotRequired[int | None]
+    items: NotRequired[list[Any]]
+    more: NotRequired[bool]
 
 
 class CleanupMessage(TypedDict):
@@ -311,7 +317,7 @@ def row(value: Any) -> str:
 
 
 def encode_paged(
-    message: RunMessage | CleanupMessage | ReplyMessage, rows: Iterable[str], limit: int = PAGE_BYTES
+    message: RunMessage | CompleteMessage | CleanupMessage | ReplyMessage, rows: Iterable[str], limit: int = PAGE_BYTES
 ) -> Iterator[bytes]:
     """A message whose ``items`` are these rows, as frames of about ``limit`` bytes; ``more`` is set as it must be.
     Rows are JSON already, and are encoded once or not at all: this is what the daemon does most of its work for."""

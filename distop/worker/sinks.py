@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from distop.worker.launch import Child
     from distop.worker.model import JobItem, RunRequest
 
-    Fetch = Callable[[int], Awaitable[tuple[list[str], int | None]]]
-    """A page of outcomes from an ordinal on, each as JSON, and the ordinal to go on from (None: that was all)."""
+    Page = tuple[list[str], int | None]
+    """Outcomes, each as JSON, and the ordinal to go on from (None: that was all)."""
+    Fetch = Callable[[int], Awaitable[Page]]
+    """The page of outcomes from an ordinal on."""
 
 
 class RunSink:

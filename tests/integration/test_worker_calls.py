@@ -275,6 +275,24 @@ async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
     )
 
 
+async def test_the_first_page_comes_with_the_call_where_it_is_known(worker: Worker) -> None:
+    asked = []
+
+    async def fetch(start: int) -> tuple[list[str], int | None]:
+        asked.append(start)
+        return await pages(start)
+
+    whole = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch)
+    assert asked == [0, 20, 40]
+    done = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch, await pages(0))
+    assert asked[3:] == [20, 40]
+    assert done == whole
+    few = ([json.dumps({"partition": 0, "success": True, "outcome": None})] * 3, None)
+    done = await worker.complete(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few)
+    assert done.report["rows"] == [[0, "0", True]] * 3
+    assert len(asked) == 5
+
+
 async def test_a_verdict_of_the_completion_keeps_its_report(worker: Worker) -> None:
     done = await worker.complete(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages)
     assert done.failure == "the answer is no"

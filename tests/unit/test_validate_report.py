@@ -8,7 +8,7 @@ import pytest
 
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop_behaviors.validate.argument import MAX_CHECKS, Argument
-from distop_behaviors.validate.report import CheckResult, Result, Sample, bounded, combine, sentence
+from distop_behaviors.validate.report import Answer, CheckResult, Result, Sample, bounded, combine, sentence
 
 
 def result(*checks: CheckResult, rows: int | None = 10) -> Result:
@@ -46,7 +46,7 @@ def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
 def stored(found: Result, names: list[str]) -> tuple[Result, int]:
     """As it comes back from etcd, and the bytes of the result and its sentence."""
     text = json.dumps(found.compact(), ensure_ascii=False)
-    return Result.model_validate(json.loads(text)), len((text + sentence(names, found.checks)).encode())
+    return Answer.model_validate(json.loads(text)).root, len((text + sentence(names, found.checks)).encode())
 
 
 @pytest.mark.parametrize("alike", [True, False])

@@ -398,14 +398,14 @@ class SimWorker:
 
     async def complete(
         self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
-        fetch: Any,
+        fetch: Any, first: Any = None,
     ) -> CompleteResult:  # fmt: skip
         machine = self._machine
         ref = OperationRef.parse(op)
         rows: list[dict[str, Any]] = []
         start: int | None = 0
         while start is not None and start < total:
-            page, start = await fetch(start)
+            page, start = first if first is not None and start == 0 else await fetch(start)
             rows += map(loads, page)
 
         async def work(child: Child) -> CompleteResult:
