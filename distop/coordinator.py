@@ -66,7 +66,7 @@ class Coordinator:
         self.fence = fence
         self._keys = ctx.keys
         self._guard = t.election_guard(ctx.keys, table, type_name, fence)
-        self._view = TypeView(ctx.keys, table, type_name)
+        self._view = TypeView(ctx.keys, table, type_name, ctx.limits.outcomes_ahead)
         self._log = ctx.log
         self._on_failure = on_failure
         self._on_trouble = on_trouble
@@ -90,7 +90,7 @@ class Coordinator:
             self._fold_jobs,
             relist_every=relist,
             name="jobs",
-            ignore=(b".outcome", b".progress"),
+            ignore=(b".progress",),
         )
         self._claims = Feed(
             ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"
@@ -296,7 +296,7 @@ class Coordinator:
                     and op.spec is not None
                     and op.spec.rules.completes
                 ):
-                    self._ending.foresee_completion(op.ref, op.plan.count)
+                    self._ending.foresee_completion(op, op.plan.count)
                 return await self._commit(txn)
             case decide.Complete(decision):
                 return await self._ending.complete(op, decision)

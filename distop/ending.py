@@ -56,10 +56,17 @@ class Later(Exception):
 
 
 class _Outcomes:
-    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
+    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on. ``known``:
+    the first one, where it need not be read.
+    """
 
-    def __init__(self, read: Callable[[int], Awaitable[tuple[list[str], int | None]]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[int], Awaitable[tuple[list[str], int | None]]],
+        known: tuple[list[str], int | None] | None = None,
+    ) -> None:
         self._read = read
+        self._known = known
         self._first: asyncio.Future[tuple[list[str], int | None]] | None = None
 
     def begin(self) -> None:
@@ -67,14 +74,18 @@ class _Outcomes:
         self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
 
     async def page(self, start: int) -> tuple[list[str], int | None]:
+        if start == 0 and self._known is not None:
+            return self._known
         if start == 0 and self._first is not None:
             first, self._first = self._first, None
             return await first
         return await self._read(start)
 
     def ready(self) -> tuple[list[str], int | None] | None:
-        """The first page, where it has been read by now."""
+        """The first page, where it is known by now."""
         first = self._first
+        if self._known is not None:
+            return self._known
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
             return None
         return first.result()
@@ -82,6 +93,11 @@ class _Outcomes:
     def close(self) -> None:
         if self._first is not None:
             self._first.cancel()
+
+
+def _row(partition: int, success: bool, outcome: str) -> str:
+    """An outcome as the child wants it."""
+    return f'{{"partition":{partition},"success":{"true" if success else "false"},"outcome":{outcome}}}'
 
 
 class Ending:
@@ -124,7 +140,7 @@ class Ending:
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
-        outcomes = self._ahead.pop(ref, None) or self._outcomes_of(ref, decided.total)
+        outcomes = self._ahead.pop(ref, None) or self._outcomes_of(op, decided.total)
         try:
             argument = await self._ctx.argument(ref)
             self.foresee(ref)
@@ -193,11 +209,20 @@ class Ending:
             elif name == "outcome":
                 read(Outcome.decode, kv)  # raises for what is none: the child is given nothing that it cannot read
                 outcomes[partition] = kv.value.decode()
-        rows = [
-            f'{{"partition":{p},"success":{"true" if success else "false"},"outcome":{outcomes.get(p, "null")}}}'
-            for p, success in sorted(states.items())
-        ]
+        rows = [_row(p, success, outcomes.get(p, "null")) for p, success in sorted(states.items())]
         return rows, after if after < total else None
+
+    @staticmethod
+    def _known(op: OperationView, total: int) -> tuple[list[str], None] | None:
+        """All outcomes, where the view has every one of them: how a job ended never changes."""
+        if len(op.outcomes) != total:
+            return None
+        try:
+            if not all(isinstance(loads(value), dict) for value in op.outcomes.values()):
+                return None
+        except ValueError:
+            return None  # reading them says which one it is
+        return [_row(p, p not in op.failed, op.outcomes[p].decode()) for p in sorted(op.outcomes)], None
 
     # ----------------------------------------------------------------- finish
 
@@ -269,12 +294,12 @@ class Ending:
                 return False  # not runOps: the election, the state or the claims are not what they were
             seen = latest
 
-    def foresee_completion(self, ref: OperationRef, total: int) -> None:
-        """All jobs have ended, and how each did never changes: read the outcomes of a few while the decision is being
-        written.
+    def foresee_completion(self, op: OperationView, total: int) -> None:
+        """All jobs have ended, and how each did never changes: have the outcomes of a few ready while the decision is
+        being written.
         """
-        if total <= self._ctx.limits.outcomes_ahead and ref not in self._ahead:
-            self._ahead[ref] = self._outcomes_of(ref, total)
+        if total <= self._ctx.limits.outcomes_ahead and op.ref not in self._ahead:
+            self._ahead[op.ref] = self._outcomes_of(op, total)
 
     def keep(self, refs: Collection[OperationRef]) -> None:
         """Forget what was foreseen of all others: they are gone."""
@@ -283,9 +308,11 @@ class Ending:
         for ref in self._foreseen.keys() - refs:
             del self._foreseen[ref]
 
-    def _outcomes_of(self, ref: OperationRef, total: int) -> _Outcomes:
-        outcomes = _Outcomes(lambda start: self._outcomes(ref, total, start))
-        if total <= self._ctx.limits.outcomes_ahead:
+    def _outcomes_of(self, op: OperationView, total: int) -> _Outcomes:
+        ref = op.ref
+        known = self._known(op, total)
+        outcomes = _Outcomes(lambda start: self._outcomes(ref, total, start), known)
+        if known is None and total <= self._ctx.limits.outcomes_ahead:
             outcomes.begin()
         return outcomes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ FAULTS = "tests/faults"
 to stay under three minutes.
 """
 MAY_SKIP = Path(__file__).parent / "docker"
+
+# A shell that runs the tests in its background has them ignore interrupts, and so would every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
 hypothesis.settings.register_profile("distop", deadline=None, max_examples=100)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
 from distop.core.draining import Drain
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, Plan
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
 
+MAX_KEPT_OUTCOME = 4 * 1024
+"""Bytes of an outcome that a view keeps."""
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Change:
     """One event: what was put, or (``deleted``) the key that is gone."""
 
@@ -36,7 +40,7 @@ class Change:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Seen(Generic[T]):
     """A value with the mod revision at which it was written."""
 
@@ -174,6 +178,8 @@ class OperationView:
     success: int = 0
     failed: set[int] = field(default_factory=set)
     claims: dict[int, SeenClaim] = field(default_factory=dict)
+    outcomes: dict[int, bytes] = field(default_factory=dict)
+    """Outcomes as they came, of small operations; what a listing brought, and large ones, are not among them."""
 
     @property
     def ended(self) -> int:
@@ -201,12 +207,15 @@ class OperationView:
 
 
 class TypeView:
-    """All operations of one type on one table: what its coordinator decides from."""
+    """All operations of one type on one table: what its coordinator decides from. ``few``: of operations with so many
+    jobs at most, outcomes are kept as well.
+    """
 
-    def __init__(self, keys: Keys, table: str, type_name: str) -> None:
+    def __init__(self, keys: Keys, table: str, type_name: str, few: int = 0) -> None:
         self.keys = keys
         self.table = table
         self.type = type_name
+        self._few = few
         self.operations: dict[OperationRef, OperationView] = {}
         self.foreign: dict[str, str] = {}
         """Keys of the type that this release cannot read, with why: left alone."""
@@ -238,7 +247,10 @@ class TypeView:
         for change in changes:
             kv = change.kv
             head, _, last = kv.key.rpartition(".")
-            if last in ("outcome", "progress"):
+            if last == "outcome":
+                self._keep_outcome(head, kv, change.deleted)
+                continue
+            if last == "progress":
                 continue
             # The hot path: claims and job states of operations that are known, four events for each job.
             op = self._claim_roots.get(head)
@@ -258,6 +270,16 @@ class TypeView:
                 touched.add(ref)
         self._drop_empty(touched)
         return touched
+
+    def _keep_outcome(self, job: str, kv: KeyValue, deleted: bool) -> None:
+        root, _, number = job.rpartition(".")
+        op = self._job_roots.get(root)
+        if op is None or op.plan is None or op.plan.count > self._few or not _is_ordinal(number):
+            return
+        if deleted or len(kv.value) > MAX_KEPT_OUTCOME:
+            op.outcomes.pop(int(number), None)
+        else:
+            op.outcomes[int(number)] = kv.value
 
     def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
         self.foreign.pop(kv.key, None)

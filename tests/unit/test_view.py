@@ -16,7 +16,7 @@ from distop.core.jobs import JobState
 from distop.core.model import Phase, State
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
-from distop.core.view import Change, ClusterView, TypeView
+from distop.core.view import MAX_KEPT_OUTCOME, Change, ClusterView, TypeView
 from tests.support.lives import random_event
 from tests.support.world import TABLE, TYPE, World
 
@@ -57,7 +57,8 @@ def test_folding_events_equals_folding_the_listing(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rules=Rules(retry=Retry(attempts=3)))
     world.join("n0")
-    view, cluster = TypeView(world.keys, TABLE, TYPE), ClusterView(world.keys)
+    few = rng.choice((0, 3, 100))
+    view, cluster = TypeView(world.keys, TABLE, TYPE, few), ClusterView(world.keys)
     seen = 0
     for _ in range(120):
         txn = random_event(world, rng)
@@ -70,6 +71,7 @@ def test_folding_events_equals_folding_the_listing(seed: int) -> None:
         if rng.random() < 0.3:
             assert content(view) == content(world.view())
             assert cluster_content(cluster) == cluster_content(world.cluster())
+            outcomes_stand_there(world, view, few)
         if rng.random() < 0.05:  # a watch was lost, and everything is listed again
             view = relisted(world, view)
             cluster.replace(FAMILIES, concerns_cluster(world, (Change(kv) for kv in world.store.listing())))
@@ -77,6 +79,16 @@ def test_folding_events_equals_folding_the_listing(seed: int) -> None:
     assert cluster_content(cluster) == cluster_content(world.cluster())
     assert not view.foreign
     assert not cluster.foreign
+
+
+def outcomes_stand_there(world: World, view: TypeView, few: int) -> None:
+    """What a view keeps of outcomes is what the store holds."""
+    for ref, op in view.operations.items():
+        assert not op.outcomes or (op.plan is None or op.plan.count <= few)
+        for partition, value in op.outcomes.items():
+            kv = world.store.get(world.keys.job(ref, partition, "outcome"))
+            assert kv is not None
+            assert kv.value == value
 
 
 def relisted(world: World, view: TypeView) -> TypeView:
@@ -108,6 +120,32 @@ def test_a_listing_takes_away_what_is_gone() -> None:
     cluster.replace(FAMILIES, concerns_cluster(world, (Change(kv) for kv in world.store.listing())))
     assert (cluster.nodes, cluster.gates, cluster.pending) == ({}, {}, {})
     assert not cluster.live("a")
+
+
+def test_outcomes_of_small_operations_are_kept_as_they_come() -> None:
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    view = TypeView(world.keys, TABLE, TYPE, 2)
+    refs = [world.next_ref()]
+    world.do(world.start(refs[0]))
+    refs.append(world.next_ref())
+    world.do(world.start(refs[1]))
+    for ref, jobs in zip(refs, (2, 3), strict=True):
+        world.do(world.plan(ref, jobs))
+        world.do(world.claim(ref, "a", range(jobs)))
+        for p in range(jobs):
+            world.do(world.report(ref, p, JobState.SUCCESS))
+    for _, changes in world.store.history:
+        view.apply(concerns_type(world, changes))
+    small, large = (view.operations[ref] for ref in refs)
+    assert sorted(small.outcomes) == [0, 1]
+    outcomes_stand_there(world, view, 2)
+    assert large.outcomes == {}
+    world.tamper(KVPut(world.keys.job(refs[0], 1, "outcome"), "x" * (MAX_KEPT_OUTCOME + 1)))
+    view.apply(concerns_type(world, world.store.history[-1][1]))
+    assert sorted(small.outcomes) == [0]
+    assert relisted(world, view).operations[refs[0]].outcomes == {}  # then they are read when they are wanted
 
 
 def test_stages_follow_the_keys() -> None:
