@@ -21,9 +21,11 @@ WORDS = "OSError: the disk is on fire"
 
 
 def broken(group: Daemons, style: str, env: dict[str, str]) -> tuple[Daemon, OperationResult]:
-    """A daemon that logs so, after an operation with a job that broke twice and one that killed its child twice."""
+    """A daemon that logs so, after an operation with a job that broke twice, one that killed its child twice, and one
+    that told what it was doing.
+    """
     (ann,) = group.start("ann", options=("--log-format", style), env=env)
-    arg = {"names": ["a", "b"], "does": {"a": "error", "b": "last-words"}}
+    arg = {"names": ["a", "b", "c"], "does": {"a": "error", "b": "last-words", "c": "status"}}
     operation = group.client.start_operation("sample", TABLE, arg, retry_attempts=2, failure_policy="collect_all")
     result = operation.wait(60)
     assert (result.state, result.jobs["failed"]) == ("failed", 2), group.tails()
@@ -53,6 +55,8 @@ def test_each_line_is_json_and_a_retry_names_its_attempt(
         (result.op, 0, 1, "ann"),
         (result.op, 1, 1, "ann"),
     ]
+    told = [line for line in lines if line["message"] == "half way"]
+    assert {(line["operation"], line["partition"], line["attempt"]) for line in told} == {(result.op, 2, 1)}
     deaths = [line for line in lines if line["message"].startswith("the worker process died")]
     assert deaths
     assert {(line["level"], line["executor"]) for line in deaths} == {("warning", "ann")}
