@@ -113,7 +113,7 @@ class Incarnation(Context):
         """
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
-        self.worker = self._make_worker(self._worker_config(), log=self.log.logger)
+        self.worker = self._make_worker(self._worker_config(), log=self.log)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
         graceful = False

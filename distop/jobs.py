@@ -34,6 +34,12 @@ def _story(claim: Claim, event: JobEnded, executor: str) -> tuple[Tried, ...]:
     return told(claim.tried, Tried(claim.attempt, executor, event.error))
 
 
+def _where(op: OpenOperation, partition: int, held: Held | None) -> dict[str, Any]:
+    """What a log record says of a job (-1: of a batch)."""
+    attempt = held.claim.attempt if held is not None else None
+    return {"operation": str(op.ref), "partition": partition if partition >= 0 else None, "attempt": attempt}
+
+
 class Jobs:
     """The jobs of one incarnation that run, or whose end is being written.
 
@@ -89,9 +95,7 @@ class Jobs:
             await ctx.worker.run(
                 request,
                 lambda events: self._ended(op, events),
-                on_status=lambda p, text: ctx.log.info(
-                    "%s", text, extra={"operation": str(op.ref), "partition": p if p >= 0 else None}
-                ),
+                on_status=lambda p, text: ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p))),
                 on_progress=lambda p, value: self._checkpoints.save(op, p, value),
             )
         except SessionLost:
@@ -212,7 +216,7 @@ class Jobs:
         """What came of a job cannot be turned into a write: it broke. It must not stay held for that, nor be run again
         without a limit.
         """
-        where = {"operation": str(op.ref), "partition": event.partition}
+        where = _where(op, event.partition, held)
         self._ctx.log.error("what came of a job cannot be written", extra=where, exc_info=error)
         broken = replace(event, kind="error", result=None, error=f"its end could not be written: {describe(error)}")
         if not op.spec.rules.at_limit(held.claim.failures + 1):
@@ -240,8 +244,8 @@ class Jobs:
         self._ctx.log.warning(
             "the job broke (again in %.1f s): %s",
             pause,
-            (event.error.strip().splitlines() or [event.kind])[0],
-            extra={"operation": str(op.ref), "partition": event.partition, "attempt": claim.attempt},
+            event.error.strip() or event.kind,
+            extra=_where(op, event.partition, held),
         )
         waiting = decide.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
         self._released()
@@ -257,7 +261,7 @@ class Jobs:
             except SessionLost:
                 return
             except Exception as error:  # whatever it is, the job has failed, and must not stay held for it
-                where = {"operation": str(op.ref), "partition": event.partition}
+                where = _where(op, event.partition, held)
                 known = error if not isinstance(error, WorkerError) else None
                 said = "cleanup of a job that failed for good failed too: %s"
                 self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
@@ -274,7 +278,7 @@ class Jobs:
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
         def answered(applied: int) -> None:
-            op.held.pop(partition, None)
+            held = op.held.pop(partition, None)
             self._ending.discard((op.ref, partition))
             self._checkpoints.forget(op.ref, partition)
             op.done += bool(applied and ended)
@@ -285,7 +289,7 @@ class Jobs:
             if not applied:
                 self._ctx.log.info(
                     "the job is not held here any more: what came of it here is dropped",
-                    extra={"operation": str(op.ref), "partition": partition},
+                    extra=_where(op, partition, held),
                 )
             if not (applied and ended):
                 op.exhausted = False  # the job waits, or another has it: look again

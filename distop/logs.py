@@ -1,11 +1,14 @@
-"""Logging for the daemon and the command line: text for people or one JSON object per line, always on stderr."""
+"""Logging for the daemon and the command line: text for people or one JSON object per line, always on stderr.
+
+A record is one line, whatever stands in it; in text at level debug, its traceback follows.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from distop.core.codec import rfc3339
 
@@ -14,6 +17,15 @@ if TYPE_CHECKING:
 
 CONTEXT = ("operation", "partition", "attempt", "executor", "incarnation")
 """What a log record may carry beside its message; shown where it is set."""
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+def brief(text: str) -> str:
+    """One line: the first of a text, which says what happened, and the last, which is where the end of a log or a
+    traceback says why.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else ""
 
 
 class _Text(logging.Formatter):
@@ -23,9 +35,10 @@ class _Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         where = " ".join(f"{n}={getattr(record, n)}" for n in CONTEXT if getattr(record, n, None) is not None)
-        line = f"{rfc3339(record.created)} {record.levelname:<7} {record.getMessage()}"
-        if record.exc_info and record.exc_info[1] is not None and not self._traces:
-            line = f"{line} ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
+        line = f"{rfc3339(record.created)} {record.levelname:<7} {brief(record.getMessage())}"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not self._traces:
+            line = f"{line} ({brief(f'{type(error).__name__}: {error}')})"
         line = f"{line}  [{where}]" if where else line
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info and self._traces else line
 
@@ -41,7 +54,7 @@ class _Json(logging.Formatter):
         data.update({n: getattr(record, n) for n in CONTEXT if getattr(record, n, None) is not None})
         if record.exc_info:
             data["exception"] = self.formatException(record.exc_info)
-        return json.dumps(data, ensure_ascii=False, default=str)
+        return json.dumps(data, default=str)  # in ASCII, which is JSON whatever stderr's encoding is
 
 
 class ContextLogger(logging.LoggerAdapter[logging.Logger]):
@@ -56,16 +69,24 @@ class ContextLogger(logging.LoggerAdapter[logging.Logger]):
         return ContextLogger(self.logger, {**(self.extra or {}), **fields})
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Where this process logs: known by its class, to be replaced."""
+
+
 def get(name: str = "distop", **fields: Any) -> ContextLogger:
     """A logger with context fields."""
     return ContextLogger(logging.getLogger(name), fields)
 
 
 def configure(level: str = "info", style: str = "text") -> None:
-    """Send distop's logs to stderr. ``style``: text or json. Tracebacks are shown to people at level debug alone."""
-    sink = logging.StreamHandler(sys.stderr)
+    """Send distop's logs to stderr, and the warnings of libraries, which else would stand there in a form of their own.
+    ``style``: text or json. Tracebacks are shown to people at level debug alone.
+    """
+    sink = _Stderr(sys.stderr)
     sink.setFormatter(_Json() if style == "json" else _Text(level.upper() == "DEBUG"))
-    root = logging.getLogger("distop")
-    root.handlers[:] = [sink]
-    root.setLevel(level.upper())
-    root.propagate = False
+    own, others = logging.getLogger("distop"), logging.getLogger()
+    own.handlers[:] = [sink]
+    own.setLevel(level.upper())
+    own.propagate = False
+    others.handlers[:] = [*(handler for handler in others.handlers if not isinstance(handler, _Stderr)), sink]
+    logging.captureWarnings(True)

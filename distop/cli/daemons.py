@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from distop.cli.context import Context, current
+from distop.errors import DistopError, describe
 
 SHARED_DIR = Annotated[str | None, typer.Option(metavar="DIR", help="For large data (<location>/_distop).")]
 SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at a time (the cores).")]
@@ -58,7 +59,14 @@ def executor(
     from distop.daemon import run_executor
 
     hardening.forget_password()
-    code = asyncio.run(run_executor(config))
+    try:
+        code = asyncio.run(run_executor(config))
+    except DistopError as error:
+        if config.log_format != "json":
+            raise
+        # Whoever reads the log line by line reads the last one, too.
+        logs.get("distop.executor").error("%s", describe(error), exc_info=error if current.debug else None)
+        raise typer.Exit(error.exit_code) from None
     if code:
         raise typer.Exit(code)
 

@@ -11,9 +11,9 @@ from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, first
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
+    from distop.logs import Log
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
     from distop.worker.sinks import Fetch
@@ -46,7 +46,7 @@ class _Asked:
 class Caller:
     """The calls that go on. ``spawn`` starts what outlives a caller who gave up."""
 
-    def __init__(self, keeper: Keeper, numbers: Iterator[int], spawn: Spawn, log: logging.Logger) -> None:
+    def __init__(self, keeper: Keeper, numbers: Iterator[int], spawn: Spawn, log: Log) -> None:
         self._keeper = keeper
         self._numbers = numbers
         self._spawn = spawn
@@ -88,7 +88,7 @@ class Caller:
             raise
         except Exception as error:
             # A defect, or trouble of this process: whoever asked counts it as an attempt, and does not ask for ever.
-            self._log.exception("%s broke on its way", asked.what)
+            self._log.exception("%s broke on its way", asked.what, extra={"operation": asked.op})
             raise WorkerError("transient", f"{asked.what} broke on its way: {describe(error)}") from error
         except asyncio.CancelledError:
             # Nobody waits for it any more, but its thread in the child must end all the same, and the gate with it.
@@ -111,7 +111,8 @@ class Caller:
                 asked.sink.stop()
                 await first(work, timeout=self._keeper.config.grace)
                 if asked.sink is not None:
-                    self._log.warning("%s did not stop when told: its worker process is killed", asked.what)
+                    said = "%s did not stop when told: its worker process is killed"
+                    self._log.warning(said, asked.what, extra={"operation": asked.op})
                     asked.sink.child.kill("stubborn")
             await first(work)
             if not work.cancelled():

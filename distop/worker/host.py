@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 
     from distop.core.declaration import Declaration
+    from distop.logs import Log
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ __all__ = [
 class Worker(Asking):
     """One child at a time, replaced when it dies. All methods are of the event loop that started it."""
 
-    def __init__(self, config: WorkerConfig, *, log: logging.Logger | None = None) -> None:
+    def __init__(self, config: WorkerConfig, *, log: Log | None = None) -> None:
         self.config = config
         self._log = log or logging.getLogger("distop.worker")
         self._keeper = Keeper(config, self._log)
@@ -157,7 +158,7 @@ class Worker(Asking):
             run.end_rest("refused", str(error))
         except Exception as error:
             # A defect, or trouble of this process: counted as an attempt, so that it does not go on for ever.
-            self._log.exception("a run of %s broke on its way", run.request.op)
+            self._log.exception("a run of jobs broke on its way", extra=run.where)
             run.end_rest("error", f"the run broke on its way: {describe(error)}")
         finally:
             self._runs.discard(run)
@@ -221,7 +222,7 @@ class Worker(Asking):
         try:
             await self._cleanup(run.request, [run.pending[p] for p in gone], self.config.incarnation)
         except WorkerError as error:
-            self._log.error("the cleanup of %d jobs of %s failed: %s", len(gone), run.request.op, error)
+            self._log.error("the cleanup of %d jobs failed: %s", len(gone), error, extra=run.where)
             return f"the cleanup failed: {error}"
         return ""
 
@@ -325,6 +326,7 @@ class Worker(Asking):
             if run.done.done() or run.number != number or child.died.done():
                 continue
             if not run.probed.done() or run.probed.result():
-                self._log.warning("%s did not stop within %g s: its worker process is killed", run.request.op, grace)
+                said = "jobs did not stop within %g s: their worker process is killed"
+                self._log.warning(said, grace, extra=run.where)
                 child.kill("stubborn")
                 await first(child.died)

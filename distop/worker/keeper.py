@@ -13,10 +13,10 @@ from distop.worker.launch import Child
 from distop.worker.model import WorkerConfig, WorkerError
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import AsyncIterator
 
     from distop.core.declaration import Declaration
+    from distop.logs import Log
 
 START_TRIES = 3
 """Children that fail to start in a row before what waits for one is told so."""
@@ -29,7 +29,7 @@ LOG_SECONDS = 60.0
 class Keeper:
     """One child at a time."""
 
-    def __init__(self, config: WorkerConfig, log: logging.Logger) -> None:
+    def __init__(self, config: WorkerConfig, log: Log) -> None:
         self.config = config
         self.declarations: tuple[Declaration, ...] = ()
         self.skipped: dict[str, str] = {}

@@ -17,9 +17,9 @@ from distop.worker import guardian, logs, protocol
 from distop.worker.model import Death, WorkerError
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Mapping
 
+    from distop.logs import Log
     from distop.worker.model import WorkerConfig
 
 CREDENTIALS = frozenset({"DISTOP_USER", "DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_CERT", "DISTOP_KEY"})
@@ -41,7 +41,7 @@ class Sink(Protocol):
 class Child:
     """A running child. ``died`` is set once all of its processes are dead."""
 
-    def __init__(self, config: WorkerConfig, log: logging.Logger) -> None:
+    def __init__(self, config: WorkerConfig, log: Log) -> None:
         self._config = config
         self._log = log
         self._path = Path()

@@ -11,9 +11,9 @@ from distop.worker import protocol
 from distop.worker.model import JobEnded, WorkerError
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Awaitable, Callable, Iterable
 
+    from distop.logs import Log
     from distop.worker.launch import Child
     from distop.worker.model import JobItem, RunRequest
 
@@ -33,9 +33,10 @@ class RunSink:
         on_events: Callable[[list[JobEnded]], None],
         on_status: Callable[[int, str], None] | None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None,
-        log: logging.Logger,
+        log: Log,
     ) -> None:
         self.request = request
+        self.where = {"operation": request.op}
         self.incarnation = incarnation
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
@@ -89,7 +90,7 @@ class RunSink:
                 self._on_events(fresh)
             except Exception:
                 # Not the child's fault: its connection must live on.
-                self._log.exception("ends of jobs of %s could not be taken in", self.request.op)
+                self._log.exception("ends of jobs could not be taken in", extra=self.where)
 
     def end_rest(self, kind: protocol.Kind, error: str, ordinals: Iterable[int] | None = None) -> None:
         """End these jobs, or all that have not ended, for one reason."""
@@ -113,7 +114,8 @@ class RunSink:
             try:
                 saved = await self._on_progress(message["partition"], message["value"])
             except Exception:
-                self._log.exception("a checkpoint of %s could not be saved", self.request.op)
+                where = {**self.where, "partition": message["partition"]}
+                self._log.exception("a checkpoint could not be saved", extra=where)
         if saved:
             self.progress[message["partition"]] = message["value"]
         child.send(protocol.ReplyMessage(t="reply", seq=message["seq"], value=saved))

@@ -521,10 +521,20 @@ def test_the_blocking_face_from_threads_and_inside_a_running_loop(shared_etcd: E
 
 
 def test_the_default_client(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace = f"client{next(_numbers)}"
     monkeypatch.setenv("DISTOP_ETCD", shared_etcd.endpoint)
-    monkeypatch.setenv("DISTOP_NAMESPACE", f"client{next(_numbers)}")
+    monkeypatch.setenv("DISTOP_NAMESPACE", namespace)
     with pytest.raises(distop.UnknownBehavior):
         distop.start_operation("noop", TABLE)
+
+    async def prepare() -> None:
+        async with aio.connect(shared_etcd.endpoint, namespace=namespace) as other:
+            hand = Hand(other.etcd, other.keys)
+            await hand.publish("noop")
+            await hand.table(TABLE)
+
+    asyncio.run(prepare())
+    assert distop.start_operation("noop", TABLE).ref == "nyc.flights/noop/1"
     from distop import blocking
 
     assert blocking._default is not None

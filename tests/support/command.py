@@ -58,4 +58,7 @@ def distop_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
     yield command
     console.cache_clear()
+    for handler in logger.handlers:
+        logging.getLogger().removeHandler(handler)
+    logging.captureWarnings(False)
     logger.handlers[:], logger.level, logger.propagate = before

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,12 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     if action == "memory":
         raise MemoryError
     if action == "die":
+        os._exit(3)
+    if action == "last-words":
+        try:
+            raise OSError("the disk is on fire")
+        except OSError:
+            traceback.print_exc()
         os._exit(3)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

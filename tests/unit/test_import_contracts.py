@@ -80,13 +80,18 @@ def test_one_module_knows_how_keys_are_spelled() -> None:
     assert spelled == []
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level packages that a fresh interpreter has loaded after ``statement``."""
-    program = f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+def modules_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after ``statement``."""
+    program = f"import sys\n{statement}\nprint(*sorted(sys.modules))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages of these modules."""
+    return {name.split(".")[0] for name in modules_after(statement)}
 
 
 def test_importing_distop_loads_no_library() -> None:
@@ -96,6 +101,15 @@ def test_importing_distop_loads_no_library() -> None:
 @pytest.mark.parametrize("module", ["distop.daemon", "distop.client", "distop.aio", "distop.blocking"])
 def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> None:
     assert loaded_by(f"import {module}") & DATA == set()
+
+
+@pytest.mark.parametrize("module", ["distop.client", "distop.aio", "distop.blocking"])
+def test_a_client_loads_nothing_that_runs_work(module: str) -> None:
+    """P36. That it loads none of it later either is a contract of pyproject.toml."""
+    names = modules_after(f"import {module}")
+    assert f"{module}" in names
+    runs = ("distop.coordinator", "distop.daemon", "distop.executor", "distop.incarnation", "distop.worker")
+    assert [name for name in names if name.startswith(runs)] == []
 
 
 # What has no part in a simulation: the child's side, the command line, and the server of a demo.

@@ -66,6 +66,7 @@ SCHEMA = Arg.model_json_schema()
         ({"checks": []}, "at checks: at least 1 item must be given"),
         ({"checks": "x"}, 'at checks: "x" is not of type array'),
         ({"checks": [{"not_null": 5}]}, "at checks[0].not_null: 5 is not of type string"),
+        ({"checks": [{"not_null": None}]}, "at checks[0].not_null: null is not of type string"),
         ({"checks": [{"not_null": "a"}, {"range": {"low": 1}}]}, "at checks[1].range: 'column' is missing"),
         ({"checks": [{"range": {"column": "a", "lo": 1}}]}, "checks[0].range: unknown field 'lo' (known: column, low)"),
         ({"checks": [{"no_null": "a"}]}, 'checks[0]: {"no_null": "a"} fits none'),
@@ -108,6 +109,8 @@ def test_what_is_wrong_with_a_choice(choice: Any, words: str) -> None:
 def test_what_fits_is_given_back() -> None:
     arg = {"checks": [{"not_null": "a"}, {"range": {"column": "b", "low": "2013-01-01"}}]}
     assert check_argument("sample", SCHEMA, dumps(arg)) == arg
+    nullable = {"checks": [{"range": {"column": "b", "low": None}}], "choice": None}
+    assert check_argument("sample", SCHEMA, dumps(nullable)) == nullable
     assert check_argument("sample", {}, b"5") == 5
 
 

@@ -431,6 +431,19 @@ def test_a_group_is_all_or_nothing_and_then_one_by_one() -> None:
     assert world.job_stage(ref, 1) is JobStage.CLAIMED
 
 
+def test_a_late_holder_may_report_until_somebody_else_has_the_job() -> None:
+    """The token decides, not whether its session still lives (lakeFS L17)."""
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0, 1]))
+    reports = [world.report(ref, p, JobState.SUCCESS) for p in (0, 1)]
+    world.die("a")
+    assert world.store.apply(reports[0]).succeeded
+    world.do(world.claim(ref, "b", [1]))
+    assert not world.store.apply(reports[1]).succeeded
+    assert [world.job_stage(ref, p) for p in (0, 1)] == [JobStage.SUCCESS, JobStage.CLAIMED]
+    assert not check(world.keys, world.store.history)
+
+
 def test_a_zombie_saves_no_progress() -> None:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0]))

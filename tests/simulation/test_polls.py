@@ -1,0 +1,39 @@
+"""A poll stands behind every watch (P24): where none of them ever tells anything, all is done all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distop.testing.simulation import Simulation, run
+from distop.testing.simulation.run import quietly
+from distop.testing.simulation.scenario import Act, Wish, plain
+from tests.simulation.test_scenarios import argument
+
+COORDINATORS = 330.0
+"""Seconds between two listings of a coordinator's, at most."""
+
+
+@pytest.mark.parametrize("acts", [(), (Act(5.0, "cancel"),)], ids=["to its end", "cancelled"])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_ends_where_no_watch_tells_anything(
+    seed: int, acts: tuple[Act, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams stand, and nothing comes on them: no event, and no word of how far the server is."""
+    monkeypatch.setattr(run, "LIVENESS", 2 * COORDINATORS)
+    wish = Wish(0, 0.5, "check", "a", argument(seed, 12, 1.0), None, "collect_all", acts)
+    with quietly():
+        sim = Simulation(plain(seed, 2, [wish], poll=2.0))
+        swallowed: list[int] = []
+
+        def swallow(watch: object, changes: list[Any], revision: int) -> None:
+            swallowed.append(revision)
+
+        monkeypatch.setattr(sim.etcd.watching, "_send", swallow)
+        monkeypatch.setattr(sim.etcd.watching, "progress", lambda *_: None)
+        report = sim.run()
+    assert swallowed
+    assert report.breaches == []
+    assert (report.ended, report.claimed) == (1, 2), "both executors found work"
+    assert sim.told.ended == {"a/check/1": "cancelled" if acts else "success"}
