@@ -22,6 +22,7 @@ from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
@@ -116,6 +117,13 @@ class EtcdClient:
         are not accepted, InvalidArgument for unreadable certificates.
         """
         self.transport.open()
+        looking = diagnose.Looking(self.config.members, self.config.secure, self.config.connect_timeout)
+        try:
+            await self._connect(looking)
+        finally:
+            looking.stop()
+
+    async def _connect(self, looking: diagnose.Looking) -> None:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
@@ -123,13 +131,14 @@ class EtcdClient:
         while True:
             waited = time.monotonic() - started
             left = config.connect_timeout - waited
+            undisturbed = looking.begin(left)
             if left <= 0:
-                raise EtcdUnavailable(await self._why_not(last))
+                raise EtcdUnavailable(self._why_not(await looking.found(), last))
             if not told and waited >= SILENT_FOR:
                 told = True
                 log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
             try:
-                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, left))
+                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, undisturbed))
                 if told:
                     log.warning("etcd answers")
                 return
@@ -148,10 +157,9 @@ class EtcdClient:
             await asyncio.sleep(min(pause, max(left, 0)))
             pause = min(pause * 2, 0.5)
 
-    async def _why_not(self, last: Failure | None) -> str:
+    def _why_not(self, reasons: Sequence[str], last: Failure | None) -> str:
         config = self.config
         parts = []
-        reasons = await asyncio.gather(*(diagnose.explain(member, config.secure) for member in config.members))
         for endpoint, reason in zip(config.members, reasons, strict=True):
             if not reason and last is not None:
                 reason = f"it answered: {last.detail or last.code}"
