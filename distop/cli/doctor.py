@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,23 +97,10 @@ async def _store(client: Client) -> list[Finding]:
 
 
 async def _version(client: Client) -> Finding:
-    from distop.core.versions import judge_etcd
-    from distop.errors import EtcdRejected
-
-    status = await client.etcd.status()
-    try:
-        members = len(await client.etcd.members())
-    except EtcdRejected:
-        members = 0
-    judged = judge_etcd(status.version, members)
+    judged, members = await client.etcd.judge_server()
     size = f", {members} member{'s' if members != 1 else ''}" if members else ""
-    where = f"{status.endpoint}{size}"
-    return Finding("etcd", judged.level, f"{where}: {judged.text}", f"{where}: {_brief(judged.text)}")
-
-
-def _brief(text: str) -> str:
-    """A judgement of etcd's version without its list of defects and their numbers."""
-    return re.sub(r" \(known defects: (?:[^()]|\([^()]*\))*\)| \(#[0-9]+\)", "", text)
+    where = f"{client.etcd.transport.address}{size}"
+    return Finding("etcd", judged.level, f"{where}: {judged.text}", f"{where}: {judged.brief}")
 
 
 async def _space(client: Client) -> Finding:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distop.clock import time
+from distop.core.versions import Judgement, judge_etcd, parse_version
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
-from distop.store import diagnose, versions
+from distop.store import diagnose
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
@@ -335,27 +336,32 @@ class EtcdClient:
         known = self._versions.get(self.transport.address)
         if known is None:
             status = await self.status()
-            known = self._versions[status.endpoint] = versions.parse(status.version)
+            known = self._versions[status.endpoint] = parse_version(status.version)
         return known
 
     def known_version(self, address: str) -> tuple[int, ...]:
         """The version of a member as far as :meth:`version` has asked it."""
         return self._versions.get(address, ())
 
-    async def check_server(self) -> None:
-        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
-        version = await self.version()
+    async def judge_server(self) -> tuple[Judgement, int]:
+        """What is to be thought of the server's version, and the number of members (0: we may not ask for it, and the
+        endpoints that we know were counted).
+        """
+        status = await self.status()
         try:
             members = len(await self.members())
-        except PermissionDenied:
-            members = self.transport.size
-        verdict = versions.judge(version, members)
-        if verdict.refused and not self.config.accept_defects:
-            raise EtcdRejected(verdict.refused)
-        warning = verdict.refused or verdict.warning
-        if warning and warning not in _warned:
-            _warned.add(warning)
-            log.warning("%s", warning)
+        except EtcdRejected:
+            members = 0
+        return judge_etcd(status.version, members or self.transport.size), members
+
+    async def check_server(self) -> None:
+        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
+        judged, _ = await self.judge_server()
+        if judged.level == "error" and not self.config.accept_defects:
+            raise EtcdRejected(judged.text)
+        if judged.level != "ok" and judged.brief not in _warned:
+            _warned.add(judged.brief)
+            log.warning("%s", judged.brief)
 
     async def alarms(self) -> tuple[str, ...]:
         """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""
