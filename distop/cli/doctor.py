@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _CLOCK_TOLERANCE = 5.0
 _SHOWN = 5
+_MEBIBYTE = 1024 * 1024
+_QUOTA = 2048 * _MEBIBYTE
+"""etcd's, where nothing else is set."""
+_NEARLY_FULL = 0.8
 _AT_ONCE = 20
 """Records in one answer: a history record has up to a megabyte."""
 
@@ -117,8 +121,23 @@ async def _space(client: Client) -> Finding:
             f"etcd raises {', '.join(alarms)}: compact, defragment and disarm it (`etcdctl alarm disarm`)",
         )
     status = await client.etcd.status()
-    mebibytes = status.db_size / 1024 / 1024
-    return Finding("space", "ok", f"no alarm, the database has {mebibytes:.1f} MiB")
+    return judge_space(status.db_size, status.db_size_quota)
+
+
+def judge_space(size: int, quota: int) -> Finding:
+    """etcd's database has ``size`` bytes, and may have ``quota``; 0: the server does not tell (before 3.6), and has the
+    default unless somebody gave it another.
+    """
+    limit = quota or _QUOTA
+    held = f"the database has {size / _MEBIBYTE:,.1f} of {limit / _MEBIBYTE:,.0f} MiB"
+    whose = "" if quota else " (etcd's default quota: this server does not tell its own)"
+    if size < _NEARLY_FULL * limit:
+        return Finding("space", "ok", f"no alarm, {held}{whose}")
+    return Finding(
+        "space",
+        "warning",
+        f"{held}{whose}, and then etcd takes no more writes: compact and defragment it, or raise its quota",
+    )
 
 
 async def _clock(client: Client) -> Finding:
