@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.errors import InvalidArgument, UsageError
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +29,10 @@ VALUES = (
 )
 """Global options with a value."""
 FLAGS = ("json", "debug")
+
+
+class Interrupted(Exception):
+    """Ctrl-C while an operation was started, waited for or followed; the message says what is known of it."""
 
 
 @dataclass(slots=True)
@@ -136,11 +140,3 @@ def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:
         except ValueError:
             found[key] = value
     return found
-
-
-def check_waiting(wait: bool, timeout: float | None) -> None:
-    """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
-    if timeout is not None and not wait:
-        raise UsageError("--timeout is for --wait: give both, or none")
-    if timeout is not None and not timeout >= 0:
-        raise UsageError(f"--timeout must be a number of seconds, not {timeout}")

@@ -18,7 +18,9 @@ LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records ke
 
 
 def executor(
-    id: Annotated[str | None, typer.Option("--id", help="The executor's name (from the host's, kept).")] = None,  # noqa: A002
+    id: Annotated[  # noqa: A002
+        str | None, typer.Option("--id", metavar="NAME", help="The executor's name (from the host's, kept).")
+    ] = None,
     work_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Local files, for one cluster; kept between starts.")
     ] = None,
@@ -31,7 +33,7 @@ def executor(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Shown by `distop nodes`.")] = None,
     history_limit: LIMIT = None,
 ) -> None:
-    """Run an executor daemon: one on each Spark node. SIGTERM stops it in order."""
+    """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop import hardening
 
     hardening.shut()
@@ -74,7 +76,7 @@ def dev(
     poll: POLL = None,
     history_limit: LIMIT = None,
 ) -> None:
-    """Run a private etcd and one executor in the foreground; the data is kept between starts."""
+    """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
 
     from distop.cli.dev import Dev

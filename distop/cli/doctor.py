@@ -39,7 +39,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check etcd, the clock, Java, Spark, executors and leftover keys. Exits with 1 when something is wrong."""
+    """Check etcd, this machine and the executors. Exits with 1 when something is wrong."""
     findings = [_boot_clock(), _java(), _spark()]
     unreachable = 0
     try:
