@@ -71,7 +71,7 @@ current = Context()
 def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
     """The global options out of a command line, wherever they stand before ``--``, and the rest of it.
 
-    Raises InvalidArgument where an option has no value.
+    Raises InvalidArgument where an option has no value, or a flag has one.
     """
     context = Context()
     rest: list[str] = []
@@ -80,9 +80,11 @@ def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
         if word == "--":
             return context, [*rest, word, *words]
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in (*VALUES, *FLAGS) or (name in FLAGS and equals):
+        if not word.startswith("--") or name not in (*VALUES, *FLAGS):
             rest.append(word)
         elif name in FLAGS:
+            if equals:
+                raise InvalidArgument(f"--{name} takes no value")
             setattr(context, name, True)
         else:
             if not equals:
@@ -110,6 +112,8 @@ def parse_argument(text: str | None) -> Any:
         return None
     where = "--arg"
     if text.startswith("@"):
+        if text == "@":
+            raise InvalidArgument("--arg @ is to be followed by a file's name (@-: standard input)")
         where = f"the argument in {text[1:]}"
         try:
             text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")

@@ -80,21 +80,26 @@ def dev(
     from pathlib import Path
 
     from distop.cli.dev import Dev
+    from distop.config import executor_config
+    from distop.store.config import DEFAULT_ENDPOINT
 
-    settings = current.settings(data_dir=data_dir, port=port)
     options: dict[str, Any] = {
-        "shared-dir": shared_dir,
+        "shared_dir": shared_dir,
         "slots": slots,
-        "spark-master": spark_master,
-        "spark-conf": spark_conf,
+        "spark_master": spark_master,
+        "spark_conf": spark_conf or None,
         "ttl": ttl,
         "poll": poll,
-        "history-limit": history_limit,
+        "history_limit": history_limit,
     }
-    arguments: list[str] = []
-    for name, value in options.items():
-        for text in value if isinstance(value, list) else [value] if value is not None else []:
-            arguments += [f"--{name}", text]
+    settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
+    executor_config(settings)  # what is wrong with them is said before anything is started
+    arguments = [
+        f"--{name.replace('_', '-')}={text}"
+        for name, value in options.items()
+        if value is not None
+        for text in (value if isinstance(value, list) else [value])
+    ]
     code = Dev(Path(settings.get("data_dir")), settings.get("port"), arguments, _passed_on(current)).run()
     if code:
         raise typer.Exit(code)

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from distop.cli import audit, catalog, daemons, doctor, operations
 from distop.cli.context import Context, Interrupted, current, take_globals, use
+from distop.cli.output import one_line
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def run(argv: Sequence[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except Interrupted as error:
-        print(error, file=sys.stderr)
+        print(one_line(str(error)), file=sys.stderr)
         return INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
@@ -138,7 +139,7 @@ def _fail(error: Exception, code: int, text: str) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {one_line(text)}", file=sys.stderr)
     return code
 
 

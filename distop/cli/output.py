@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def one_line(text: str) -> str:
+    """The text with control characters written as escapes: a name may hold line ends, and orders to a terminal."""
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in text)
+
+
 def note(text: str) -> None:
     """A line on stderr."""
     print(text, file=sys.stderr, flush=True)
@@ -48,7 +54,7 @@ def note(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[str] = ()) -> None:
     """A table, or the sentence ``empty`` where there are no rows. ``right``: the columns of numbers."""
-    lines = [[str(cell) if cell is not None else "" for cell in row] for row in rows]
+    lines = [[one_line(str(cell)) if cell is not None else "" for cell in row] for row in rows]
     if not lines:
         say(empty)
         return

@@ -113,6 +113,7 @@ def test_codes_of_what_is_refused(world: World) -> None:
         (("start", "noop", "no"), 4, "no table 'no'"),
         (("start", "purge", TABLE), 5, "purge on nyc.flights cannot start while nyc.flights/noop/1 runs"),
         (("show", "nyc.flights/noop/7"), 4, "no operation nyc.flights/noop/7"),
+        (("show", "a\nb/noop/7"), 4, "no operation a\\nb/noop/7"),
         (("cancel", "noop/7"), 2, "'noop/7' is not an operation"),
         (("table", "rm", TABLE), 5, "1 operation (noop) runs on 'nyc.flights'"),
         (("table", "rm", "no"), 4, "no table 'no'"),

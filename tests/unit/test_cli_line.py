@@ -97,6 +97,10 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["table", "add", "t", "--format", "parquet", "--location", "no", *CLOSED], "does not exist"),
         (["ls", "", *CLOSED], "a name must not be empty"),
         (["executor", "--slots", "0"], "--slots must be a whole number greater than 0"),
+        (["ls", "--json=1", *CLOSED], "--json takes no value"),
+        (["start", "noop", "t", "--arg", "@", *CLOSED], "--arg @ is to be followed by a file's name"),
+        (["dev", "--slots", "x"], "--slots must be a whole number greater than 0, not 'x'"),
+        (["dev", "--ttl", "1"], "--ttl must be at least 2 seconds"),
         (["dev", "--port", "99999"], "--port must be a number from 1 to 65535"),
     ],
 )
@@ -111,6 +115,7 @@ def test_wrong_use_is_one_sentence_and_code_2(
     ran = distop_command(*argv)
     assert words in ran.sentence
     assert ran.code == 2
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 
 @pytest.mark.parametrize(
@@ -256,6 +261,13 @@ def test_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert [duration(s) for s in (0.04, 12.4, 125, 11_400)] == ["0.0 s", "12 s", "2 min 05 s", "3 h 10 min"]
     assert json.loads(json.dumps(duration(None))) == ""
+
+
+def test_a_name_cannot_end_a_line_nor_order_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.cache_clear()
+    table(("name",), [("a\nb\x1b[2J é 订",)], "")
+    console.cache_clear()
+    assert capsys.readouterr().out == "NAME\na\\nb\\x1b[2J é 订\n"
 
 
 def test_columns_stand_under_each_other_in_any_script(capsys: pytest.CaptureFixture[str]) -> None:
