@@ -155,6 +155,7 @@ class EtcdClient:
                             "this etcd wants a user name and password: give them", code=last.code, detail=last.detail
                         ) from None
                     await self._repeater.fresh_token(error.token)
+            left = config.connect_timeout - (time.monotonic() - started)
             await asyncio.sleep(min(pause, max(left, 0)))
             pause = min(pause * 2, 0.5)
 
@@ -163,7 +164,8 @@ class EtcdClient:
         parts = []
         for endpoint, reason in zip(config.members, reasons, strict=True):
             if not reason and last is not None:
-                reason = f"it answered: {last.detail or last.code}"
+                silent = last.code == "DEADLINE_EXCEEDED"
+                reason = "it does not answer" if silent else f"it answered: {last.detail or last.code}"
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
         return (
             f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
