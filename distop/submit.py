@@ -220,7 +220,7 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
             f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
-            f"again with request_id={wanted.request_id!r}, which starts it only if it was not"
+            f"again with request_id={wanted.request_id!r} (--request-id), which starts it only if it was not"
         ) from error
     except asyncio.CancelledError:
         raise StartCutOff(wanted.request_id) from None

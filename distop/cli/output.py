@@ -49,7 +49,7 @@ def one_line(text: str) -> str:
 
 def note(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(one_line(text), file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[str] = ()) -> None:
@@ -87,7 +87,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
     shown = {name: value for name, value in pairs.items() if value not in (None, "")}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
-        say(f"{name.ljust(width)}  {value}")
+        say(f"{name.ljust(width)}  {one_line(str(value))}")
 
 
 def duration(seconds: float | None) -> str:
