@@ -100,6 +100,16 @@ def _count(value: Any) -> int:
     return int(value)
 
 
+def _port(value: Any) -> int:
+    try:
+        number = _count(value)
+    except ValueError:
+        number = 0
+    if not 0 < number < 65536:
+        raise ValueError("a number from 1 to 65535")
+    return number
+
+
 def _ttl(value: Any) -> float:
     number = _number(value)
     if number < SHORTEST_TTL:
@@ -204,7 +214,7 @@ SETTINGS: Mapping[str, Setting] = {
     "label": Setting(pairs, {}),
     "history_limit": Setting(_count, 1000),
     "data_dir": Setting(_text, ".distop"),
-    "port": Setting(_count),
+    "port": Setting(_port),
 }
 """Every setting, by its name in Python; a flag's name has ``-`` for ``_``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ UNIQUE_BY = "x-unique-by"
 """A rule that JSON Schema has no word for, on an array: no two of its objects have the same value in the field that it
 names. Who does not know it leaves it to the behavior.
 """
+ORDERED = "x-ordered"
+"""Another one, on an object: of the two fields that it names, the first is not greater than the second. It speaks of
+two numbers, and of two dates as ``2013-01-31``; how other texts compare depends on what they are compared with.
+"""
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def encode_argument(arg: Any) -> bytes:
@@ -58,7 +64,7 @@ def _validator(schema: bytes) -> Validator:
     from jsonschema import Draft202012Validator, validators
 
     extend: Any = validators.extend  # it has no types
-    made: Validator = extend(Draft202012Validator, {UNIQUE_BY: _unique_by})(loads(schema))
+    made: Validator = extend(Draft202012Validator, {UNIQUE_BY: _unique_by, ORDERED: _ordered})(loads(schema))
     return made
 
 
@@ -73,6 +79,23 @@ def _unique_by(validator: Validator, name: str, items: Any, schema: Mapping[str,
             yield ValidationError(f"two of them have the {name} {shown}")
             return
         seen.append(value)
+
+
+def _ordered(validator: Validator, names: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, dict):
+        low, high = (instance.get(name) for name in names)
+        if _greater(low, high):
+            shown = [f"{name} ({json.dumps(value)})" for name, value in zip(names, (low, high), strict=True)]
+            yield ValidationError(f"{shown[0]} is greater than {shown[1]}")
+
+
+def _greater(low: Any, high: Any) -> bool:
+    if isinstance(low, str) and isinstance(high, str):
+        return bool(_DATE.fullmatch(low) and _DATE.fullmatch(high)) and low > high
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (low, high))
+    return numbers and low > high
 
 
 def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> Any:

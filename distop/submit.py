@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import logging
 import math
@@ -52,6 +53,16 @@ _POLICIES = ("fail_fast", "collect_all")
 
 class Lost(Exception):
     """Another start or finish on the table came first: read again."""
+
+
+class StartCutOff(asyncio.CancelledError):
+    """The caller was cancelled while a start was under way: it may have been applied, or still be. ``request_id`` tells
+    it from others.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
 
 
 @frozen
@@ -153,7 +164,7 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
     """Start the operation, once for each request id (invariant 14).
 
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
-    same request id), EtcdUnavailable.
+    same request id), EtcdUnavailable; StartCutOff where it is cancelled at the moment that counts.
     """
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
@@ -209,8 +220,10 @@ async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRe
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
             f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
-            f"again with request_id={wanted.request_id!r}, which starts it only if it was not"
+            f"again with request_id={wanted.request_id!r} (--request-id), which starts it only if it was not"
         ) from error
+    except asyncio.CancelledError:
+        raise StartCutOff(wanted.request_id) from None
     if result.succeeded or _won(result, wanted, ref):
         return ref
     current = _get(result, 4)

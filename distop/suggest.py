@@ -8,3 +8,17 @@ import shlex
 def command(*words: str) -> str:
     """``distop`` and these words, quoted where a shell would read them otherwise, between backticks."""
     return f"`{shlex.join(['distop', *words])}`"
+
+
+def goes_on(op: str) -> str:
+    """Of an operation that is no longer waited for."""
+    return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
+
+
+def may_have_begun(table: str, request_id: str) -> str:
+    """Of a start that etcd had not answered when it was interrupted."""
+    again = f"--request-id {shlex.quote(request_id)}"
+    return (
+        f"interrupted before etcd answered, so whether the operation began is not known: {command('ls', table)} shows "
+        f"it if it did, and the same command with `{again}` starts it only if it did not"
+    )

@@ -6,6 +6,7 @@ hold the same rules for whoever comes without a client.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -63,6 +64,7 @@ _NOT_MORE_PLACES = (
 """In front of the pattern: not two numbers of which the second is greater (the same tens, or none, and more ones; or
 more tens). So a start is refused, not the planning.
 """
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
 
 
@@ -89,21 +91,34 @@ def _without_null(schema: Any) -> None:
                     field["anyOf"] = options
 
 
+def _greater(low: Any, high: Any) -> bool:
+    """No row could be between the two, whatever the column is. Other texts may be numbers to one column, and text to
+    another: how they compare is known when the column is.
+    """
+    if isinstance(low, str) and isinstance(high, str):
+        return bool(_DATE.fullmatch(low) and _DATE.fullmatch(high)) and low > high
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_null)
 
 
 class _Bounded(_Model):
     @model_validator(mode="after")
-    def _has_a_bound(self) -> _Bounded:
+    def _has_bounds_in_order(self) -> _Bounded:
         if getattr(self, "min", None) is None and getattr(self, "max", None) is None:
             raise _wrong("give min, max, or both")
+        low, high = getattr(self, "min", None), getattr(self, "max", None)
+        if _greater(low, high):
+            raise _wrong(f"min ({json.dumps(low)}) is greater than max ({json.dumps(high)})")
         return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
         schema["minProperties"] = 2
+        schema["x-ordered"] = ["min", "max"]  # so that a start is refused, not the planning
         return schema
 
 

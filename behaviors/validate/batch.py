@@ -17,7 +17,7 @@ from distop_behaviors.validate.scan import Group
 from distop_behaviors.validate.session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, SparkSession
 
@@ -209,9 +209,13 @@ class Batch:
             tally.pending.clear()
 
     def _sample(self, groups: Sequence[Sequence[Part]], names: Names) -> None:
-        room = [self._argument.sample] * len(self._check_names)
-        for parts in groups:
-            wishes = [w for n in range(len(room)) if (w := self._wish(n, parts, room)) is not None]
+        def order(parts: Iterable[Part]) -> list[Part]:
+            return sorted(parts, key=lambda part: part.plan.partition)
+
+        everywhere = order(part for parts in groups for part in parts)
+        first = [self._first(n, everywhere) for n in range(len(self._check_names))]
+        for parts in map(order, groups):
+            wishes = [w for n, files in enumerate(first) if (w := self._wish(n, parts, files)) is not None]
             if not wishes:
                 continue
             self._stop()
@@ -222,25 +226,25 @@ class Batch:
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
                 part.tallies[row.check].samples.append(sample)
 
-    def _wish(self, n: int, parts: Sequence[Part], room: list[int]) -> Wish | None:
-        """The first files that hold as many violations of the check as are still wanted."""
-        files: list[PlannedFile] = []
+    def _first(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
+        """The first files that together hold as many violations of the check as are to be shown, with how many."""
+        found: dict[str, int] = {}
         known = 0
-        owner: Part | None = None
         for part in parts:
             tally = part.tallies[n]
-            if tally.error is not None:
-                continue
-            for file in part.plan.files:
-                if known < room[n] and file[0] in tally.files:
-                    files.append(file)
-                    known += tally.files[file[0]]
-                    owner = owner or part
-        if owner is None or not files:
+            for file in part.plan.files if tally.error is None else ():
+                if file[0] in tally.files and known < self._argument.sample:
+                    found[file[0]] = tally.files[file[0]]
+                    known += found[file[0]]
+        return found
+
+    def _wish(self, n: int, parts: Sequence[Part], first: Mapping[str, int]) -> Wish | None:
+        """What is to be shown of the check from the files of these parts."""
+        owners = {file: part for part in parts for file in part.plan.files if file[0] in first}
+        if not owners:
             return None
-        limit = room[n]
-        room[n] -= min(known, limit)
-        return Wish(n, self._column(n, owner), tuple(files), known, limit, self._shown(n, owner))
+        owner, known = next(iter(owners.values())), sum(first[file[0]] for file in owners)
+        return Wish(n, self._column(n, owner), tuple(owners), known, self._argument.sample, self._shown(n, owner))
 
     def _shown(self, n: int, part: Part) -> tuple[tuple[str, tuple[str, ...], Any], ...]:
         check, target = self._argument.checks[n], part.tallies[n].target

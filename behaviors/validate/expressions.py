@@ -8,10 +8,9 @@ from uuid import uuid4
 
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.facts import ddl, decimal_of, quote
+from distop_behaviors.validate.kept import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import Column, SparkSession
 
     from distop_behaviors.validate.argument import Check
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 KEPT_CONDITIONS = 256
 _COMPACT_DIGITS = 18
 
-_conditions: dict[tuple[Any, ...], Column] = {}
+_conditions: Kept[Column] = Kept(KEPT_CONDITIONS)
 
 
 def fit(check: Check, kind: SparkType) -> None:
@@ -74,7 +73,7 @@ def condition(session: SparkSession, check: Check, path: tuple[str, ...], kind: 
     from pyspark.sql import functions as F
 
     key = (session, check.model_dump_json(), path, kind, null_is)
-    return _kept(key, lambda: violated(check, column_at(path) if path else F.lit(None), kind, null_is))
+    return _conditions.get(key, lambda: violated(check, column_at(path) if path else F.lit(None), kind, null_is))
 
 
 def chosen(session: SparkSession, text: str) -> Column:
@@ -83,16 +82,7 @@ def chosen(session: SparkSession, text: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    return _kept((session, text), lambda: F.expr(text).cast("boolean"))
-
-
-def _kept(key: tuple[Any, ...], make: Callable[[], Column]) -> Column:
-    if key not in _conditions:
-        made = make()
-        while len(_conditions) >= KEPT_CONDITIONS:
-            del _conditions[next(iter(_conditions))]
-        _conditions[key] = made
-    return _conditions[key]
+    return _conditions.get((session, text), lambda: F.expr(text).cast("boolean"))
 
 
 def any_of(columns: list[Column]) -> Column:

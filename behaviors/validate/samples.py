@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
@@ -29,7 +30,8 @@ _AS_IS = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", 
 
 @frozen
 class Wish:
-    """Samples of one check from one group's files, taken in order: so many rows are known to violate it in them.
+    """Samples of one check from one group's files, taken in order: ``known`` rows violate it in them, and fewer than
+    ``limit`` in all of them but the last.
 
     ``shown``: the columns to show, as (name, path, type); no path: none of the files has it.
     """
@@ -53,7 +55,7 @@ class Row:
 
 
 def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Column | None) -> list[Row]:
-    """The rows, at most ``limit`` for each wish. Raises what is unexpected."""
+    """The rows, the first of each wish among them. Raises what is unexpected."""
     few = [w for w in wishes if w.known <= FEW]
     many = [w for w in wishes if w.known > FEW]
     rows: list[Row] = []
@@ -66,8 +68,12 @@ def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Co
             # A check may throw in a file that was chosen for another one.
             many = [*few, *many]
     for wish in many:
+        *before, last = wish.files
         try:
-            rows += _query(session, group, [wish], where, wish.limit)
+            # Spark begins with the largest file, and a limit is reached there.
+            if before:
+                rows += _query(session, group, [replace(wish, files=tuple(before))], where, None)
+            rows += _query(session, group, [replace(wish, files=(last,))], where, wish.limit)
         except Exception as e:
             if failures.is_unexpected(e):
                 raise

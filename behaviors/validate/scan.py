@@ -7,7 +7,6 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -16,6 +15,7 @@ from distop.core.frozen import frozen
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
 from distop_behaviors.validate.failures import plain_path, sentence_of
+from distop_behaviors.validate.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
-KEPT_RELATIONS = 8
-KEPT_JUDGEMENTS = 256
-
-_relations: OrderedDict[tuple[Any, ...], DataFrame] = OrderedDict()
-_counting: OrderedDict[tuple[Any, ...], tuple[DataFrame, Any]] = OrderedDict()
-_judged: dict[tuple[Any, ...], str | None] = {}
+_relations: Kept[DataFrame] = Kept(8)
+_counting: Kept[tuple[DataFrame, Any]] = Kept(8)
+_judged: Kept[str | None] = Kept(256)
 
 
 @frozen
@@ -77,32 +74,28 @@ def _schema(group: Group) -> str:
 def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
     """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
     from pyspark.sql import functions as F
+
+    key = (session, group.files, _schema(group), group.base)
+    frame = _relations.get(key, lambda: _read(session, group), keep=keep)
+    return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+
+
+def _read(session: SparkSession, group: Group) -> DataFrame:
+    from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    schema = _schema(group)
-    key = (session, group.files, schema, group.base)
-    frame = _relations.get(key)
-    if frame is None:
-        # Paths are what they are: `*` or `{` in a name is no pattern.
-        # A check such as `1 = 1` needs no column, which DDL cannot say.
-        read = _schema(replace(group, partition_columns=dict.fromkeys(group.partition_columns, "string")))
-        reader = session.read.schema(read or StructType([])).option("__globPaths__", "false")
-        if group.partition_columns:
-            reader = reader.option("basePath", spark_path(group.base))
-        frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
-        _hold_all(frame, group)
-        # Spark's reader would make other values of some: bounds.path_value tells of which.
-        typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
-        typed |= {n: _as_written(F.col(quote(n)), values) for n, values in _misread(group).items() if n not in typed}
-        if typed:
-            frame = frame.withColumns(typed)
-        if keep:
-            _relations[key] = frame
-        while len(_relations) > KEPT_RELATIONS:
-            _relations.popitem(last=False)
-    else:
-        _relations.move_to_end(key)
-    return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
+    # Paths are what they are: `*` or `{` in a name is no pattern.
+    # A check such as `1 = 1` needs no column, which DDL cannot say.
+    schema = _schema(replace(group, partition_columns=dict.fromkeys(group.partition_columns, "string")))
+    reader = session.read.schema(schema or StructType([])).option("__globPaths__", "false")
+    if group.partition_columns:
+        reader = reader.option("basePath", spark_path(group.base))
+    frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
+    _hold_all(frame, group)
+    # Spark's reader would make other values of some: bounds.path_value tells of which.
+    typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
+    typed |= {n: _as_written(F.col(quote(n)), values) for n, values in _misread(group).items() if n not in typed}
+    return frame.withColumns(typed) if typed else frame
 
 
 def _misread(group: Group) -> dict[str, dict[str, str]]:
@@ -150,14 +143,10 @@ def count(session: SparkSession, group: Group, checks: Mapping[int, Column], whe
         return {}
     frame, found = relation(session, group), tuple(checks.values())
     key = (id(frame), tuple(map(id, found)), id(where))
-    if key not in _counting:
-        while len(_counting) >= KEPT_RELATIONS:
-            _counting.popitem(last=False)
-        # With what it is made of, so that nothing else gets their ids.
-        _counting[key] = (_counting_query(frame, found, where), (frame, found, where))
-    _counting.move_to_end(key)
+    # With what it is made of, so that nothing else gets their ids.
+    query, _ = _counting.get(key, lambda: (_counting_query(frame, found, where), (frame, found, where)))
     # Selected from: a query that was run once would find what it shuffled then.
-    rows = _counting[key][0].select("*").collect()
+    rows = query.select("*").collect()
     offset = 2 if where is not None else 1
     return {
         plain_path(row[0]): Counts(
@@ -213,11 +202,7 @@ def refused(session: SparkSession, group: Group, text: str) -> str | None:
     and types alone, and is remembered for the next batch.
     """
     key = (session, _schema(group), group.missing, text)
-    if key not in _judged:
-        while len(_judged) >= KEPT_JUDGEMENTS:
-            del _judged[next(iter(_judged))]
-        _judged[key] = _refusal(relation(session, group), text)
-    return _judged[key]
+    return _judged.get(key, lambda: _refusal(relation(session, group), text))
 
 
 def _refusal(frame: DataFrame, text: str) -> str | None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distop.cli import output
-from distop.cli.context import current
-from distop.cli.operations import Interrupted
+from distop.cli.context import Interrupted, current
 from distop.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def audit(
     everything: Annotated[bool, typer.Option("--all", help="All operations (so it is without OP).")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with each new revision.")] = False,
 ) -> None:
-    """Check etcd's history against the invariants. Exits with 1 at the first violation, and tells its story."""
+    """Hold etcd's history against the invariants. Exits with 1 at the first violation, and tells its story."""
     from distop.audit import Audit, history
     from distop.core.keys import Keys
     from distop.operation import parse_ref

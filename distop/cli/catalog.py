@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import check_waiting, current, parse_options
+from distop.cli.context import current, parse_options
+from distop.cli.options import TIMEOUT, check_waiting
 from distop.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ def drain(
     executor: Annotated[str, typer.Argument(metavar="EXECUTOR", help="Its id; see `distop nodes`.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it is empty.")] = False,
-    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+    timeout: TIMEOUT = None,
 ) -> None:
-    """Empty an executor: its jobs go on elsewhere, and it takes no new ones until --undo."""
+    """Empty an executor. Its jobs go on elsewhere, and it takes no new ones until --undo."""
     from distop.core.keys import encode
 
     check_waiting(wait, timeout)
@@ -140,7 +141,7 @@ def drain(
 
 
 def behaviors() -> None:
-    """List the operation types that executors have published."""
+    """List the published operation types. An executor publishes those that are installed with it."""
 
     async def work(client: Client) -> tuple[list[Any], dict[str, Any]]:
         return await client.behaviors(), await client.nodes()

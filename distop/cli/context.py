@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.errors import InvalidArgument, UsageError
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +29,10 @@ VALUES = (
 )
 """Global options with a value."""
 FLAGS = ("json", "debug")
+
+
+class Interrupted(Exception):
+    """Ctrl-C while an operation was started, waited for or followed; the message says what is known of it."""
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ current = Context()
 def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
     """The global options out of a command line, wherever they stand before ``--``, and the rest of it.
 
-    Raises InvalidArgument where an option has no value.
+    Raises InvalidArgument where an option has no value, or a flag has one.
     """
     context = Context()
     rest: list[str] = []
@@ -76,9 +80,11 @@ def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
         if word == "--":
             return context, [*rest, word, *words]
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in (*VALUES, *FLAGS) or (name in FLAGS and equals):
+        if not word.startswith("--") or name not in (*VALUES, *FLAGS):
             rest.append(word)
         elif name in FLAGS:
+            if equals:
+                raise InvalidArgument(f"--{name} takes no value")
             setattr(context, name, True)
         else:
             if not equals:
@@ -106,6 +112,8 @@ def parse_argument(text: str | None) -> Any:
         return None
     where = "--arg"
     if text.startswith("@"):
+        if text == "@":
+            raise InvalidArgument("--arg @ is to be followed by a file's name (@-: standard input)")
         where = f"the argument in {text[1:]}"
         try:
             text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")
@@ -136,11 +144,3 @@ def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:
         except ValueError:
             found[key] = value
     return found
-
-
-def check_waiting(wait: bool, timeout: float | None) -> None:
-    """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
-    if timeout is not None and not wait:
-        raise UsageError("--timeout is for --wait: give both, or none")
-    if timeout is not None and not timeout >= 0:
-        raise UsageError(f"--timeout must be a number of seconds, not {timeout}")

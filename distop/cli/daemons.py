@@ -19,7 +19,9 @@ LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records ke
 
 
 def executor(
-    id: Annotated[str | None, typer.Option("--id", help="The executor's name (from the host's, kept).")] = None,  # noqa: A002
+    id: Annotated[  # noqa: A002
+        str | None, typer.Option("--id", metavar="NAME", help="The executor's name (from the host's, kept).")
+    ] = None,
     work_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Local files, for one cluster; kept between starts.")
     ] = None,
@@ -32,7 +34,7 @@ def executor(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Shown by `distop nodes`.")] = None,
     history_limit: LIMIT = None,
 ) -> None:
-    """Run an executor daemon: one on each Spark node. SIGTERM stops it in order."""
+    """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop import hardening
 
     hardening.shut()
@@ -82,25 +84,30 @@ def dev(
     poll: POLL = None,
     history_limit: LIMIT = None,
 ) -> None:
-    """Run a private etcd and one executor in the foreground; the data is kept between starts."""
+    """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
 
     from distop.cli.dev import Dev
+    from distop.config import executor_config
+    from distop.store.config import DEFAULT_ENDPOINT
 
-    settings = current.settings(data_dir=data_dir, port=port)
     options: dict[str, Any] = {
-        "shared-dir": shared_dir,
+        "shared_dir": shared_dir,
         "slots": slots,
-        "spark-master": spark_master,
-        "spark-conf": spark_conf,
+        "spark_master": spark_master,
+        "spark_conf": spark_conf or None,
         "ttl": ttl,
         "poll": poll,
-        "history-limit": history_limit,
+        "history_limit": history_limit,
     }
-    arguments: list[str] = []
-    for name, value in options.items():
-        for text in value if isinstance(value, list) else [value] if value is not None else []:
-            arguments += [f"--{name}", text]
+    settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
+    executor_config(settings)  # what is wrong with them is said before anything is started
+    arguments = [
+        f"--{name.replace('_', '-')}={text}"
+        for name, value in options.items()
+        if value is not None
+        for text in (value if isinstance(value, list) else [value])
+    ]
     code = Dev(Path(settings.get("data_dir")), settings.get("port"), arguments, _passed_on(current)).run()
     if code:
         raise typer.Exit(code)

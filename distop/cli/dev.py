@@ -109,8 +109,6 @@ class Dev:
     def _choose_port(self) -> int | None:
         if self._port is None:
             return _USUAL_PORT if _free(_USUAL_PORT) else None
-        if not 0 < self._port < 65536:
-            raise InvalidArgument(f"--port must be a number from 1 to 65535, not {self._port}")
         if not _free(self._port):
             raise InvalidArgument(f"the port {self._port} is in use: choose another one with --port, or leave it out")
         return self._port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
 
 _CLOCK_TOLERANCE = 5.0
 _SHOWN = 5
+_MEBIBYTE = 1024 * 1024
+_QUOTA = 2048 * _MEBIBYTE
+"""etcd's, where nothing else is set."""
+_NEARLY_FULL = 0.8
 _AT_ONCE = 20
 """Records in one answer: a history record has up to a megabyte."""
 
@@ -36,7 +39,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check etcd, the clock, Java, Spark, executors and leftover keys. Exits with 1 when something is wrong."""
+    """Check etcd, this machine and the executors. Exits with 1 when something is wrong."""
     findings = [_boot_clock(), _java(), _spark()]
     unreachable = 0
     try:
@@ -98,23 +101,10 @@ async def _store(client: Client) -> list[Finding]:
 
 
 async def _version(client: Client) -> Finding:
-    from distop.core.versions import judge_etcd
-    from distop.errors import EtcdRejected
-
-    status = await client.etcd.status()
-    try:
-        members = len(await client.etcd.members())
-    except EtcdRejected:
-        members = 0
-    judged = judge_etcd(status.version, members)
+    judged, members = await client.etcd.judge_server()
     size = f", {members} member{'s' if members != 1 else ''}" if members else ""
-    where = f"{status.endpoint}{size}"
-    return Finding("etcd", judged.level, f"{where}: {judged.text}", f"{where}: {_brief(judged.text)}")
-
-
-def _brief(text: str) -> str:
-    """A judgement of etcd's version without its list of defects and their numbers."""
-    return re.sub(r" \(known defects: (?:[^()]|\([^()]*\))*\)| \(#[0-9]+\)", "", text)
+    where = f"{client.etcd.transport.address}{size}"
+    return Finding("etcd", judged.level, f"{where}: {judged.text}", f"{where}: {judged.brief}")
 
 
 async def _space(client: Client) -> Finding:
@@ -131,8 +121,23 @@ async def _space(client: Client) -> Finding:
             f"etcd raises {', '.join(alarms)}: compact, defragment and disarm it (`etcdctl alarm disarm`)",
         )
     status = await client.etcd.status()
-    mebibytes = status.db_size / 1024 / 1024
-    return Finding("space", "ok", f"no alarm, the database has {mebibytes:.1f} MiB")
+    return judge_space(status.db_size, status.db_size_quota)
+
+
+def judge_space(size: int, quota: int) -> Finding:
+    """etcd's database has ``size`` bytes, and may have ``quota``; 0: the server does not tell (before 3.6), and has the
+    default unless somebody gave it another.
+    """
+    limit = quota or _QUOTA
+    held = f"the database has {size / _MEBIBYTE:,.1f} of {limit / _MEBIBYTE:,.0f} MiB"
+    whose = "" if quota else " (etcd's default quota: this server does not tell its own)"
+    if size < _NEARLY_FULL * limit:
+        return Finding("space", "ok", f"no alarm, {held}{whose}")
+    return Finding(
+        "space",
+        "warning",
+        f"{held}{whose}, and then etcd takes no more writes: compact and defragment it, or raise its quota",
+    )
 
 
 async def _clock(client: Client) -> Finding:

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from distop.cli import audit, catalog, daemons, doctor, operations
-from distop.cli.context import Context, current, take_globals, use
+from distop.cli.context import Context, Interrupted, current, take_globals, use
+from distop.cli.output import one_line
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # typer carries a click of its own; its errors are reached through what it exports.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 INTERRUPTED = 130
+
+
+class _Command(TyperCommand):
+    """A command whose help has ``TABLE`` for an argument, where typer writes ``{TABLE}`` and ``TABLE <str>``."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for kind in ("argument", "option"):
+            found = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == kind]
+            rows = [(row[0].removesuffix(" <str>"), row[1]) for row in found if row is not None]
+            if rows:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="distop",
@@ -62,26 +80,20 @@ def _globals(
         raise typer.Exit(2)
 
 
-app.command()(daemons.dev)
-app.command()(daemons.executor)
+app.command(cls=_Command)(daemons.dev)
+app.command(cls=_Command)(daemons.executor)
 app.add_typer(table, name="table")
-table.command()(catalog.add)
-table.command()(catalog.ls)
-table.command()(catalog.rm)
-app.command()(operations.start)
-app.command()(operations.rerun)
-app.command()(operations.ls)
-app.command()(operations.show)
-app.command()(operations.watch)
-app.command()(operations.cancel)
-app.command()(operations.pause)
-app.command()(operations.resume)
-app.command()(operations.history)
-app.command()(catalog.nodes)
-app.command()(catalog.drain)
-app.command()(catalog.behaviors)
-app.command()(audit.audit)
-app.command()(doctor.doctor)
+_MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
+_OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
+_OTHERS: tuple[Callable[..., None], ...] = (
+    *(operations.start, operations.rerun, operations.ls, operations.show, operations.watch, operations.cancel),
+    *(operations.pause, operations.resume, operations.history, catalog.nodes, catalog.drain, catalog.behaviors),
+    *(audit.audit, doctor.doctor),
+)
+for command in _OF_TABLES:
+    table.command(cls=_Command, epilog=_MORE)(command)
+for command in _OTHERS:
+    app.command(cls=_Command, epilog=_MORE)(command)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -97,8 +109,8 @@ def run(argv: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code
-    except operations.Interrupted as error:
-        print(error, file=sys.stderr)
+    except Interrupted as error:
+        print(one_line(str(error)), file=sys.stderr)
         return INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
@@ -127,7 +139,7 @@ def _fail(error: Exception, code: int, text: str) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {one_line(text)}", file=sys.stderr)
     return code
 
 

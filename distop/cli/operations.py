@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distop.cli import output
-from distop.cli.context import check_waiting, current, parse_argument
-from distop.suggest import command
+from distop.cli.context import Interrupted, current, parse_argument
+from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, count
+from distop.suggest import goes_on, may_have_begun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.operation import Operation
     from distop.results import OperationResult, OperationStatus
-
-OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
-
-
-class Interrupted(Exception):
-    """Ctrl-C while an operation was waited for; the message says that it goes on."""
-
-
-def _goes_on(op: str) -> str:
-    return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
 def _ended(result: OperationResult) -> None:
@@ -61,13 +52,17 @@ def _check_start(
 def start(
     type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
-    arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="The argument; @- reads it from stdin.")] = None,
-    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these (repeatable).")] = None,
+    arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
+    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
-    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
-    request_id: Annotated[str | None, typer.Option(help="Repeating a start with the same id starts it once.")] = None,
-    failure_policy: Annotated[str | None, typer.Option(help="fail_fast or collect_all, instead of the type's.")] = None,
-    retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
+    timeout: TIMEOUT = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Repeating a start with the same id starts it once.")
+    ] = None,
+    failure_policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
+    ] = None,
+    retry_attempts: ATTEMPTS = None,
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
@@ -85,15 +80,24 @@ def start(
             retry_attempts=retry_attempts,
         )
 
-    _start(work, wait, timeout)
+    _start(work, table, wait, timeout)
 
 
-def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout: float | None, **told: Any) -> None:
+def _start(
+    begin: Callable[[Client], Awaitable[Operation]], table: str, wait: bool, timeout: float | None, **told: Any
+) -> None:
     """Start an operation, and with ``wait`` see it to its end. ``told``: further fields of the JSON."""
+    from distop.submit import StartCutOff
+
     started: list[Operation] = []
+    cut_off: list[StartCutOff] = []
 
     async def work(client: Client) -> OperationResult | None:
-        op = await begin(client)
+        try:
+            op = await begin(client)
+        except StartCutOff as error:
+            cut_off.append(error)
+            raise
         started.append(op)
         if not wait:
             return None
@@ -104,9 +108,11 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
     try:
         result = current.with_client(work)
     except KeyboardInterrupt:
+        if cut_off:
+            raise Interrupted(may_have_begun(table, cut_off[0].request_id)) from None
         if not started:
             raise
-        raise Interrupted(f"interrupted; {_goes_on(started[0].ref)}") from None
+        raise Interrupted(f"interrupted; {goes_on(started[0].ref)}") from None
     if result is not None:
         _ended(result)
         return
@@ -124,12 +130,16 @@ def rerun(
         typer.Option("--unfinished/--failed", help="Also partitions that had no end (default: if it was cancelled)."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
-    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
-    request_id: Annotated[str | None, typer.Option(help="Repeating a rerun with the same id starts it once.")] = None,
-    failure_policy: Annotated[str | None, typer.Option(help="fail_fast or collect_all, instead of the former.")] = None,
-    retry_attempts: Annotated[int | None, typer.Option(help="Tries of a job that meets unexpected errors.")] = None,
+    timeout: TIMEOUT = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Repeating a rerun with the same id starts it once.")
+    ] = None,
+    failure_policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
+    ] = None,
+    retry_attempts: ATTEMPTS = None,
 ) -> None:
-    """Start an ended operation anew, over its failed partitions alone."""
+    """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
     check_waiting(wait, timeout)
     ref = _parse(op)
     _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
@@ -148,7 +158,7 @@ def rerun(
             output.note(f"{left} partitions of {ref} that had no end are left out: --unfinished takes them as well")
         return again
 
-    _start(work, wait, timeout, rerun_of=op)
+    _start(work, ref.table, wait, timeout, rerun_of=op)
 
 
 async def follow(op: Operation, timeout: float | None = None) -> OperationResult:
@@ -160,7 +170,7 @@ async def follow(op: Operation, timeout: float | None = None) -> OperationResult
             return await op.wait(timeout)
         return await _with_bar(op, timeout)
     except WaitTimeout:
-        raise WaitTimeout(f"not ended within {timeout:g} s; {_goes_on(op.ref)}") from None
+        raise WaitTimeout(f"not ended within {timeout:g} s; {goes_on(op.ref)}") from None
 
 
 async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
@@ -256,7 +266,7 @@ def _parse(op: str) -> OperationRef:
 
 
 def show(op: OP) -> None:
-    """Show one operation: how it is doing, or how it ended."""
+    """Show how one operation is doing, or ended."""
     ref = _parse(op)
 
     async def work(client: Client) -> Any:
@@ -291,7 +301,7 @@ def watch(op: OP) -> None:
     try:
         _ended(current.with_client(work))
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {_goes_on(op)}") from None
+        raise Interrupted(f"interrupted; {goes_on(op)}") from None
 
 
 def _command(op: str, name: str, done: str, *arguments: str) -> None:
@@ -307,8 +317,10 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
         output.say(f"{op} is {done}")
 
 
-def cancel(op: OP, text: Annotated[str, typer.Option("--text", help="Why, for the record.")] = "") -> None:
-    """Cancel an operation: its jobs stop and clean up."""
+def cancel(
+    op: OP, text: Annotated[str, typer.Option("--text", metavar="TEXT", help="Why, for the record.")] = ""
+) -> None:
+    """Cancel an operation. Its jobs stop and clean up."""
     _command(op, "cancel", "cancelling", text)
 
 
@@ -316,9 +328,9 @@ def pause(
     op: OP,
     now: Annotated[bool, typer.Option("--now", help="Stop running jobs, too; they keep their checkpoints.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs any more.")] = False,
-    timeout: Annotated[float | None, typer.Option(metavar="S", help="With --wait: at most so many seconds.")] = None,
+    timeout: TIMEOUT = None,
 ) -> None:
-    """Pause an operation: running jobs finish, or are stopped with --now.
+    """Pause an operation. Running jobs finish, or are stopped with --now.
 
     Types that run in batches (validate, noop) finish whole batches, which may be all of a small operation: use --now.
     """
@@ -367,7 +379,9 @@ def resume(op: OP) -> None:
 
 def history(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(metavar="N", parser=count("--limit"), help="At most so many, the newest first.")
+    ] = 50,
 ) -> None:
     """List the operations that have ended."""
     _check_table(table)

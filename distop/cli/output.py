@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +42,19 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def one_line(text: str) -> str:
+    """The text with control characters written as escapes: a name may hold line ends, and orders to a terminal."""
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in text)
+
+
 def note(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(one_line(text), file=sys.stderr, flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[str] = ()) -> None:
     """A table, or the sentence ``empty`` where there are no rows. ``right``: the columns of numbers."""
-    lines = [[str(cell) if cell is not None else "" for cell in row] for row in rows]
+    lines = [[one_line(str(cell)) if cell is not None else "" for cell in row] for row in rows]
     if not lines:
         say(empty)
         return
@@ -81,7 +87,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
     shown = {name: value for name, value in pairs.items() if value not in (None, "")}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
-        say(f"{name.ljust(width)}  {value}")
+        say(f"{name.ljust(width)}  {one_line(str(value))}")
 
 
 def duration(seconds: float | None) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.context import current
-from distop.cli.output import duration, fields, jobs, say, table
+from distop.cli.output import duration, fields, jobs, one_line, say, table
 from distop.results import first_line
 
 if TYPE_CHECKING:
@@ -109,11 +109,12 @@ def show_report(report: Any) -> None:
         if check.get("error"):
             reasons.setdefault(_line(check["error"]), []).append(str(check.get("name")))
     for reason, names in reasons.items():
-        say(f"\n{_some(names)}: {reason}")
+        say(f"\n{one_line(_some(names))}: {reason}")
     for check in checks:
         samples = check.get("samples") or []
         if samples:
-            say(f"\n{check.get('name')}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
+            name = one_line(str(check.get("name")))
+            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
             table(
                 ("partition", "file", "row", "values"),
                 [_sample(sample) for sample in samples[:_SAMPLES]],
@@ -163,7 +164,7 @@ def show_errors(errors: Sequence[Mapping[str, Any]]) -> None:
     if errors:
         say("")
     for error in errors:
-        where = f"partition {error['partition']}: " if error.get("partition") is not None else ""
+        where = f"partition {one_line(error['partition'])}: " if error.get("partition") is not None else ""
         say(f"error: {where}{_line(error.get('text'))}")
         for tried in error.get("attempts") or ():
             say(f"       attempt {tried.get('attempt')} on {tried.get('executor')}: {_line(tried.get('text'))}")

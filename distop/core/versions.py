@@ -6,7 +6,7 @@ import re
 
 from distop.core.frozen import frozen
 
-RECOMMENDED = {(3, 5): (3, 5, 33), (3, 6): (3, 6, 14), (3, 7): (3, 7, 1)}
+RECOMMENDED: dict[tuple[int, ...], tuple[int, int, int]] = {(3, 5): (3, 5, 33), (3, 6): (3, 6, 14), (3, 7): (3, 7, 1)}
 """By minor version, the first release without a known defect that matters here."""
 
 _NOTABLE: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
@@ -15,7 +15,9 @@ _NOTABLE: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
     ("lost watch events (#17529)", ((3, 4, 31), (3, 5, 13))),
     ("dropped delete events (#18089)", ((3, 5, 16),)),
     ("old events sent again (#20221)", ((3, 5, 22), (3, 6, 2))),
+    ("renewals of revoked leases acknowledged", ((3, 4, 38), (3, 5, 23), (3, 6, 5))),
     ("stale linearizable reads (#20418)", ((3, 5, 28), (3, 6, 9))),
+    ("watches that see more than their role allows", ((3, 5, 33), (3, 6, 14))),
 )
 """Defects and the releases that mended them, per minor version."""
 
@@ -30,17 +32,22 @@ class Judgement:
     level: str
     text: str
 
+    @property
+    def brief(self) -> str:
+        """The text without its list of defects and their numbers."""
+        return re.sub(r" \(known defects: (?:[^()]|\([^()]*\))*\)| \(#[0-9]+\)", "", self.text)
 
-def parse_version(text: str) -> tuple[int, int, int] | None:
-    """``3.5.1`` or ``3.6.0-rc.1`` as numbers; None for what is no version."""
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """``3.5.1`` or ``3.6.0-rc.1`` as three numbers; none for what is no version."""
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def judge_etcd(text: str, members: int) -> Judgement:
     """An etcd server's version, in a cluster of so many members (0: not known)."""
     version = parse_version(text)
-    if version is None:
+    if not version:
         return Judgement("warning", f"the version of etcd could not be read ({text or 'we may not ask for it'})")
     minor = version[:2]
     if minor < OLDEST:
@@ -59,8 +66,13 @@ def judge_etcd(text: str, members: int) -> Judgement:
     return Judgement("warning", f"etcd {text} is {use}{known}: update to {wanted} or newer")
 
 
-def _affects(version: tuple[int, int, int], fixes: tuple[tuple[int, int, int], ...]) -> bool:
+def _affects(version: tuple[int, ...], fixes: tuple[tuple[int, int, int], ...]) -> bool:
     return any(version[:2] == fix[:2] and version < fix for fix in fixes)
+
+
+def orders_requested_progress(version: tuple[int, ...]) -> bool:
+    """Whether a progress that was requested is ordered with the events on this server (W3)."""
+    return version >= (3, 5, 8) or (3, 4, 25) <= version < (3, 5)
 
 
 def java_major(output: str) -> int | None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distop.clock import time
 from distop.core.frozen import frozen
+from distop.core.versions import Judgement, judge_etcd, parse_version
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
-from distop.store import diagnose, versions
+from distop.store import diagnose
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
@@ -22,6 +23,7 @@ from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
@@ -116,6 +118,13 @@ class EtcdClient:
         are not accepted, InvalidArgument for unreadable certificates.
         """
         self.transport.open()
+        looking = diagnose.Looking(self.config.members, self.config.secure, self.config.connect_timeout)
+        try:
+            await self._connect(looking)
+        finally:
+            looking.stop()
+
+    async def _connect(self, looking: diagnose.Looking) -> None:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
@@ -123,13 +132,14 @@ class EtcdClient:
         while True:
             waited = time.monotonic() - started
             left = config.connect_timeout - waited
+            undisturbed = looking.begin(left)
             if left <= 0:
-                raise EtcdUnavailable(await self._why_not(last))
+                raise EtcdUnavailable(self._why_not(await looking.found(), last))
             if not told and waited >= SILENT_FOR:
                 told = True
                 log.warning("waiting for etcd at %s", ", ".join(member.address for member in config.members))
             try:
-                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, left))
+                await self.transport.unary(wire.RANGE, request, min(config.request_timeout, undisturbed))
                 if told:
                     log.warning("etcd answers")
                 return
@@ -145,16 +155,17 @@ class EtcdClient:
                             "this etcd wants a user name and password: give them", code=last.code, detail=last.detail
                         ) from None
                     await self._repeater.fresh_token(error.token)
+            left = config.connect_timeout - (time.monotonic() - started)
             await asyncio.sleep(min(pause, max(left, 0)))
             pause = min(pause * 2, 0.5)
 
-    async def _why_not(self, last: Failure | None) -> str:
+    def _why_not(self, reasons: Sequence[str], last: Failure | None) -> str:
         config = self.config
         parts = []
-        reasons = await asyncio.gather(*(diagnose.explain(member, config.secure) for member in config.members))
         for endpoint, reason in zip(config.members, reasons, strict=True):
             if not reason and last is not None:
-                reason = f"it answered: {last.detail or last.code}"
+                silent = last.code == "DEADLINE_EXCEEDED"
+                reason = "it does not answer" if silent else f"it answered: {last.detail or last.code}"
             parts.append(f"{endpoint.address} ({reason})" if reason else endpoint.address)
         return (
             f"etcd could not be reached within {config.connect_timeout:g} s at {', '.join(parts)}: "
@@ -327,27 +338,32 @@ class EtcdClient:
         known = self._versions.get(self.transport.address)
         if known is None:
             status = await self.status()
-            known = self._versions[status.endpoint] = versions.parse(status.version)
+            known = self._versions[status.endpoint] = parse_version(status.version)
         return known
 
     def known_version(self, address: str) -> tuple[int, ...]:
         """The version of a member as far as :meth:`version` has asked it."""
         return self._versions.get(address, ())
 
-    async def check_server(self) -> None:
-        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
-        version = await self.version()
+    async def judge_server(self) -> tuple[Judgement, int]:
+        """What is to be thought of the server's version, and the number of members (0: we may not ask for it, and the
+        endpoints that we know were counted).
+        """
+        status = await self.status()
         try:
             members = len(await self.members())
-        except PermissionDenied:
-            members = self.transport.size
-        verdict = versions.judge(version, members)
-        if verdict.refused and not self.config.accept_defects:
-            raise EtcdRejected(verdict.refused)
-        warning = verdict.refused or verdict.warning
-        if warning and warning not in _warned:
-            _warned.add(warning)
-            log.warning("%s", warning)
+        except EtcdRejected:
+            members = 0
+        return judge_etcd(status.version, members or self.transport.size), members
+
+    async def check_server(self) -> None:
+        """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""
+        judged, _ = await self.judge_server()
+        if judged.level == "error" and not self.config.accept_defects:
+            raise EtcdRejected(judged.text)
+        if judged.level != "ok" and judged.brief not in _warned:
+            _warned.add(judged.brief)
+            log.warning("%s", judged.brief)
 
     async def alarms(self) -> tuple[str, ...]:
         """The alarms that are raised: ``NOSPACE``, ``CORRUPT``."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distop.clock import time
 from distop.core.frozen import frozen
+from distop.core.versions import orders_requested_progress
 from distop.core.view import Change
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store.position import Batch, Reopen, WatchPosition
 from distop.store.transport import RequestFailed
-from distop.store.versions import orders_requested_progress
 from distop.store.watch import WatchStream, decode_response
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from distop.clock import random
+from distop.core.versions import orders_requested_progress
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
@@ -22,7 +23,6 @@ from distop.store.codec import key_value, to_bytes
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
 from distop.store.transport import RequestFailed, being_cancelled
-from distop.store.versions import orders_requested_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -69,7 +69,7 @@ class SoakCluster:
         self.spark = spark
         tokens = ["--auth-token-ttl", str(TOKENS), "--bcrypt-cost", "4"]
         self.etcd = EtcdCluster(arguments=tokens)
-        self.version: tuple[int, ...] = ()
+        self.version = ""
         self.proxies: list[ThreadedProxy] = []
         self.daemons: dict[str, Daemon] = {}
         self.memory = Memory(HEAP)
@@ -116,9 +116,9 @@ class SoakCluster:
         """A client that may do no more than an executor."""
         return self._stack.enter_context(connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
 
-    async def _ask_version(self) -> tuple[int, ...]:
+    async def _ask_version(self) -> str:
         async with EtcdClient(self.as_root()) as client:
-            return await client.version()
+            return (await client.status()).version
 
     def _spawn(self, name: str) -> Daemon:
         direct = ",".join(self.etcd.endpoints)

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop.core.versions import judge_etcd
 from distop.errors import DistopError
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from distop.store.versions import judge
 from soaking.board import NotYet
 from tests.support.etcd import compacted
 from tests.support.users import WORKER, admin
@@ -138,7 +138,7 @@ class MemberFaults:
             return None
         etcd = self._cluster.etcd
         etcd.members[number].kill()
-        if judge(self._cluster.version, len(etcd.members)).refused:
+        if judge_etcd(self._cluster.version, len(etcd.members)).level == "error":
 
             def replace() -> None:
                 if not etcd.replace(number, self._cluster.etcdctl):

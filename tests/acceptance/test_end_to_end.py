@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +21,10 @@ from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.spark
 
+ROOT = Path(__file__).parents[2]
 FLIGHTS = "nyc.flights"
 ALL_COLUMNS = (
     "year dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay carrier flight tailnum origin dest "
@@ -180,6 +184,38 @@ def test_bad_input_is_one_sentence_and_a_documented_exit_code(
     assert len(ran.stderr.strip().splitlines()) == 1
     assert "Traceback" not in ran.stderr
     assert not group.client.operations()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """What stands between the fences of a document."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/behaviors.md", "docs/contract.md"])
+def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
+    code = next(block for block in blocks(page, "python") if block.startswith("import distop\n"))
+    words = [sys.executable, "-c", code.replace("127.0.0.1:2379", group.endpoint)]
+    env = {**os.environ, "DISTOP_ETCD": group.endpoint}
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    if page == "README.md":
+        assert ran.stdout.endswith(f"\n{FLIGHTS_ROWS} rows are valid\n")
+
+
+def test_the_commands_of_the_readme_run(group: Daemons) -> None:
+    """All but those that stay in the foreground. An operation that does not succeed is an exit code of 1."""
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    asked = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
+    commands = [words[1:] for words in asked if words[:1] == ["distop"] and words[1] not in ("dev", "executor")]
+    assert len(commands) > 8
+    meant = dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights"))
+    for words in commands:
+        ran = distop(group, *(meant.get(word, word) for word in words))
+        fails = words[0] == "rerun" or any("tailnum" in word for word in words)
+        assert (ran.returncode, "error:" in ran.stderr) == (int(fails), False), (words, ran)
+        if words[0] == "start":  # others were started here before
+            (op,) = re.findall(r"started (\S+)\n", ran.stderr)
+            meant.setdefault(f"{FLIGHTS}/validate/1", op)
 
 
 def january() -> Any:

@@ -1,4 +1,4 @@
-"""A client that begins before its etcd does."""
+"""A client that begins before its etcd does, or where something else is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.errors import EtcdUnavailable
 from distop.store.embedded import EmbeddedEtcd, free_ports
 from tests.support.etcd import connected, until
+from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,3 +37,12 @@ async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pyt
         assert "etcd answers" in caplog.text
     finally:
         await asyncio.to_thread(etcd.stop)
+
+
+async def test_what_takes_connections_and_is_silent_is_told_from_what_is_not_there() -> None:
+    async with TcpProxy(1) as proxy:
+        proxy.set(Mode.BLACK_HOLE)
+        with pytest.raises(EtcdUnavailable, match=rf"{proxy.endpoint} \(it does not answer\)"):
+            async with connected(proxy.endpoint, connect_timeout=0.7):
+                pass
+        proxy.set(Mode.PASS)

@@ -18,8 +18,10 @@ import pytest
 from distop import aio
 from distop.core.model import State
 from tests.support.command import distop_command
+from tests.support.daemons import eventually
 from tests.support.etcd import shared_etcd
 from tests.support.hand import Hand
+from tests.support.proxy import Mode, ThreadedProxy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -111,6 +113,7 @@ def test_codes_of_what_is_refused(world: World) -> None:
         (("start", "noop", "no"), 4, "no table 'no'"),
         (("start", "purge", TABLE), 5, "purge on nyc.flights cannot start while nyc.flights/noop/1 runs"),
         (("show", "nyc.flights/noop/7"), 4, "no operation nyc.flights/noop/7"),
+        (("show", "a\nb/noop/7"), 4, "no operation a\\nb/noop/7"),
         (("cancel", "noop/7"), 2, "'noop/7' is not an operation"),
         (("table", "rm", TABLE), 5, "1 operation (noop) runs on 'nyc.flights'"),
         (("table", "rm", "no"), 4, "no table 'no'"),
@@ -245,6 +248,29 @@ def test_an_interrupt_leaves_the_operation_going(world: World) -> None:
         "stop it with `distop cancel nyc.flights/noop/1`\n"
     )
     assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "running"
+
+
+@pytest.mark.parametrize("mode", [Mode.DROP_ANSWERS, Mode.BLACK_HOLE])
+def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(world: World, mode: Mode) -> None:
+    """Whether etcd has it or not, the command cannot know."""
+    port = int(world.endpoint.rpartition(":")[2])
+    start = ("start", "noop", TABLE, "--arg", '{"mark": "in the middle"}')
+    with ThreadedProxy(port, trap=(b"in the middle", mode)) as proxy:
+        options = ("--etcd", proxy.endpoint, "--namespace", world.namespace)
+        command = [sys.executable, "-m", "distop.cli", *start, *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as starting:
+            eventually(lambda: proxy.sprung or starting.poll() is not None, "the start is under way")
+            starting.send_signal(signal.SIGINT)
+            out, err = starting.communicate(timeout=60)
+    assert (starting.returncode, out, err.count("\n")) == (130, "", 1), err
+    assert err.startswith("interrupted before etcd answered, so whether the operation began is not known: ")
+    assert f"`distop ls {TABLE}` shows it if it did" in err
+    (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it only if it did not", err)
+    if mode is Mode.DROP_ANSWERS:
+        eventually(lambda: len(world.distop("ls", TABLE, "--json").json) == 1, "etcd has applied it")
+    again = world.distop(*start, "--request-id", request, "--json")
+    assert again.json["op"] == "nyc.flights/noop/1"
+    assert len(world.distop("ls", TABLE, "--json").json) == 1
 
 
 def test_doctor(world: World) -> None:

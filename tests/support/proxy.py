@@ -33,10 +33,14 @@ class _Pair:
 
 
 class TcpProxy:
-    """Stands before one port. ``answered`` and ``requested`` count bytes that arrived here."""
+    """Stands before one port. ``answered`` and ``requested`` count bytes that arrived here. ``trap``: the mode from the
+    request on that holds these bytes, that one included; ``sprung`` once it came.
+    """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, trap: tuple[bytes, Mode] | None = None) -> None:
         self._target = target
+        self._trap = trap
+        self.sprung = False
         self._mode = Mode.PASS
         self._server: asyncio.Server | None = None
         self._pairs: set[_Pair] = set()
@@ -122,6 +126,9 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 self.requested += len(data)
+                if self._trap is not None and self._trap[0] in data:
+                    self.sprung = True
+                    self._mode = self._trap[1]
                 if self._mode is Mode.HOLD_REQUESTS:
                     pair.held.append(data)
                 elif self._mode is not Mode.BLACK_HOLE and not pair.dead:
@@ -147,8 +154,8 @@ class TcpProxy:
 class ThreadedProxy:
     """The same for tests that have no loop: it runs in a thread of its own."""
 
-    def __init__(self, target: int) -> None:
-        self._proxy = TcpProxy(target)
+    def __init__(self, target: int, trap: tuple[bytes, Mode] | None = None) -> None:
+        self._proxy = TcpProxy(target, trap)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -170,6 +177,10 @@ class ThreadedProxy:
     @property
     def requested(self) -> int:
         return self._proxy.requested
+
+    @property
+    def sprung(self) -> bool:
+        return self._proxy.sprung
 
     def set(self, mode: Mode) -> None:
         """Change the mode, and return when it holds."""

@@ -70,8 +70,20 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
             "the argument in /no/such/file cannot be read",
         ),
         (["start", "validate", "t", "--timeout", "5", *CLOSED], "--timeout is for --wait"),
-        (["start", "validate", "t", "--wait", "--timeout", "x"], "Invalid value for '--timeout'"),
-        (["history", "--limit", "0"], "Invalid value for '--limit'"),
+        *(
+            (
+                ["start", "validate", "t", "--wait", "--timeout", value],
+                f"--timeout must be a number of seconds, 0 or more, not {value!r}",
+            )
+            for value in ("x", "", "-1", "nan", "inf", "1 s")
+        ),
+        (["pause", "t/noop/1", "--wait", "--timeout", "x"], "--timeout must be a number of seconds"),
+        (["drain", "e", "--wait", "--timeout", "x"], "--timeout must be a number of seconds"),
+        *(
+            (["history", "--limit", value], f"--limit must be a whole number of at least 1, not {value!r}")
+            for value in ("x", "", "0", "-3", "1.5", "9" * 30, "²")
+        ),
+        (["start", "noop", "t", "--retry-attempts", "many"], "--retry-attempts must be a whole number of at least 1"),
         (["table", "add", "t", "--format", "parquet"], "Missing option '--location'"),
         (["table", "add", "t", "--format", "parquet", "--location", "x", "--option", "a", *CLOSED], "K=V"),
         (["ls", "--etcd", "nowhere"], "'nowhere' is not an etcd endpoint"),
@@ -80,11 +92,15 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["ls", "--namespace", "a/b"], "'a/b' is not a namespace"),
         *(([command, "noop/7", *CLOSED], "'noop/7' is not an operation") for command in OF_ONE),
         (["start", "no type", "t", *CLOSED], "'no type'"),
-        (["start", "noop", "t", "--retry-attempts", "0", *CLOSED], "the number of attempts must be"),
+        (["start", "noop", "t", "--retry-attempts", "0", *CLOSED], "--retry-attempts must be a whole number"),
         (["table", "add", "t", "--format", "csv", "--location", ".", *CLOSED], "the format 'csv' of table 't'"),
         (["table", "add", "t", "--format", "parquet", "--location", "no", *CLOSED], "does not exist"),
         (["ls", "", *CLOSED], "a name must not be empty"),
         (["executor", "--slots", "0"], "--slots must be a whole number greater than 0"),
+        (["ls", "--json=1", *CLOSED], "--json takes no value"),
+        (["start", "noop", "t", "--arg", "@", *CLOSED], "--arg @ is to be followed by a file's name"),
+        (["dev", "--slots", "x"], "--slots must be a whole number greater than 0, not 'x'"),
+        (["dev", "--ttl", "1"], "--ttl must be at least 2 seconds"),
         (["dev", "--port", "99999"], "--port must be a number from 1 to 65535"),
     ],
 )
@@ -99,6 +115,7 @@ def test_wrong_use_is_one_sentence_and_code_2(
     ran = distop_command(*argv)
     assert words in ran.sentence
     assert ran.code == 2
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +200,26 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
     assert distop_command("--version").out.startswith("distop ")
 
 
+COMMANDS = (
+    *("dev executor start rerun ls show watch cancel pause resume history nodes drain behaviors audit doctor").split(),
+    *("table add", "table ls", "table rm"),
+)
+
+
+def test_help_says_of_each_command_in_one_line_what_it_does(distop_command: Callable[..., Ran]) -> None:
+    """Each stands in one line, whole; in the usage, names stand as in the documents."""
+    listed = distop_command("--help").out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert sorted(line.split()[0] for line in listed) == sorted({name.split()[0] for name in COMMANDS})
+    assert not [line for line in listed if not line.endswith(".")]
+    for name in COMMANDS:
+        shown = distop_command(*name.split(), "--help")
+        usage = shown.out.splitlines()[0]
+        assert (shown.code, usage.startswith(f"Usage: distop {name} [OPTIONS]")) == (0, True), usage
+        assert not set(usage) & set("{}<>")
+        assert "<str>" not in shown.out
+        assert "<int>" not in shown.out
+
+
 def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
     for argv, usage in ((("ls",), "[TABLE]"), (("history",), "[TABLE]"), (("audit",), "[OP]")):
         shown = distop_command(*argv, "--help").out
@@ -224,6 +261,13 @@ def test_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert [duration(s) for s in (0.04, 12.4, 125, 11_400)] == ["0.0 s", "12 s", "2 min 05 s", "3 h 10 min"]
     assert json.loads(json.dumps(duration(None))) == ""
+
+
+def test_a_name_cannot_end_a_line_nor_order_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.cache_clear()
+    table(("name",), [("a\nb\x1b[2J é 订",)], "")
+    console.cache_clear()
+    assert capsys.readouterr().out == "NAME\na\\nb\\x1b[2J é 订\n"
 
 
 def test_columns_stand_under_each_other_in_any_script(capsys: pytest.CaptureFixture[str]) -> None:

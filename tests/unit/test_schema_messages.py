@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distop.core.codec import dumps
 from distop.errors import InvalidArgument
-from distop.schema import NOT_YET, UNIQUE_BY, check_argument, encode_argument
+from distop.schema import NOT_YET, ORDERED, UNIQUE_BY, check_argument, encode_argument
 
 
 class Strict(BaseModel):
@@ -140,3 +140,30 @@ def test_no_two_of_an_array_have_the_same_name() -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_argument("t", schema, twice)
     assert str(caught.value) == 'the argument of t does not fit: at parts: two of them have the name "é"'
+
+
+@pytest.mark.parametrize(
+    ("between", "words"),
+    [
+        ({"low": 2, "high": 1}, "low (2) is greater than high (1)"),
+        ({"low": 9007199254740993, "high": 9007199254740992.0}, "is greater than"),
+        ({"low": "2013-02-01", "high": "2013-01-31"}, 'low ("2013-02-01") is greater than high ("2013-01-31")'),
+        ({"low": 1, "high": 1.0}, ""),
+        ({"low": 2}, ""),
+        ({"low": None, "high": 1}, ""),
+        ({"low": True, "high": False}, ""),
+        ({"low": "2", "high": "10"}, ""),  # a number to one column, a text to another
+        ({"low": "2013-02-01 00:00", "high": "2013-01-31"}, ""),
+        ({"low": 2, "high": "1"}, ""),
+        ([2, 1], ""),
+    ],
+)
+def test_of_two_fields_the_first_is_not_the_greater(between: Any, words: str) -> None:
+    schema = {"properties": {"between": {ORDERED: ["low", "high"]}}}
+    if not words:
+        check_argument("t", schema, dumps({"between": between}))
+        return
+    with pytest.raises(InvalidArgument) as caught:
+        check_argument("t", schema, dumps({"between": between}))
+    assert str(caught.value).startswith("the argument of t does not fit: at between: ")
+    assert words in str(caught.value)

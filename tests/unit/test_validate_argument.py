@@ -182,6 +182,23 @@ def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() ->
         ({"checks": [{"length": {"column": "a", "min": 2.5}}]}, False),
         ({"checks": [{"length": {"column": "a", "max": False}}]}, False),
         ({"checks": [{"range": {"column": "a", "min": 1, "max": 2.5}}]}, True),
+        *(
+            ({"checks": [{kind: {"column": "a", "min": low, "max": high}}]}, fits)
+            for kind, low, high, fits in (
+                ("range", 2, 1, False),
+                ("range", 2.5, 2, False),
+                ("range", 2, 2.0, True),
+                ("range", "2013-02-01", "2013-01-31", False),
+                ("range", "2013-01-31", "2013-01-31", True),
+                ("range", "2", "10", True),
+                ("range", "0.5", "0.05", True),
+                ("range", "b", "a", True),
+                ("range", 2, "1", True),
+                ("length", 3, 2, False),
+                ("length", 3.0, 2, False),
+                ("length", 2, 2, True),
+            )
+        ),
     ],
 )
 def test_what_is_taken_when_it_is_submitted_is_taken_by_the_jobs(change: dict[str, Any], *, fits: bool) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core.txn import Put, Txn
-from distop.store.versions import parse
+from distop.core.versions import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ class Space:
         self.alarm = False
         self._loop = loop
         self._late = 0.0
-        number = parse(version)
+        number = parse_version(version)
         self._counts_nested = counts_nested(number)
         self._free_passes = lets_pass_what_is_free(number)
 

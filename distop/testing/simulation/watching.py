@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distop.core.versions import orders_requested_progress, parse_version
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.versions import orders_requested_progress, parse
 from distop.testing.simulation import wire
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class WatchServer:
         """A watch that begins in a member's future gets what comes before its beginning as well (W9)."""
         self.refuses = ""
         """Why the next watches fail to be created (W7), if they do."""
-        self._ordered = orders_requested_progress(parse(etcd.version))
+        self._ordered = orders_requested_progress(parse_version(etcd.version))
 
     def create(self, member: Member, request: Any, send: Callable[[rpc.WatchResponse], None]) -> Watch | None:
         """Begin a watch; None where it was refused."""

@@ -1,0 +1,39 @@
+"""What was costly to make and is wanted again: by the next batch, or by the next operation."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """At most ``limit`` values, by what they were made of: the one that was not asked for for longest goes first.
+    Batches ask from threads of their own; two that ask for the same at once may both make it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[tuple[Any, ...], T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], T], *, keep: bool = True) -> T:
+        """The value of the key; where there is none ``make`` makes it, and it is kept if it is to be. Raises what that
+        raises.
+        """
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        made = make()
+        if keep:
+            with self._lock:
+                self._values[key] = made
+                while len(self._values) > self._limit:
+                    self._values.popitem(last=False)
+        return made

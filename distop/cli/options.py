@@ -1,0 +1,58 @@
+"""Options and arguments that several commands take, and how the values of options are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.errors import InvalidArgument, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DIGITS = 19
+"""Nobody counts so far."""
+
+
+def check_waiting(wait: bool, timeout: float | None) -> None:
+    """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
+    if timeout is not None and not wait:
+        raise UsageError("--timeout is for --wait: give both, or none")
+
+
+def seconds(option: str) -> Callable[[Any], float]:
+    """Reads the value of an option that is a time. What it returns raises InvalidArgument."""
+
+    def read(value: Any) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            raise InvalidArgument(f"{option} must be a number of seconds, 0 or more, not {value!r}")
+        return number
+
+    return read
+
+
+def count(option: str) -> Callable[[Any], int]:
+    """Reads the value of an option that is a number of things. What it returns raises InvalidArgument."""
+
+    def read(value: Any) -> int:
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) > 0):
+            raise InvalidArgument(f"{option} must be a whole number of at least 1, not {value!r}")
+        return int(text)
+
+    return read
+
+
+OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
+TIMEOUT = Annotated[
+    float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
+]
+ATTEMPTS = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=count("--retry-attempts"), help="Tries of a job that meets unexpected errors."),
+]

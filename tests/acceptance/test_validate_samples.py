@@ -1,0 +1,49 @@
+"""Which rows a report shows: the first that violate a check, in partition order, whoever looked at which when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate
+from tests.support.context import run_operation
+
+if TYPE_CHECKING:
+    from tests.support.checked import Table
+
+pytestmark = pytest.mark.spark
+
+CHECK = {"not_null": "a"}
+
+
+def shown(table: Table, sample: int, *, batches: int = 1) -> list[tuple[str, int]]:
+    """Partition and row of each sample, where executors take the partitions from the last to the first."""
+    plans = list(reversed(plan_table(table.record).partitions))
+    arg: dict[str, Any] = {"checks": [CHECK], "sample": sample}
+    ran = run_operation(Validate(), table.record, arg, table.context, partitions=plans, batches=batches)
+    return [(s["partition"], s["row_index"]) for s in ran.report["checks"][0]["samples"]]
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_whatever_the_order_in_which_jobs_were_claimed(table: Table, batches: int) -> None:
+    for n in range(1, 6):
+        table.add(f"p={n}/x.parquet", {"a": pa.array([1, None, None])})
+    assert shown(table, 3, batches=batches) == [("p=1", 1), ("p=1", 2), ("p=2", 1)]
+
+
+def test_whatever_the_types_of_their_files(table: Table) -> None:
+    """Files of one type are read by one query; the rows that are shown do not go by that."""
+    for n, kind in enumerate((pa.int32(), pa.int64(), pa.int32()), 1):
+        table.add(f"p={n}/x.parquet", {"a": pa.array([1, None], kind)})
+    assert shown(table, 2) == [("p=1", 1), ("p=2", 1)]
+
+
+def test_before_a_file_that_is_full_of_them(table: Table) -> None:
+    """Such a file is read no further than it has to be, and Spark begins with the largest."""
+    table.add("p=1/x.parquet", {"a": pa.array([1, None])})
+    table.add("p=2/x.parquet", {"a": pa.array([None] * 5_000, pa.int64()), "b": pa.array(range(5_000))})
+    table.add("p=3/x.parquet", {"a": pa.array([None])})
+    assert shown(table, 3) == [("p=1", 1), ("p=2", 0), ("p=2", 1)]
