@@ -18,6 +18,7 @@ from distop.store.embedded import EmbeddedEtcd, free_ports
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed, WatchStream, decode_response
 from tests.support.etcd import EtcdCluster, Mirror, connected, until
+from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +154,22 @@ async def test_a_member_that_was_behind_shows_everything_once_and_in_order(clust
             stream.cut()
             assert told[: len(wanted)] == wanted
         await feed.close()
+
+
+async def test_a_session_outlives_a_member_that_swallows_everything(cluster: EtcdCluster) -> None:  # F7
+    """With the default time to live: a renewal that is not answered within a third of it goes to another member."""
+    first, *others = cluster.members
+    async with TcpProxy(first.port) as proxy:
+        endpoints = (proxy.endpoint, *(member.endpoint for member in others))
+        async with EtcdClient(EtcdConfig(endpoints)) as client:
+            session = Session(client, "node", b"", 10)
+            await session.start()
+            proxy.set(Mode.BLACK_HOLE)
+            before = session.deadline
+            await until(lambda: session.deadline > before or session.lost.done(), "another member has answered")
+            assert session.alive
+            assert client.transport.address != proxy.endpoint
+            await session.close()
 
 
 async def test_another_cluster_behind_the_endpoint(own_etcd: EmbeddedEtcd) -> None:
