@@ -164,6 +164,8 @@ async def test_a_session_outlives_a_member_that_swallows_everything(cluster: Etc
         async with EtcdClient(EtcdConfig(endpoints)) as client:
             session = Session(client, "node", b"", 10)
             await session.start()
+            granted = session.deadline
+            await until(lambda: session.deadline > granted, "the first renewal has been answered")
             proxy.set(Mode.BLACK_HOLE)
             before = session.deadline
             await until(lambda: session.deadline > before or session.lost.done(), "another member has answered")
