@@ -10,7 +10,8 @@ followed.
 
 Exit code 1 on a violation, on history that the audit did not see, on data that is not what it should be, on what a
 cleanup left behind, on an operation that does not end, or on memory that grows; from 10 minutes on also where no
-daemon's memory could be judged, or no job went on from a checkpoint.
+daemon's memory could be judged, no job went on from a checkpoint, or no planning or completion that failed on one node
+was done by another.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def main() -> int:
     problems += [judged.problem for judged in memory if judged.problem] + unjudged(memory, given.minutes * 60)
     if given.minutes * 60 >= LONG and not stream.resumed:
         problems.append("no job went on from a checkpoint")
+    if given.minutes * 60 >= LONG and not stream.recovered:
+        problems.append("nothing that failed on one node was planned or completed by another")
     report(cluster, stream, faults)
     for judged in memory:
         print(f"memory: {judged.text}")
@@ -123,7 +126,8 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
     print(
         f"  attempts that went on from a checkpoint: {stream.resumed}; operations that followed others: "
         f"{stream.followed}; starts that waited for another of their object: {stream.refused}; "
-        f"operations whose cleanup failed and left something, which a log tells: {stream.garbage}"
+        f"operations whose cleanup failed and left something, which a log tells: {stream.garbage}; "
+        f"operations that another node planned or completed: {stream.recovered}"
     )
 
 

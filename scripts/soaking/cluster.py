@@ -39,6 +39,8 @@ SPARK = "dot"
 """The only one with Java: the others find out that they cannot do what needs Spark, and leave it to this one. It is
 struck half as often as each of them, and not cut off: a JVM takes long to start, and some of its work has to be done.
 """
+STUMBLING = ("bob", "dot")
+"""Where planning and completion raise that raise on some nodes only."""
 HEAP = 512
 TOKENS = 4
 """Seconds for which an authentication token that nobody uses is good."""
@@ -50,6 +52,7 @@ writing = tests.support.writing:Writing
 stepwriting = tests.support.stepwriting:StepWriting
 lone = tests.support.stepwriting:Lone
 following = tests.support.stepwriting:Following
+tripping = tests.support.stumbling:Tripping
 """
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
 
@@ -133,6 +136,8 @@ class SoakCluster:
         options += ["--spark-conf", "spark.distop.jvmAnswer=10", "--poll", "10"]
         env = {"PYTHONPATH": f"{site}:{PROJECT}", "DISTOP_ACCEPT_ETCD_DEFECTS": "1"}
         env |= {"DISTOP_USER": WORKER["username"], "DISTOP_PASSWORD": WORKER["password"]}
+        if name in STUMBLING:
+            env["STUMBLES"] = "1"
         if not has_spark:
             env["JAVA_HOME"] = "/nonexistent"
         return Daemon(name, endpoints, self.folder, *options, ttl=self.ttl, env=env)

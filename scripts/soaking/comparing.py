@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.core.codec import from_rfc3339
+from soaking.operations import TRIPS
 from soaking.tables import misjudged
+from tests.support.stumbling import NO_PLAN, NO_REPORT, Tripping
 from tests.support.writing import misstated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from distop.core.model import OperationRef
+    from soaking.follower import Counted
     from soaking.operations import Wish
+
+RETRY = Tripping.retry
+COUNTED = {"planning": RETRY.attempts - 1, "completion": RETRY.attempts}
+"""Failed attempts that are written down before an operation fails: the last one at planning is the decision."""
+LEAST_JITTER = 0.5
+"""The share of a back-off that is waited for at least."""
 
 
 def compare(
@@ -22,10 +33,11 @@ def compare(
     record: Mapping[str, Any],
     outcomes: Mapping[int, Sequence[str]],
     followers: Sequence[OperationRef],
+    counted: Sequence[Counted] = (),
 ) -> list[str]:
     """What is wrong with an operation that has ended: one outcome for each job; what it names is whole; no two attempts
     wrote at the same time; none began before a checkpoint that was saved; a success that is to be followed is followed
-    once; what was said of a table is so.
+    once; what was said of a table is so; planning and completion that fail do so as often as they may, and no oftener.
     """
     problems = [f"job {partition} has {len(found)} outcomes" for partition, found in outcomes.items() if len(found) > 1]
     if wish.journal is not None:
@@ -37,7 +49,42 @@ def compare(
         problems.append(f"it is followed by {len(followers)} operations")
     if ref.type == "validate":
         problems += misjudged(record.get("report"))
+    if wish.kind in TRIPS:
+        problems += _tripped(wish, record, outcomes, counted)
     return [f"{ref} ({wish.kind}): {text}" for text in problems]
+
+
+def recovered(record: Mapping[str, Any], counted: Sequence[Counted]) -> bool:
+    """Planning or completion raised on a node where it always does, and the operation succeeded all the same: another
+    node has done it.
+    """
+    return record.get("state") == "success" and any(NO_PLAN in one.error or NO_REPORT in one.error for one in counted)
+
+
+def _tripped(
+    wish: Wish, record: Mapping[str, Any], outcomes: Mapping[int, Sequence[str]], counted: Sequence[Counted]
+) -> Iterator[str]:
+    """What is wrong with an operation whose planning or completion raises."""
+    state, errors = record.get("state"), record.get("errors") or [{"text": ""}]
+    for stage in COUNTED:
+        some = [one for one in counted if one.stage == stage]
+        if [one.attempts for one in some] != list(range(1, len(some) + 1)):
+            yield f"its attempts at {stage} are counted as {[one.attempts for one in some]}"
+        for former, one in itertools.pairwise(some):
+            # The attempt began when that was due, and failed before this was written.
+            least = LEAST_JITTER * RETRY.delay(one.attempts)
+            if one.retry_at and from_rfc3339(one.retry_at) < from_rfc3339(former.retry_at) + least - 0.002:
+                yield f"attempt {one.attempts} at {stage} did not wait: {former.retry_at}, {one.retry_at}"
+    if state == "success" and "error" in wish.arg.values():
+        yield "it succeeded, though this cannot be done anywhere"
+    if state == "failed":
+        stage = str(errors[0]["text"]).partition(" failed: ")[0]
+        if sum(one.stage == stage for one in counted) != COUNTED.get(stage):
+            yield f"it failed by {errors[0]['text']!r} after {len(counted)} failed attempts"
+    if wish.arg.get("plan") == "error" and outcomes:
+        yield f"it was never planned, and has outcomes of {sorted(outcomes)}"
+    if (record.get("jobs") or {}).get("failed"):
+        yield "a job failed that cannot fail"
 
 
 def successes(outcomes: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:

@@ -7,11 +7,13 @@ import json
 import threading
 from collections import defaultdict
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.audit import Audit, history
 from distop.core import keys as K
 from distop.core.keys import Keys
+from distop.core.model import Attempts, Decision
 from distop.store.client import EtcdClient
 from distop.store.history import Revision
 
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 
 FOLLOWING = "following"
 """The type of what completion code starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A failed attempt at the ``planning`` or the ``completion`` of an operation, as etcd was told of it."""
+
+    stage: str
+    attempts: int
+    error: str
+    retry_at: str
 
 
 class Follower:
@@ -38,6 +50,8 @@ class Follower:
         """Operation → job → every outcome that was ever written for it."""
         self.followers: dict[str, list[OperationRef]] = defaultdict(list)
         """What is followed, by the name that it was given → the operations that follow it."""
+        self.counted: dict[OperationRef, list[Counted]] = defaultdict(list)
+        """Operation → the failed attempts at its planning and completion, in order."""
         self._config = config
         self._loop = asyncio.new_event_loop()
         self._following = self._loop.create_task(self._follow())
@@ -82,10 +96,21 @@ class Follower:
             self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
         elif change.kv.key.endswith(".arg") and (ref := Keys().parse(change.kv.key).ref) and ref.type == FOLLOWING:
             self.followers[json.loads(change.kv.value)["of"]].append(ref)
+        elif change.kv.key.endswith((".planning", ".decision")):
+            self._count(change)
         elif change.kv.key.startswith(f"{K.HISTORY}."):
             key = Keys().parse(change.kv.key)
             if key.ref is not None and not key.name and key.chunk < 0:
                 self.records[key.ref] = json.loads(change.kv.value)
+
+    def _count(self, change: Change) -> None:
+        key = Keys().parse(change.kv.key)
+        assert key.ref is not None
+        planning = key.name == "planning"
+        read: Attempts | Decision = (Attempts if planning else Decision).decode(change.kv.value)
+        if read.attempts:
+            stage = "planning" if planning else "completion"
+            self.counted[key.ref].append(Counted(stage, read.attempts, read.error, read.retry_at))
 
 
 def judge(audit: Audit, failure: BaseException | None, last: int) -> list[str]:

@@ -16,6 +16,7 @@ KINDS = {
     "plain": (
         *("writing", "writing", "writing", "step", "step", "step", "step breaks", "step fails", "followed"),
         *("deaf", "noop", "noop", "large", "crash", "break", "error", "rerun", "rerun"),
+        *("plan elsewhere", "plan fails", "complete elsewhere", "complete fails"),
     ),
     "lone": ("lone", "lone", "lone fails"),
     "spark": ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context"),
@@ -25,6 +26,13 @@ nor does what waits until another one of its object has ended.
 """
 STUMBLES = {"step breaks": "error", "step fails": "fail", "lone fails": "fail"}
 """What the first of several jobs does in the middle."""
+TRIPS = {
+    "plan elsewhere": {"plan": "node"},
+    "plan fails": {"plan": "error"},
+    "complete elsewhere": {"complete": "node"},
+    "complete fails": {"complete": "error"},
+}
+"""Whose planning or completion raises, on some nodes or on all of them. Their jobs are of a type that cannot fail."""
 OBJECTS = ("one thing", "another.thing")
 POLICIES = ("fail_fast", "collect_all")
 OF_JVM = frozenset({"kill-jvm", "hang-jvm", "memory", "stop-context"})
@@ -73,6 +81,9 @@ def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
             arg["jobs"] = 2 if kind in OF_JVM else min(arg["jobs"], 6)
         type_name = "sparkwriting" if lane == "spark" else "writing"
         return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts, policy)
+    if kind in TRIPS:
+        arg = {"diary": str(folder / f"diary-{name}"), **TRIPS[kind]}
+        return Wish(name, number, kind, "tripping", arg, 0, None, acts, policy)
     if kind == "validate":
         return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
     return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts, policy)

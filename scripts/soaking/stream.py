@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.model import OperationRef
 from distop.errors import DistopError, Incompatible, NotAllowed, NotFound
 from soaking.cluster import NAMES
-from soaking.comparing import compare, successes, uncleaned
+from soaking.comparing import compare, recovered, successes, uncleaned
 from soaking.operations import OF_JVM, ROUGH, draw
 from soaking.tables import TABLES, decided
 
@@ -93,6 +93,8 @@ class Stream:
         self.resumed = 0
         """Attempts that went on from a checkpoint."""
         self.followed = 0
+        self.recovered = 0
+        """Operations that succeeded after their planning or completion had failed on one node."""
         self.garbage = 0
         """Operations of which something is left, since their cleanup failed and a daemon has said so."""
         self.failure: BaseException | None = None
@@ -319,4 +321,6 @@ class Stream:
             self.resumed += wish.journal.resumed()
         if op.ref.type == "validate":
             self.judged += decided(record.get("report"))
-        return compare(op.ref, wish, record, outcomes, followers)
+        counted = follower.counted.get(op.ref, [])
+        self.recovered += recovered(record, counted)
+        return compare(op.ref, wish, record, outcomes, followers, counted)

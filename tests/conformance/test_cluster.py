@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distop.core.txn import Put, Txn, absent
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, OutcomeUnknown
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd, free_ports
-from distop.store.session import Session
-from distop.store.watch import Feed
+from distop.store.session import Session, boottime, new_lease_id
+from distop.store.watch import Feed, WatchStream, decode_response
 from tests.support.etcd import EtcdCluster, Mirror, connected, until
+from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +74,104 @@ async def test_failover(cluster: EtcdCluster) -> None:
         with pytest.raises((OutcomeUnknown, EtcdUnavailable)):
             await client.commit(Txn((absent("t.c"),), (Put("t.c", b"3"),)), deadline=1.5)
         await feed.close()
+
+
+async def ranked(cluster: EtcdCluster) -> list[EmbeddedEtcd]:
+    """The leader, and then the others."""
+    for member in cluster.members:
+        async with connected(member.endpoint) as client:
+            status = await client.status()
+            if status.leader == status.member_id:
+                return [member, *(other for other in cluster.members if other is not member)]
+    raise AssertionError("nobody leads")
+
+
+async def test_a_new_leader_gives_every_lease_a_whole_ttl(cluster: EtcdCluster) -> None:  # L4
+    lease, ttl = new_lease_id(), 30
+    leader, follower, _ = await ranked(cluster)
+    async with connected(follower.endpoint) as client:
+        await client.grant(ttl, lease)
+        granted = boottime()
+        await until(lambda: boottime() > granted + 5, "some of it has passed")
+        leader.kill()
+        asked = boottime()
+        granted_ttl, left = await client.time_to_live(lease)
+        assert granted_ttl == ttl
+        assert asked + left > granted + ttl, "it ends no later than it would have"
+
+
+async def renewed(client: EtcdClient, lease: int) -> int:
+    """What a member answers to a renewal."""
+    call, _ = await client.transport.stream(wire.KEEP_ALIVE)
+    await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
+    answer = await call.read()
+    call.cancel()
+    assert isinstance(answer, rpc.LeaseKeepAliveResponse)
+    return int(answer.TTL)
+
+
+async def test_a_renewal_of_a_revoked_lease_is_told_so_by_each_member(cluster: EtcdCluster) -> None:  # L2
+    lease, ttl = new_lease_id(), 30
+    leader, *followers = await ranked(cluster)
+    async with connected(leader.endpoint) as client, AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(connected(member.endpoint)) for member in followers]
+        await client.grant(ttl, lease)
+        assert [await renewed(one, lease) for one in (client, *others)] == [ttl] * 3
+        await client.revoke(lease)
+        assert [await renewed(one, lease) for one in (client, *others)] == [0] * 3
+
+
+async def test_a_member_that_was_behind_shows_everything_once_and_in_order(cluster: EtcdCluster) -> None:
+    """F18: what is read through it is current all the same; its watches tell late what it has missed."""
+    leader, behind, _ = await ranked(cluster)
+    async with connected(leader.endpoint) as near, connected(behind.endpoint) as far:
+        mirror = Mirror()
+        feed = Feed(far, "t.", "t/", mirror.apply)
+        await feed.start()
+        await feed.reached((await near.commit(Txn((), (Put("t.a", b""),)))).revision)
+        behind.pause()
+        revisions = [(await near.commit(Txn((), (Put("t.a", b"%d" % n),)))).revision for n in range(50)]
+        assert mirror.revision < revisions[0], "it tells of them though it stands still"
+        behind.resume()
+        found = await far.get("t.a")
+        assert found is not None
+        assert found.mod_revision == revisions[-1]
+        await feed.reached(revisions[-1])
+        assert mirror.mod_revisions[1:] == revisions
+        assert mirror.listings == 1
+
+        # A watch that begins there in what is to come gets nothing older (W9), and one in the past all of it.
+        for start, wanted in ((revisions[-1] + 2, [revisions[-1] + 2]), (revisions[20], revisions[20:])):
+            stream = WatchStream(far, "t.", "t/", start)
+            await stream.open(5.0)
+            told = list[int]()
+            while not told or told[-1] < wanted[-1]:
+                if start > revisions[-1]:
+                    await near.commit(Txn((), (Put("t.a", b"later"),)))
+                message = await stream.read()
+                assert message is not None
+                told += [event.kv.mod_revision for event in decode_response(message).events]
+            stream.cut()
+            assert told[: len(wanted)] == wanted
+        await feed.close()
+
+
+async def test_a_session_outlives_a_member_that_swallows_everything(cluster: EtcdCluster) -> None:  # F7
+    """With the default time to live: a renewal that is not answered within a third of it goes to another member."""
+    first, *others = cluster.members
+    async with TcpProxy(first.port) as proxy:
+        endpoints = (proxy.endpoint, *(member.endpoint for member in others))
+        async with EtcdClient(EtcdConfig(endpoints)) as client:
+            session = Session(client, "node", b"", 10)
+            await session.start()
+            granted = session.deadline
+            await until(lambda: session.deadline > granted, "the first renewal has been answered")
+            proxy.set(Mode.BLACK_HOLE)
+            before = session.deadline
+            await until(lambda: session.deadline > before or session.lost.done(), "another member has answered")
+            assert session.alive
+            assert client.transport.address != proxy.endpoint
+            await session.close()
 
 
 async def test_another_cluster_behind_the_endpoint(own_etcd: EmbeddedEtcd) -> None:

@@ -101,6 +101,27 @@ async def test_catching_up_thousands_of_revisions_with_cuts(shared_etcd: Embedde
         await feed.close()
 
 
+async def test_batches_that_catch_up_tell_the_current_revision(own_etcd: EmbeddedEtcd) -> None:
+    """W2: who resumed at the revision of such a header would miss what the next batch brings."""
+    async with connected(own_etcd.endpoint) as client:
+        revisions = list[int]()
+        for _ in range(25):
+            written = await asyncio.gather(*(put(client, "t.", **{f"k{n}": "v"}) for n in range(100)))
+            revisions += sorted(written)
+        stream = WatchStream(client, "t.", "t/", revisions[0])
+        await stream.open(5.0)
+        batches = []
+        while sum(len(batch.events) for batch in batches) < len(revisions):
+            message = await stream.read()
+            assert message is not None
+            if message.events:
+                batches.append(decode_response(message))
+        stream.cut()
+        assert [len(batch.events) for batch in batches] == [1_000, 1_000, 500]
+        assert {batch.revision for batch in batches} == {revisions[-1]}
+        assert [event.kv.mod_revision for batch in batches for event in batch.events] == revisions
+
+
 async def test_large_revisions_in_fragments_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:  # W5
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as client:
         mirror = Mirror()

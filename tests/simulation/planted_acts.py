@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distop import incarnation, rerun
+from distop import incarnation, rerun, submit
 from distop.capability import Capability
 from distop.core.draining import NodeState
 from distop.core.model import Phase
@@ -53,6 +53,19 @@ def some_cannot(wanted: Scenario) -> Scenario:
     last = len(wanted.hosts) - 1
     hosts = [replace(h, types=everything, unable=everything if n < last else ()) for n, h in enumerate(wanted.hosts)]
     return replace(wanted, hosts=tuple(hosts))
+
+
+# ---------------------------------------------------------------------- starts
+
+
+@bug("invariant 14", "surprise")
+def start_what_a_request_began_already(patch: Patch) -> None:
+    """Nobody looks for what a former life of the client began, or a former try of it whose outcome was unknown."""
+
+    async def find_request(etcd: Any, keys: Any, wanted: Any) -> None:
+        return None
+
+    substitute(patch, submit, "find_request", find_request)
 
 
 # ---------------------------------------------------------------------- pauses

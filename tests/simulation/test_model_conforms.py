@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from distop.testing.simulation.quorum import Member
 
 ALL = ("KV", "Lease", "Watch")
+FOR_EVER = 1_000_000.0
+"""Seconds by which a member that stands still is behind."""
 ADDRESSES = tuple(f"model-{n}:2379" for n in range(3))
 VERSIONS = ("3.4.23", "3.5.1", "3.5.33")
 """One of each way to treat a progress that was asked for (W3), and what a full database takes (T8)."""
@@ -84,10 +86,13 @@ class ModelServer:
         self.resume()
 
     def pause(self) -> None:
+        self._member.lag = FOR_EVER
         for link in self._links():
-            self._network.hold(link, ALL)
+            self._network.hold(link, ALL, ALL)
 
     def resume(self) -> None:
+        self._member.lag = 0.0
+        self._network.etcd.catch_up(self._member)
         self._network.heal_all(self._links())
 
     def _links(self) -> list[Any]:

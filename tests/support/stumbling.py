@@ -21,6 +21,7 @@ ENTRY_POINTS = """\
 stumbling = tests.support.stumbling:Stumbling
 alone = tests.support.stumbling:Alone
 """
+NO_PLAN, NO_REPORT = "no listing today", "no report today"
 
 
 class StumblingArg(BaseModel):
@@ -52,7 +53,7 @@ class Stumbling(Behavior):
         if arg.plan == "wrong":
             raise InvalidArgument("the location is wrong")
         if arg.plan == "error" or (arg.plan == "node" and "STUMBLES" in os.environ):
-            raise RuntimeError("no listing today")
+            raise RuntimeError(NO_PLAN)
         return Planned([PartitionPlan(0, "only")])
 
     def start_or_resume_job(self, arg: StumblingArg, partition: PartitionPlan, ctx: JobContext) -> Any:
@@ -63,12 +64,19 @@ class Stumbling(Behavior):
     ) -> dict[str, Any]:
         write(arg.diary, "complete")
         if arg.complete == "error" or (arg.complete == "node" and "STUMBLES" in os.environ):
-            raise RuntimeError("no report today")
+            raise RuntimeError(NO_REPORT)
         if arg.complete == "wrong":
             raise InvalidArgument("the report is wrong")
         if arg.complete == "follow":
             ctx.start_operation("alone", "t", {"gate": arg.gate})
         return {}
+
+
+class Tripping(Stumbling):
+    """The same with more attempts, and pauses between them that can be seen."""
+
+    type_name = "tripping"
+    retry = Retry(attempts=4, initial=0.5, maximum=2.0)
 
 
 class AloneArg(BaseModel):

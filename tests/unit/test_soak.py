@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ from typing import Any
 import pytest
 from soaking import comparing, follower, memory, tables
 from soaking.cluster import leftovers
+from soaking.follower import Counted, Follower
 from soaking.operations import KINDS as KINDS_OF
 from soaking.operations import OBJECTS, draw, kind_of
 from soaking.plan import FIRST, plan
 
 from distop.audit import Audit
+from distop.core.codec import rfc3339
 from distop.core.keys import Keys
-from distop.core.model import OperationRef
+from distop.core.model import Attempts, Decision, OperationRef, State
 from distop.core.txn import KeyValue
 from distop.core.view import Change
 from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.stumbling import NO_PLAN, NO_REPORT
 from tests.support.writing import Journal, note
 
 KINDS = tuple("abcdefg")
@@ -148,6 +152,93 @@ def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     note(str(journal.path), 1, 1, "from 0")
     note(str(journal.path), 0, 3, "from 2")
     assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
+
+
+# --------------------------------------------------- planning and completion that fail
+
+
+class Tripped:
+    """An operation whose planning or completion raises, and what etcd was told of the attempts at it."""
+
+    def __init__(self, kind: str) -> None:
+        draws = (draw(3, "plain", number, Path("/nowhere")) for number in range(100))
+        self.wish = next(wish for wish in draws if wish.kind == kind)
+        self.counted: list[Counted] = []
+
+    def fail(self, stage: str, *seconds: float, error: str = NO_PLAN, last: bool = False) -> Tripped:
+        """So many attempts, each to be followed by another one then."""
+        for number, due in enumerate(seconds, 1):
+            over = last and number == len(seconds)
+            self.counted.append(Counted(stage, number, f"{stage} failed: {error}", "" if over else rfc3339(due)))
+        return self
+
+    def problems(self, state: str, why: str = "", outcomes: int = 0, failed: int = 0) -> list[str]:
+        record = {
+            "state": state,
+            "errors": [{"partition": None, "text": why}] if why else [],
+            "jobs": {"failed": failed},
+        }
+        found = {partition: ["{}"] for partition in range(outcomes)}
+        return comparing.compare(REF, self.wish, record, found, (), self.counted)
+
+
+def test_what_fails_everywhere_fails_as_often_as_it_may() -> None:
+    planning = Tripped("plan fails").fail("planning", 100.0, 101.0, 103.0)
+    assert planning.problems("failed", "planning failed: no listing today") == []
+    assert planning.problems("cancelled") == []
+    (problem,) = planning.problems("success")
+    assert "cannot be done anywhere" in problem
+    (problem,) = planning.problems("failed", "planning failed: no listing today", outcomes=1)
+    assert "was never planned" in problem
+    completion = Tripped("complete fails").fail("completion", 100.0, 101.0, 103.0, 104.0, last=True)
+    assert completion.problems("failed", "completion failed: no report today", outcomes=1) == []
+
+
+@pytest.mark.parametrize("kind", ["plan fails", "plan elsewhere"])
+def test_what_fails_too_early_by_itself_or_for_no_reason_is_a_problem(kind: str) -> None:
+    early = Tripped(kind).fail("planning", 100.0, 101.0)
+    (problem,) = early.problems("failed", "planning failed: no listing today")
+    assert "after 2 failed attempts" in problem
+    (problem,) = early.problems("failed", "completion failed: no report today")
+    assert "after 2 failed attempts" in problem
+    (problem,) = early.problems("failed")
+    assert "it failed by ''" in problem
+    (problem,) = early.problems("cancelled", failed=1)
+    assert "cannot fail" in problem
+
+
+def test_attempts_are_counted_one_by_one_and_wait_for_each_other() -> None:
+    twice = Tripped("plan elsewhere").fail("planning", 100.0).fail("planning", 101.0)
+    (problem,) = twice.problems("success")
+    assert "counted as [1, 1]" in problem
+    (problem,) = Tripped("plan elsewhere").fail("planning", 100.0, 100.3).problems("success")
+    assert "attempt 2 at planning did not wait" in problem
+
+
+def test_what_another_node_did_is_told_from_what_one_node_did_at_last() -> None:
+    for kind, stage, error in (
+        ("plan elsewhere", "planning", NO_PLAN),
+        ("complete elsewhere", "completion", NO_REPORT),
+    ):
+        tripped = Tripped(kind).fail(stage, 100.0, error=error)
+        assert tripped.problems("success") == []
+        assert comparing.recovered({"state": "success"}, tripped.counted)
+        assert not comparing.recovered({"state": "failed"}, tripped.counted)
+        assert not comparing.recovered({"state": "success"}, Tripped(kind).fail(stage, 100.0, error="killed").counted)
+
+
+def test_failed_attempts_are_read_from_the_history() -> None:
+    def put(name: str, value: bytes) -> Change:
+        return Change(KeyValue(f"distOp.t.tripping.1.{name}", value, 7, 7, 1), deleted=False)
+
+    reader = Follower.__new__(Follower)
+    reader.counted = defaultdict(list)
+    reader._note(put("planning", Attempts(2, "planning failed: it broke", rfc3339(5.0)).encode()))
+    reader._note(put("decision", Decision(State.SUCCESS, 1, 1, 0).encode()))
+    reader._note(put("decision", Decision(State.SUCCESS, 1, 1, 0, attempts=1, error="no").encode()))
+    planning, completion = reader.counted[OperationRef("t", "tripping", "", 1)]
+    assert (planning.stage, planning.attempts, planning.retry_at) == ("planning", 2, rfc3339(5.0))
+    assert (completion.stage, completion.attempts, completion.error) == ("completion", 1, "no")
 
 
 def test_what_cleanup_left_behind_is_a_problem_unless_a_log_tells_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from distop.errors import (
     NotFound,
     OperationStartError,
     OutcomeUnknown,
+    PermissionDenied,
     UnknownBehavior,
     WaitTimeout,
 )
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from distop.config import ClientConfig
     from distop.operation import Operation
-    from distop.testing.simulation.scenario import DrainAct, Wish
+    from distop.testing.simulation.scenario import DrainAct, Removal, Wish
 
 AGAIN = 0.3
 """Seconds after which a client tries again what did not work."""
@@ -68,6 +69,30 @@ async def drain_some(config: ClientConfig, drains: tuple[DrainAct, ...]) -> None
     async with Client(config) as client:
         await _connected(client)
         await asyncio.gather(*(_drain(client, wanted) for wanted in drains))
+
+
+async def remove_some(config: ClientConfig, removals: tuple[Removal, ...], over: Callable[[], bool]) -> None:
+    """Remove these tables, one after the other, and add them again. ``over``: nobody waits for anything any more."""
+    async with Client(config) as client:
+        await _connected(client)
+        for wanted in removals:
+            await asyncio.sleep(wanted.after)
+            if await _remove(client, wanted.table, over):
+                await asyncio.sleep(wanted.lasts)
+            record = TableRecord(wanted.table, "parquet", f"/data/{wanted.table}")
+            await _insist(client.add_table, record, check=False)
+
+
+async def _remove(client: Client, table: str, over: Callable[[], bool]) -> bool:
+    while not over():
+        try:
+            await _insist(client.remove_table, table)
+            return True
+        except NotFound:
+            return True  # by a try whose outcome was unknown; or it is not registered yet
+        except NotAllowed:
+            await asyncio.sleep(AGAIN)  # operations run on it
+    return False
 
 
 async def _drain(client: Client, wanted: DrainAct) -> None:
@@ -122,7 +147,7 @@ async def _connected(client: Client) -> None:
         try:
             await client.connect()
             return
-        except EtcdUnavailable:
+        except (EtcdUnavailable, PermissionDenied):
             await asyncio.sleep(AGAIN)
 
 
@@ -141,8 +166,7 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     if operation is None:
         told.refused += 1
         return
-    if told.started.setdefault(request, operation.ref) != operation.ref:
-        told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
+    _begun(told, request, operation)
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:
@@ -153,8 +177,14 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
             told.surprises.append(f"{act.what} of {operation.ref}: {error}")
     await _until_ended(operation, told)
     if wish.rerun and (again := await _rerun(operation, f"{request}-again", wish.rerun, told)) is not None:
-        told.started[f"{request}-again"] = again.ref
+        _begun(told, f"{request}-again", again)
         await _until_ended(again, told)
+
+
+def _begun(told: Told, request: str, operation: Operation) -> None:
+    """A client may be told again what it began, in another life of it; it is told the same."""
+    if told.started.setdefault(request, operation.ref) != operation.ref:
+        told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
 
 
 async def _until_ended(operation: Operation, told: Told) -> None:

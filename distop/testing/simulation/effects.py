@@ -7,6 +7,7 @@ two attempts at a job may ever be at work at once, none without its claim, and n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,6 +60,21 @@ class Effects:
         self._latest: dict[tuple[str, int], Effect] = {}
         self._cleaned: set[tuple[str, int]] = set()
         """Jobs of which nothing is left: not what a checkpoint speaks of either."""
+        self._forsaken: dict[str, float] = {}
+
+    def forsake(self, incarnation: str) -> None:
+        """Its session ends while it cannot know: nothing is promised of what it does beside etcd until it
+        :meth:`knows`. All that others do is judged as ever, and so are checkpoints.
+        """
+        self._forsaken[incarnation] = inf
+
+    def knows(self, incarnation: str, since: float) -> None:
+        """What it begins from then on is judged again."""
+        if incarnation in self._forsaken:
+            self._forsaken[incarnation] = min(since, self._forsaken[incarnation])
+
+    def _counts(self, effect: Effect) -> bool:
+        return effect.begun >= self._forsaken.get(effect.incarnation, 0.0)
 
     def begin(
         self, ref: OperationRef, partition: int, fence: int, incarnation: str, attempt: int, kind: str = "job"
@@ -69,11 +85,11 @@ class Effects:
         self.all.append(effect)
         active = self._active.setdefault((op, partition), [])
         for other in active:
-            if "job" in (kind, other.kind):
+            if "job" in (kind, other.kind) and self._counts(effect) and self._counts(other):
                 text = f"two are at work at once: {other}; {effect}"
                 self._found("two at once", self._keys.claim(ref, partition), text, op, partition)
         active.append(effect)
-        if kind == "job":
+        if kind == "job" and self._counts(effect):
             claim = self._store.get(self._keys.claim(ref, partition))
             if claim is None or claim.mod_revision != fence:
                 what = f"{claim.mod_revision}: {claim.value.decode()}" if claim is not None else "absent"
@@ -112,7 +128,7 @@ class Effects:
     def claim_left(self, ref: OperationRef, partition: int, old: Claim, fence: int) -> None:
         """A claim was given up, reported under or taken over: its job must have stopped."""
         for effect in self._active.get((str(ref), partition), ()):
-            if effect.kind == "job" and effect.fence == fence:
+            if effect.kind == "job" and effect.fence == fence and self._counts(effect):
                 text = f"the claim of {old.incarnation} (attempt {old.attempt}) ended while its job ran: {effect}"
                 self._found("stopped too late", self._keys.claim(ref, partition), text, str(ref), partition)
 

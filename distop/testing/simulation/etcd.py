@@ -18,6 +18,7 @@ from distop.testing.model_store import ModelStore
 from distop.testing.simulation import wire
 from distop.testing.simulation.quorum import Quorum
 from distop.testing.simulation.space import GRANT_COST, Space, put_cost, size_of
+from distop.testing.simulation.users import Users
 from distop.testing.simulation.watching import WatchServer
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class SimEtcd:
         """Renewals of revoked leases are acknowledged, as by old servers (L2)."""
         self.committed: Callable[[int, tuple[Change, ...], str], None] | None = None
         self.watching = WatchServer(self, batch)
+        self.users = Users()
         self._versions: dict[str, list[KeyValue]] = {}
         self._expiring = False
 
@@ -242,6 +244,9 @@ class SimEtcd:
         self.space.size = min(self.space.size, kept)
         return rpc.DefragmentResponse()
 
+    def _authenticate(self, member: Member, request: Any, sender: str) -> Any:
+        return rpc.AuthenticateResponse(token=self.users.authenticate())
+
     def _list_members(self, member: Member, request: Any, sender: str) -> Any:
         return rpc.MemberListResponse(
             members=[
@@ -339,6 +344,7 @@ _ANSWERS: dict[str, Callable[[SimEtcd, Member, Any, str], Any]] = {
     "/etcdserverpb.Lease/LeaseGrant": SimEtcd._grant,
     "/etcdserverpb.Lease/LeaseRevoke": SimEtcd._revoke,
     "/etcdserverpb.Lease/LeaseTimeToLive": SimEtcd._time_to_live,
+    "/etcdserverpb.Auth/Authenticate": SimEtcd._authenticate,
     "/etcdserverpb.Maintenance/Status": SimEtcd._status,
     "/etcdserverpb.Maintenance/Alarm": SimEtcd._alarms,
     "/etcdserverpb.Maintenance/Defragment": SimEtcd._defragment,
@@ -348,5 +354,5 @@ _LOCAL = frozenset(
     {"/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Defragment", "/etcdserverpb.Cluster/MemberList"}
 )
 """What a member answers by itself."""
-_PATIENT = frozenset({"/etcdserverpb.Maintenance/Alarm"})
+_PATIENT = frozenset({"/etcdserverpb.Maintenance/Alarm", "/etcdserverpb.Auth/Authenticate"})
 """What is sent without ``hasleader``, and so waits for a leader for as long as it takes (W8)."""

@@ -1,14 +1,13 @@
-"""The faults of a simulation: how they are drawn, begun and ended. The numbers are those of the fault list that the
-tests follow (F1 answer lost, F2 applied late, F3 frozen, F4 killed, …).
-"""
+"""The faults of a simulation: how they are begun and ended, and what they strike."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_USERS
 from distop.testing.simulation.network import CLOSED, Fate
-from distop.testing.simulation.scenario import Fault
+from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     import random
@@ -19,59 +18,9 @@ if TYPE_CHECKING:
     from distop.testing.simulation.network import Link
     from distop.testing.simulation.quorum import Member
     from distop.testing.simulation.run import Simulation
+    from distop.testing.simulation.scenario import Fault
 
 ALL = ("KV", "Lease", "Watch")
-
-KINDS: dict[str, tuple[int, float, float]] = {
-    # kind: (weight, least and longest duration in seconds)
-    "crash": (10, 0.1, 6.0),  # F4, F27
-    "freeze": (12, 0.05, 9.0),  # F3, F20, F43
-    "stop": (4, 0.1, 4.0),
-    "clock": (2, 0.0, 0.0),  # F20, F40
-    "client-crash": (2, 0.0, 0.0),
-    "client-freeze": (3, 0.1, 5.0),
-    "answers-lost": (8, 0.3, 4.0),  # F1
-    "requests-lost": (4, 0.3, 4.0),
-    "requests-late": (8, 0.3, 4.0),  # F2, F23, F24, F25, F26, F28
-    "errors": (5, 0.3, 3.0),
-    "cut": (6, 0.0, 0.0),  # F7, F9, F11
-    "hole": (6, 0.5, 20.0),  # F7
-    "one-way": (8, 0.5, 8.0),  # F6
-    "late-renewal": (4, 0.5, 6.0),  # F6, F12
-    "refuse": (3, 0.2, 4.0),
-    "leader": (5, 0.2, 3.0),  # F5, F12
-    "member-parted": (4, 0.5, 6.0),  # F5, F18
-    "member-killed": (4, 0.3, 5.0),
-    "quorum": (3, 0.5, 9.0),  # F5, F12
-    "lag": (5, 0.5, 6.0),  # F11, F18
-    "slow-watches": (4, 0.0, 0.0),  # F9
-    "watches-end": (4, 0.0, 0.0),  # F11
-    "watches-refused": (2, 0.2, 1.5),  # F11
-    "compaction": (4, 0.0, 5.0),  # F8
-    "space": (3, 0.5, 4.0),  # F15
-    "late-revocation": (3, 1.0, 8.0),  # F12
-    "renews-revoked": (2, 1.0, 8.0),  # F36
-    "deposed": (3, 0.2, 3.0),  # F13, F36
-    "cut-at-step": (4, 0.0, 0.0),
-    "revoke": (2, 0.0, 0.0),  # L2, F13
-}
-
-
-def draw_faults(
-    chance: random.Random, busy: Sequence[tuple[float, float]], focus: Sequence[str] = ()
-) -> tuple[Fault, ...]:
-    """Up to a dozen, of these kinds alone, if some are named; most of them within one of these times."""
-    kinds = list(focus or KINDS)
-    count = chance.choices((0, 1, 2, 4, 7, 11), (3, 9, 26, 32, 20, 10))[0]
-    some = chance.choices(kinds, [KINDS[kind][0] for kind in kinds], k=max(count, 6) if focus else count)
-    faults = []
-    for kind in some:
-        _, least, longest = KINDS[kind]
-        lasts = least + (longest - least) * chance.random() ** 2
-        begin, end = chance.choice(busy)
-        at = chance.uniform(0.2 if chance.random() < 0.1 else begin, end)
-        faults.append(Fault(kind, at, lasts, tuple(chance.random() for _ in range(4))))
-    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
 class Injector:
@@ -85,7 +34,7 @@ class Injector:
         self.struck: Counter[str] = Counter()
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
-            name: getattr(self, f"_{name.replace('-', '_')}") for name in KINDS
+            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS)
         }
         sim.network.fate = self._fate
 
@@ -167,6 +116,28 @@ class Injector:
 
         process.after(int(fault.aim[3] * 60), freeze)
 
+    def _suspend(self, fault: Fault) -> None:
+        """All of a machine stands still, its guardian and children as well: nobody there keeps a deadline. What was
+        begun before is promised nothing of, if that lasts beyond it (docs/guarantees.md, 2).
+        """
+        machine, loop = self._machine(fault), self._sim.loop
+        process = machine.process
+        if process is None:
+            return
+        self.count["suspend"] += 1
+
+        def suspend() -> None:
+            if machine.process is process and not machine.suspended:
+                self._sim.note(f"all of {machine.name} stands still")
+                machine.suspend()
+                loop.world_at(loop.now + fault.lasts, go_on)
+
+        def go_on() -> None:
+            self._sim.note(f"all of {machine.name} goes on")
+            machine.go_on()
+
+        process.after(int(fault.aim[3] * 60), suspend)
+
     def _stop(self, fault: Fault) -> None:
         machine = self._machine(fault)
         self.count["stop"] += 1
@@ -180,10 +151,14 @@ class Injector:
     def _client_crash(self, fault: Fault) -> None:
         clients = [client for client in self._sim.clients if not client.dead]
         if clients:
-            self.count["client-crash"] += 1
+            self.count[fault.kind] += 1
             client = clients[int(fault.aim[0] * len(clients))]
             self._sim.loop.kill(client)
             self._sim.network.died(client)
+            if fault.kind == "client-again":
+                self._later(fault, lambda: self._sim.run_again(client))
+
+    _client_again = _client_crash
 
     def _client_freeze(self, fault: Fault) -> None:
         clients = [client for client in self._sim.clients if not client.dead]
@@ -352,7 +327,7 @@ class Injector:
     def _watches_refused(self, fault: Fault) -> None:
         self.count["watches-refused"] += 1
         watching = self._sim.etcd.watching
-        watching.refuses = "etcdserver: permission denied"
+        watching.refuses = DENIED
         self._watches_end(fault)
         self._later(fault, lambda: setattr(watching, "refuses", ""))
 
@@ -376,6 +351,21 @@ class Injector:
         space.fill(late=fault.aim[1] if fault.aim[0] < 0.5 else 0.0)
         self._later(fault, space.empty)
 
+    def _tokens(self, fault: Fault) -> None:
+        self.count["tokens"] += 1
+        self._sim.etcd.users.end_tokens()
+
+    def _role(self, fault: Fault) -> None:
+        """Our role is taken away and given back. Watches that stand are left alone."""
+        self.count["role"] += 1
+        etcd = self._sim.etcd
+        etcd.users.denied, etcd.watching.refuses = True, DENIED
+
+        def back() -> None:
+            etcd.users.denied, etcd.watching.refuses = False, ""
+
+        self._later(fault, back)
+
     def _late_revocation(self, fault: Fault) -> None:
         self.count["late-revocation"] += 1
         etcd = self._sim.etcd
@@ -395,9 +385,13 @@ class Injector:
         self._later(fault, lambda: setattr(network, "deposed", False))
 
     def _revoke(self, fault: Fault) -> None:
-        """Somebody revokes a lease by hand: its holder does not know, so what it promises of side effects is off."""
+        """Somebody revokes a lease by hand: its holder does not know, so what it promises of side effects is off, until
+        it does.
+        """
         etcd = self._sim.etcd
         if etcd.leases and etcd.quorum.leader is not None:
             self.count["revoke"] += 1
-            self._sim.lenient = True
-            etcd.end_lease(list(etcd.leases)[int(fault.aim[0] * len(etcd.leases))])
+            lease = list(etcd.leases)[int(fault.aim[0] * len(etcd.leases))]
+            for key in etcd.store.leases[lease]:
+                self._sim.effects.forsake(self._sim.keys.parse(key).id)
+            etcd.end_lease(lease)

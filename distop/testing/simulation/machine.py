@@ -149,6 +149,10 @@ class Machine:
         )  # fmt: skip
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None
+        self.suspended = False
+        self._put_off: list[SimWorker] = []
+        """Those whose guardian would have killed their children, had it not stood still."""
+        self._living: list[Child] = []
         self._starts = 0
         self._children = 0
         self._deadlines: dict[SimWorker, float] = {}
@@ -183,6 +187,8 @@ class Machine:
         self.loop.world_at(self.loop.now, self.network.died, process)
 
     def _make_worker(self, config: WorkerConfig, *, log: Any) -> Any:
+        for former in self.incarnations:
+            self.effects.knows(former, self.loop.now)
         self.incarnations.append(config.incarnation)
         assert self.process is not None
         self.process.label = config.incarnation
@@ -207,6 +213,30 @@ class Machine:
             self.loop.freeze(self.process)
             return self.process
         return None
+
+    def suspend(self) -> None:
+        """Daemon, children and guardian stand still, as on a suspended machine. (Its clocks go on.)"""
+        self.suspended = True
+        for process in self._processes():
+            self.loop.freeze(process)
+
+    def go_on(self) -> None:
+        """The end of :meth:`suspend`: first everything that became due meanwhile, the guardian a little late."""
+        if not self.suspended:
+            return
+        self.suspended = False
+        for process in self._processes():
+            self.loop.thaw(process)
+        put_off, self._put_off = self._put_off, []
+        for worker in put_off:
+            self.effects.knows(worker.config.incarnation, self.loop.now + GUARDIAN_LATE)
+            late = self.chance.uniform(0.0, GUARDIAN_LATE)
+            self.loop.world_at(self.loop.now + late, worker.killed_by_guardian, "deadline")
+
+    def _processes(self) -> list[Process]:
+        self._living = [child for child in self._living if child.alive]
+        daemon = [self.process] if self.process is not None else []
+        return [*daemon, *(child.process for child in self._living)]
 
     @property
     def at_work(self) -> bool:
@@ -234,7 +264,12 @@ class Machine:
         self.loop.world_at(self.loop.now + boottime - self.source.boottime() + late, self._check, worker, boottime)
 
     def _check(self, worker: SimWorker, boottime: float) -> None:
-        if self._deadlines[worker] == boottime:
+        if self._deadlines[worker] != boottime:
+            return
+        if self.suspended:
+            self.effects.forsake(worker.config.incarnation)
+            self._put_off.append(worker)
+        else:
             worker.killed_by_guardian("deadline")
 
     def deadline_of(self, worker: SimWorker) -> float:
@@ -243,7 +278,9 @@ class Machine:
 
     def new_child(self) -> Child:
         self._children += 1
-        return Child(self, self._children)
+        child = Child(self, self._children)
+        self._living.append(child)
+        return child
 
     def completed(self, ref: OperationRef, *told: Any) -> None:
         """Completion code runs."""

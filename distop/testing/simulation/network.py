@@ -209,7 +209,7 @@ class Network:
         """One request, as ``grpc.aio`` makes it."""
         loop = self.loop
         reply: asyncio.Future[Any] = loop.create_future()
-        self._send(link, path, request, reply)
+        self._send(link, path, request, reply, token_of(metadata))
         timer = loop.call_later(timeout, _expire, reply) if timeout is not None else None
         try:
             return await reply
@@ -217,7 +217,7 @@ class Network:
             if timer is not None:
                 timer.cancel()
 
-    def _send(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any]) -> None:
+    def _send(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any], token: str) -> None:
         self.requests += 1
         now = self.loop.now
         if link.refuses or not link.member.up:
@@ -231,7 +231,7 @@ class Network:
         kind = kind_of(path)
         number = self._numbers = self._numbers + 1
         link.calls[number] = reply
-        arrive = functools.partial(self._arrive, link, path, asked, number, fate, link.process.label)
+        arrive = functools.partial(self._arrive, link, path, asked, number, fate, link.process.label, token)
         if fate is not None and fate.error is not None:
             self.loop.world_at(now + self.delay(), _fail, reply, *fate.error)
         if fate is not None and fate.before is None:
@@ -242,11 +242,14 @@ class Network:
         late = fate.before or 0.0 if fate is not None else 0.0
         self.loop.world_at(now + self.delay() + late + put_off, arrive)
 
-    def _arrive(self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str) -> None:
+    def _arrive(
+        self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str, token: str
+    ) -> None:
         member = link.member
         if not member.up:
             return
         error: tuple[str, str] | None = fate.refusal if fate is not None else None
+        error = error or self.etcd.users.refusal(path, token)
         response: Any = None
         if error is None:
             try:
@@ -254,7 +257,7 @@ class Network:
             except StatusError as status:
                 error = (status.code, status.detail)
             except Waits:
-                go_on = functools.partial(self._arrive, link, path, asked, number, fate, sender)
+                go_on = functools.partial(self._arrive, link, path, asked, number, fate, sender, token)
                 member.waiting.append(go_on)
                 return
         self.applied(link.process, path, asked)
@@ -291,7 +294,7 @@ class SimChannel:
         def call(requests: None, *, metadata: Any = None) -> SimStream:
             if self._closed:
                 raise grpc.aio.UsageError("Channel is closed.")
-            return SimStream(self._network, self._link, path)
+            return SimStream(self._network, self._link, path, token_of(metadata))
 
         return call
 
@@ -304,6 +307,11 @@ class SimChannel:
             reply.cancel()
         for stream in list(link.streams):
             stream.cancel()
+
+
+def token_of(metadata: Any) -> str:
+    """The token that a request brings along; "": none."""
+    return str(dict(metadata or ()).get("token", ""))
 
 
 def kind_of(path: str) -> str:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from distop.testing.simulation.references import Reference
     from distop.testing.simulation.run import Report
 
-ACTIONS = ("kill", "freeze", "cut", "stop", "kill-child")
-"""kill -9 of the process; SIGSTOP; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone."""
+ACTIONS = ("kill", "freeze", "cut", "stop", "kill-child", "run-again")
+"""kill -9 of the process; SIGSTOP; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone;
+kill -9 of a client that is then run once more, with the same request ids.
+"""
 MOMENTS = ("before", "done")
 STRUCK = ("exec-", "client-", "operator")
 """Processes that are struck: those that set the scene are not."""
@@ -69,9 +71,14 @@ class Point:
 
     def actions(self) -> tuple[str, ...]:
         """What can be done to the process there."""
-        if self.role != "exec":
-            return ("kill", "freeze", "cut")
-        return ACTIONS if self.busy or self.what.startswith("child:") else ACTIONS[:-1]
+        known = ["kill", "freeze", "cut"]
+        if self.role == "client":
+            known.append("run-again")
+        elif self.role == "exec":
+            known.append("stop")
+            if self.busy or self.what.startswith("child:"):
+                known.append("kill-child")
+        return tuple(known)
 
 
 @dataclass(slots=True)
@@ -164,6 +171,8 @@ class Course:
         elif machine is None:
             self.sim.loop.kill(process)
             self.sim.network.died(process)
+            if blow.action == "run-again":
+                self.sim.loop.world_at(self.sim.loop.now + RESTART, self.sim.run_again, process)
         elif blow.action == "kill-child":
             machine.kill_child()
         else:

@@ -16,13 +16,13 @@ from distop.core import keys as K
 from distop.core.frozen import frozen
 from distop.core.invariants import Checker
 from distop.core.keys import Keys
-from distop.core.model import OperationRef
+from distop.core.model import OperationRef, Spec
 from distop.core.orphans import orphans
 from distop.errors import InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.authors import Authors
-from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, set_up
+from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
 from distop.testing.simulation.courses import Courses
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
@@ -32,11 +32,14 @@ from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
 from distop.testing.simulation.offers import Offers
 from distop.testing.simulation.past import past
+from distop.testing.simulation.promises import broken
+from distop.testing.simulation.registry import Registry
 from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
 from distop.testing.simulation.source import SimSource
 from distop.testing.simulation.stopping import Stopping
 from distop.testing.simulation.unexpected import Listener, listening, told
+from distop.testing.simulation.users import tells_of_users
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -127,30 +130,36 @@ class Simulation:
         """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
         self.breaches: list[Breach] = []
         self.log: list[tuple[float, int, str, str]] = []
-        self.lenient = False
-        """A lease was ended before its time: what is promised of side effects is off."""
         self.told = Told()
         self.clients: list[Process] = []
+        self._numbers: dict[Process, int] = {}
+        """Which of the scenario's clients a process is: one may have several lives."""
+        self._done: set[Process] = set()
         self._operator: Process | None = None
         """Who drains executors."""
         self.machines: list[Machine] = []
         self._checker = Checker(self.keys)
         self._checker.begin(self.etcd.store.listing())
-        self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found_effect)
+        self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found)
         self._authors = Authors(self.keys, self.effects.claim_left, self._found)
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
+        self.registry = Registry(self._found)
         self._courses = Courses()
         self._open: set[str] = set()
         self._accepted: set[str] = set()
+        self._requests: dict[str, str] = {}
+        """Operation → the request that began it."""
         self._ended: dict[str, str] = {}
         self._busy = 0
-        self._janitors = 0
         self._got_on = 0.0
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
         self._history = self.keys.family(K.HISTORY)[0]
-        self._config = ClientConfig(EtcdConfig(addresses, connect_timeout=5.0, read_timeout=None), wanted.namespace)
+        self.etcd.users.enabled = wanted.users
+        user = "worker" if wanted.users else None
+        config = EtcdConfig(addresses, user, user, connect_timeout=5.0, read_timeout=None)
+        self._config = ClientConfig(config, wanted.namespace)
 
     # ------------------------------------------------------------------ checks
 
@@ -165,10 +174,13 @@ class Simulation:
         parsed = list(self._parsed(changes))
         self._stopping.step(revision, parsed, sender)
         self._offers.step(revision, parsed, sender)
+        self.registry.step(parsed)
         self._authors.step(parsed, sender)
         self._courses.step(parsed, sender)
         for change in changes:
             key = change.kv.key
+            if self.etcd.users.enabled and tells_of_users(change.kv.value):
+                self._found("blamed", key, f"for what etcd did not permit: {change.kv.value.decode()}")
             if key.endswith((".state", ".progress")):
                 self._got_on = self.loop.now
             if key.startswith(self._active):
@@ -177,6 +189,8 @@ class Simulation:
                     self._accepted.add(str(self.keys.parse(key).ref))
             elif key.startswith(self._history) and not change.deleted:
                 self._end_of(key, change)
+            elif key.endswith(".spec") and not change.deleted:
+                self._requests[str(self.keys.parse(key).ref)] = Spec.decode(change.kv.value).request_id
 
     def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
         for change in changes:
@@ -196,10 +210,6 @@ class Simulation:
     def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
         self.breaches.append(Breach(kind, self.loop.now, self.etcd.revision, key, text, op, partition))
 
-    def _found_effect(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
-        if not self.lenient or kind == "checkpoint lost":
-            self._found(kind, key, text, op, partition)
-
     def _completed(
         self, ref: OperationRef, verdict: str, total: int, success: int, failed: int, rows: list[dict[str, Any]]
     ) -> None:
@@ -215,19 +225,21 @@ class Simulation:
 
     # --------------------------------------------------------------------- run
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> Process:
+    def _spawn(self, name: str, work: Coroutine[Any, Any, Any], *, waits: bool = True) -> Process:
+        """``waits``: it has to come to its end."""
         process = Process(name)
         context = contextvars.Context()
         context.run(source.set, SimSource(self.loop, random.Random(f"{self.scenario.seed}/{name}")))
         context.run(channels.set, self.network.channel)
-        self._busy += 1
+        self._busy += waits
 
         async def live() -> None:
             try:
                 await work
             except Exception as error:
                 self.loop.troubles.append(f"{name}: {told(error)}")
-            self._busy -= 1
+            self._busy -= waits
+            self._done.add(process)
 
         self.loop.spawn(process, live(), context)
         return process
@@ -246,11 +258,12 @@ class Simulation:
             machine.start()
         self._spawn("set-up", set_up(self._config, wanted.tables))
         for n in range(wanted.clients):
-            wishes = [(number, wish) for number, wish in enumerate(wanted.wishes) if wish.client == n]
-            self.clients.append(self._spawn(f"client-{n}", one_client(self._config, wishes, self.told)))
+            self._begin_client(n)
         if wanted.drains:
             self._operator = self._spawn("operator", drain_some(self._config, wanted.drains))
             self.clients.append(self._operator)
+        if wanted.removals:
+            self._spawn("registrar", remove_some(self._config, wanted.removals, self._over), waits=False)
         self._injector.schedule(wanted.faults)
         try:
             with listening(Listener(self._unexpected)):
@@ -263,6 +276,19 @@ class Simulation:
             self.loop.now, dict(self._injector.struck), self._offering(),
             self._executors(self._courses.claimed), len(self._courses.elected), dict(self._courses.count), self.log,
         )  # fmt: skip
+
+    def _begin_client(self, n: int) -> None:
+        wishes = [(number, wish) for number, wish in enumerate(self.scenario.wishes) if wish.client == n]
+        lives = sum(number == n for number in self._numbers.values())
+        name = f"client-{n}#{lives + 1}" if lives else f"client-{n}"
+        process = self._spawn(name, one_client(self._config, wishes, self.told))
+        self._numbers[process] = n
+        self.clients.append(process)
+
+    def run_again(self, client: Process) -> None:
+        """A client that is gone is run once more, and wants the same under the same request ids."""
+        if client in self._numbers:
+            self._begin_client(self._numbers[client])
 
     def _go(self) -> None:
         self.loop.run(self._all_quiet, self.scenario.calm)
@@ -307,10 +333,10 @@ class Simulation:
                 process.let_be()
                 self.loop.thaw(process)
         for machine in self.machines:
+            machine.go_on()
             machine.start()
         self._stopping.calm()
-        self._janitors = 1
-        self._spawn("janitor", let_go(self._config, self._over, self._left_drained))
+        self._spawn("janitor", let_go(self._config, self._over, self._left_drained), waits=False)
 
     def _left_drained(self) -> tuple[str, ...]:
         """Executors that nobody else will let work again."""
@@ -319,8 +345,8 @@ class Simulation:
         return tuple(sorted({drain.executor for drain in self.scenario.drains}))
 
     def _waiting(self) -> int:
-        """Clients that are not done, the janitor aside."""
-        return self._busy - self._janitors - sum(client.dead for client in self.clients)
+        """Clients that are not done, aside from those that end when the others are."""
+        return self._busy - sum(client.dead and client not in self._done for client in self.clients)
 
     def _over(self) -> bool:
         return not self._open and self._waiting() <= 0
@@ -336,17 +362,11 @@ class Simulation:
 
     def _look_back(self) -> None:
         """What can be judged only in the end."""
-        for request, op in self.told.started.items():
-            if op not in self._accepted:
-                self._found("acknowledged and lost", op, f"{request} was told that {op} began, and it never did", op)
-        for op, state in self.told.ended.items():
-            if self._ended.get(op) != state:
-                self._found("told wrong", op, f"a client was told {state}; the history says {self._ended.get(op)}", op)
+        for kind, op, text in broken(self.told, self._accepted, self._requests, self._ended):
+            self._found(kind, op, text, op)
         for op in sorted(self._accepted - self._ended.keys()):
             if not any(str(self.keys.parse(key).ref) == op for key in self._open):
                 self._found("lost", op, f"{op} was accepted and is gone without a history", op)
-        for text in self.told.surprises:
-            self._found("surprise", "", text)
         for key, text, op in judge(self.etcd.store, self.keys, self.told.reruns):
             self._found("rerun of others", key, text, op)
         if not self._open:

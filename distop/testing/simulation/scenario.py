@@ -72,6 +72,17 @@ class DrainAct:
 
 
 @frozen
+class Removal:
+    """Somebody removes a table as soon as nothing runs on it, from ``after`` on, and adds it again ``lasts`` seconds
+    later.
+    """
+
+    after: float
+    table: str
+    lasts: float
+
+
+@frozen
 class Fault:
     """One fault: its kind, when it begins, how long it lasts, and what it strikes (numbers in [0, 1))."""
 
@@ -100,6 +111,7 @@ class Scenario:
     calm: float = 0.0
     """When the last fault is over."""
     drains: tuple[DrainAct, ...] = ()
+    removals: tuple[Removal, ...] = ()
     election: float = 1.0
     """Seconds of etcd's election timeout."""
     limits: Limits = DEFAULT
@@ -107,6 +119,11 @@ class Scenario:
     past: int = 0
     """Old records in each table's history."""
     history_limit: int = 1000
+
+    @property
+    def users(self) -> bool:
+        """Requests need a token: something is to happen to users."""
+        return any(fault.kind in ("tokens", "role") for fault in self.faults)
 
     @property
     def partitions(self) -> int:
@@ -159,7 +176,7 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
-    from distop.testing.simulation.faults import draw_faults
+    from distop.testing.simulation.faultkinds import draw_faults, draw_further, draw_of_users
 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
@@ -170,6 +187,10 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         wishes = (*wishes, _of_the_cluster(_wish(chance, len(wishes), clients, "noop", (CLUSTER_TABLE,))))
     some = _hosts(chance, wishes, skewed=faults)
     listed = draw_faults(chance, expected(wishes, some), focus) if faults else ()
+    if faults and not focus:
+        busy = expected(wishes, some)
+        besides = (*draw_further(seed, busy), *draw_of_users(seed, busy))
+        listed = tuple(sorted((*listed, *besides), key=lambda fault: fault.at))
     # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
     people = random.Random(f"people/{seed}")
     some = _unable(people, some)
@@ -192,6 +213,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
         drains,
+        _removals(random.Random(f"removals/{seed}"), wishes),
         people.choice((0.2, 0.5, 1.0)),
         _limits(sizes),
         sizes.choice(("", "", "prod")),
@@ -325,6 +347,21 @@ def _insistent(chance: random.Random, wish: Wish) -> Wish:
             acts.append(Act(chance.uniform(0.05, 1.0), "pause-now"))
     rerun = chance.choices(("", "failed", "unfinished"), (70, 20, 10))[0]
     return replace(wish, acts=tuple(acts), rerun=rerun)
+
+
+def _removals(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Removal, ...]:
+    """Only of tables on which nothing is to begin later than its client asks for it (what follows, what is run again):
+    that would be refused for good, and rightly so.
+    """
+    tables = sorted(
+        {wish.table for wish in wishes} - {CLUSTER_TABLE} - {w.table for w in wishes if w.rerun or "follows" in w.arg}
+    )
+    if not tables or chance.random() >= 0.2:
+        return ()
+    return tuple(
+        Removal(chance.uniform(0.0, 6.0), chance.choice(tables), chance.uniform(0.05, 4.0))
+        for _ in range(chance.choice((1, 2, 3)))
+    )
 
 
 def _drains(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[DrainAct, ...]:

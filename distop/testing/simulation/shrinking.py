@@ -163,6 +163,8 @@ def _simpler_worlds(wanted: Scenario) -> Iterator[Scenario]:
         yield replace(wanted, limits=DEFAULT)
     if wanted.past or wanted.namespace:
         yield replace(wanted, past=0, history_limit=1000, namespace="")
+    if wanted.removals:
+        yield replace(wanted, removals=())
     if wanted.fragments:
         yield replace(wanted, fragments=0)
     if any(host.skew for host in wanted.hosts):

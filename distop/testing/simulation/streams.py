@@ -22,11 +22,12 @@ _FINISHED = "RPC already finished."
 class SimStream:
     """One stream, both of its ends. Messages of one direction arrive in order."""
 
-    def __init__(self, network: Network, link: Link, path: str) -> None:
+    def __init__(self, network: Network, link: Link, path: str, token: str = "") -> None:
         self._network = network
         self._loop = network.loop
         self._link = link
         self._path = path
+        self._token = token
         self._kind = path[14 : path.rindex("/")]
         self._received: deque[Any] = deque()
         self._reader: asyncio.Future[Any] | None = None
@@ -152,6 +153,9 @@ class SimStream:
             return
         if not self._taken and etcd.quorum.knows_no_leader(member):
             self.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
+            return
+        if not self._taken and (refused := etcd.users.refusal(self._path, self._token)) is not None:
+            self.fail(failure(*refused))
             return
         self._taken = True
         if not member.led and isinstance(message, rpc.LeaseKeepAliveRequest):
