@@ -23,7 +23,8 @@ from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
 from distop.keeping import kept_with
 from distop.planning import Elsewhere
-from distop.submit import request, submit
+from distop.request import request
+from distop.submit import submit
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
@@ -234,22 +235,12 @@ class Ending:
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
         kept = await kept_with(self._ctx, op, history)
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept)
         seen = await self._run_ops(ref)
         while True:
             counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
             result = await self._ctx.commit(
-                f.finish(
-                    keys,
-                    ref,
-                    self._guard,
-                    op.state_mod,
-                    decision_mod,
-                    counts,
-                    seen.mod_revision if seen is not None else 0,
-                    history,
-                    op.spec.one_at_a_time,
-                    kept,
-                )
+                f.finish(keys, self._guard, counts, seen.mod_revision if seen is not None else 0, [final])
             )
             if result.succeeded:
                 self._log.info("finished as %s", history.state, extra={"operation": str(ref)})

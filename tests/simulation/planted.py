@@ -313,11 +313,11 @@ def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
 def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
     """A start that was refused is begun anew, without a look at who won."""
 
-    async def nothing(etcd: Any, keys: Keys, wanted: Any) -> None:
-        return None
+    async def nothing(etcd: Any, keys: Keys, wanted: Any) -> list[None]:
+        return [None] * len(wanted)
 
     wrap(patch, submit, "_won", lambda *_: False)
-    substitute(patch, submit, "find_request", nothing)
+    substitute(patch, submit, "find_earlier", nothing)
 
 
 @bug("checkpoint lost")
@@ -346,8 +346,8 @@ def clean_up_before_the_history_is_written(patch: Patch) -> None:
     """The finish leaves the history to a later write, which a crash may prevent."""
 
     def later(txn: Txn, given: Any) -> Txn:
-        written = given.keys.history(given.ref)
-        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != written))
+        written = {given.keys.history(one.ref) for one in given.finals}
+        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") not in written))
 
     wrap(patch, f, "finish", later)
 
