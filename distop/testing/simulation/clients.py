@@ -137,12 +137,14 @@ async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     await asyncio.sleep(wish.after)
-    operation = await _start(client, request, wish, told)
+    started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
+    for one in started:
+        if one is not None and told.started.setdefault(request, one.ref) != one.ref:
+            told.surprises.append(f"{request} was told to be {told.started[request]}, and then {one.ref}")
+    operation = started[0]
     if operation is None:
         told.refused += 1
         return
-    if told.started.setdefault(request, operation.ref) != operation.ref:
-        told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:
