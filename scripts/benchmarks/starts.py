@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 
 import distop
 from benchmarks.common import Look, Result, Row, median, say
@@ -47,11 +48,9 @@ def run(starts: int = 800, runs: int = 5) -> Result:
 
 
 async def _measure(endpoint: str, starts: int, runs: int) -> dict[str, list[float]]:
-    clients = [distop.aio.connect(endpoint) for _ in range(CLIENTS)]
-    first = clients[0]
-    try:
-        for client in clients:
-            await client.connect()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(distop.aio.connect(endpoint)) for _ in range(CLIENTS)]
+        first = clients[0]
         await first.etcd.commit(Txn((), (Put(first.keys.behavior(TYPE), Declaration(TYPE).encode()),)))
 
         def of(client: distop.aio.Client) -> Start:
@@ -77,9 +76,6 @@ async def _measure(endpoint: str, starts: int, runs: int) -> dict[str, list[floa
                 told = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in samples.items())
                 say(f"starts {n + 1}/{runs}: {told} a second")
         return samples
-    finally:
-        for client in clients:
-            await client.close()
 
 
 async def _run(client: distop.aio.Client, callers: Sequence[Start], starts: int) -> float:

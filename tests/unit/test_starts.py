@@ -340,6 +340,25 @@ def test_a_group_whose_first_copy_lost_is_dead() -> None:
     run(dead)
 
 
+def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
+    """A late copy of an earlier call with the same id began one of them where the group was to begin: that says nothing
+    of the others.
+    """
+
+    async def one_of_them(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def late(txn: Txn) -> TxnResult:
+            await other.start(wanted(1, "x"))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, late]
+        assert await asyncio.gather(etcd.start(0), etcd.start(1, "x"), etcd.start(2)) == [ref(1), ref(2), ref(3)]
+        assert etcd.args() == {ref(1): 0, ref(2): 1, ref(3): 2}
+
+    run(one_of_them)
+
+
 def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
     async def beaten(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
