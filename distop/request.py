@@ -7,11 +7,11 @@ import math
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import uuid
 from distop.core import keys as K
+from distop.core.frozen import frozen
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES
 from distop.errors import InvalidArgument
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _POLICIES = ("fail_fast", "collect_all")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """What the caller asks for, checked as far as it can be without etcd."""
 

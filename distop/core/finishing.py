@@ -5,10 +5,10 @@ For the rule of one-way guards see ``core.transitions``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
+from distop.core.frozen import frozen
 from distop.core.model import Decision, History, OperationRef, Phase, State
 from distop.core.txn import (
     MAX_OPERATIONS,
@@ -68,7 +68,7 @@ def complete_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Final:
     """How an operation ends: what its finish compares, and what it writes beside the state: the history record, and
     ``kept``, which a rerun needs.
@@ -146,7 +146,7 @@ def finish_together(keys: Keys, finals: Sequence[Final]) -> int:
     return len(finals)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FinishRefused:
     """Why a finish was refused, as far as its failure branch tells."""
 

@@ -8,10 +8,10 @@ exhaustive exploration of a model: leaving one out gave a violation. The failure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
+from distop.core.frozen import frozen
 from distop.core.model import (
     Attempts,
     Cancel,
@@ -55,7 +55,7 @@ CHUNKS_PER_PLAN = 124
 # ---------------------------------------------------------------------- start
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Counters:
     """runOps and nextInstanceId as they were read, with their mod revisions (0: absent)."""
 
@@ -65,7 +65,7 @@ class Counters:
     next_instance_mod: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewOperation:
     """An operation that is to be started. With ``planned`` it brings its own plan and opens at once."""
 
@@ -163,7 +163,7 @@ def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
     return len(new)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FoundInstead:
     """What a start that was refused found where its operation was to begin."""
 
