@@ -19,10 +19,12 @@ from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
+from distop.request import request, text, whoami
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
+from distop.starts import Starts
 from distop.status import alarms, judge, live_nodes, take
-from distop.submit import WRITE_LIMIT, request, submit, text, whoami
+from distop.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -49,6 +51,7 @@ class Client:
         self.config = config
         self._keys = Keys(config.namespace)
         self._etcd = EtcdClient(config.etcd)
+        self._starts = Starts(self._etcd, self._keys)
 
     @property
     def etcd(self) -> EtcdClient:
@@ -93,7 +96,8 @@ class Client:
         retry_attempts: int | None = None,
         submitter: str | None = None,
     ) -> Operation:
-        """Start an operation; it is stored when this returns, whoever dies then.
+        """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
+        time, of one type on one table, share transactions; each is accepted or refused by itself.
 
         ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
         some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
@@ -115,8 +119,7 @@ class Client:
             retry_attempts,
             submitter if submitter is not None else whoami(),
         )
-        ref = await submit(self._etcd, self._keys, wanted)
-        return Operation(self._etcd, self._keys, ref)
+        return Operation(self._etcd, self._keys, await self._starts.start(wanted))
 
     async def rerun(
         self,

@@ -19,11 +19,13 @@ from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
 from distop.core.records import read
 from distop.core.states import Stage
-from distop.core.txn import Get, GetResult
+from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
+from distop.finishes import Finishes
 from distop.keeping import kept_with
 from distop.planning import Elsewhere
-from distop.submit import request, submit
+from distop.request import request
+from distop.submit import submit
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from distop.context import Context
     from distop.core.model import OperationRef
-    from distop.core.txn import Compare, KeyValue, Txn
+    from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView
     from distop.reaping import Call
     from distop.worker.model import CompleteResult
@@ -40,8 +42,6 @@ ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
 ERROR_TEXT = 2_000
 MAX_HISTORY_BYTES = 1024 * 1024
-FORESEEN_FOR = 0.25
-"""Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
 FOLLOW_UP_TIME = 600.0
 """Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
@@ -128,7 +128,7 @@ class Ending:
         """What follows an operation, as far as that is settled, while another part of it has to wait."""
         self._follow_at: dict[OperationRef, float] = {}
         self._ahead: dict[OperationRef, _Outcomes] = {}
-        self._foreseen: dict[OperationRef, tuple[float, asyncio.Task[KeyValue | None]]] = {}
+        self._finishes = Finishes(ctx, guard, reached)
 
     # --------------------------------------------------------------- complete
 
@@ -236,7 +236,7 @@ class Ending:
     ) -> bool:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
         assert op.spec is not None
-        ref, keys = op.ref, self._keys
+        ref = op.ref
         state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
         errors = await self._errors(ref, decision)
         if failure:
@@ -267,32 +267,8 @@ class Ending:
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
         kept = await kept_with(self._ctx, op, history)
-        seen = await self._run_ops(ref)
-        while True:
-            counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
-            result = await self._ctx.commit(
-                f.finish(
-                    keys,
-                    ref,
-                    self._guard,
-                    op.state_mod,
-                    decision_mod,
-                    counts,
-                    seen.mod_revision if seen is not None else 0,
-                    history,
-                    op.spec.one_at_a_time,
-                    kept,
-                )
-            )
-            if result.succeeded:
-                self._log.info("finished as %s", history.state, extra={"operation": str(ref)})
-                await self._reached(result.revision)
-                return True
-            now = result.responses[0]
-            latest = now.kv if isinstance(now, GetResult) else None
-            if latest is None or (seen is not None and latest.mod_revision == seen.mod_revision):
-                return False  # not runOps: the election, the state or the claims are not what they were
-            seen = latest
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept)
+        return await self._finishes.finish(final)
 
     def foresee_completion(self, op: OperationView, total: int) -> None:
         """All jobs have ended, and how each did never changes: have the outcomes of a few ready while the decision is
@@ -305,8 +281,7 @@ class Ending:
         """Forget what was foreseen of all others: they are gone."""
         for ref in self._ahead.keys() - refs:
             self._ahead.pop(ref).close()
-        for ref in self._foreseen.keys() - refs:
-            del self._foreseen[ref]
+        self._finishes.keep(refs)
 
     def _outcomes_of(self, op: OperationView, total: int) -> _Outcomes:
         ref = op.ref
@@ -317,21 +292,8 @@ class Ending:
         return outcomes
 
     def foresee(self, ref: OperationRef) -> None:
-        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run.
-        If it has changed by then, the finish is refused, and its refusal brings it.
-        """
-        clock = time.monotonic()
-        begun, _ = self._foreseen.get(ref, (-FORESEEN_FOR, None))
-        if clock - begun >= FORESEEN_FOR:
-            read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
-            read.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._foreseen[ref] = clock, read
-
-    async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
-        begun, read = self._foreseen.pop(ref, (0.0, None))
-        if read is not None and time.monotonic() - begun < FORESEEN_FOR:
-            return await read
-        return await self._ctx.client.get(self._keys.run_ops(ref.table))
+        """The operation may end soon."""
+        self._finishes.foresee(ref)
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
         failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]

@@ -10,7 +10,8 @@ from distop.core.model import CLUSTER_TABLE, History, State
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotAllowed, NotFound
-from distop.submit import request, submit
+from distop.request import request
+from distop.submit import submit
 
 if TYPE_CHECKING:
     from distop.core.kept import Kept

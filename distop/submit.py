@@ -1,29 +1,28 @@
-"""Starting an operation: what is read and checked, and the race for the next instance number (I39)."""
+"""Starting operations: what is read and checked, and the race for the next instance numbers (I39)."""
 
 from __future__ import annotations
 
 import asyncio
-import getpass
+import copy
 import logging
-import math
-import os
-import socket
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from distop.clock import random, time, uuid
+from distop.clock import random, time
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest, request_digest
-from distop.core.frozen import frozen
-from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, WHOLE, History, OperationRef, Phase, Spec, TableRecord
+from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, TableRecord
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.records import read, word
 from distop.core.txn import Get, GetResult
+from distop.earlier import find_earlier, is_of, running_refs
 from distop.errors import (
+    DistopError,
+    EtcdRejected,
     Incompatible,
     InvalidArgument,
     NotFound,
@@ -32,14 +31,13 @@ from distop.errors import (
     UnknownBehavior,
     UnreadableRecord,
 )
-from distop.reading import readable
 from distop.suggest import command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
-    from distop.core.txn import KeyValue, TxnResult
+    from distop.request import Request
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.client")
@@ -48,7 +46,6 @@ WRITE_LIMIT = 30.0
 """Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
-_POLICIES = ("fail_fast", "collect_all")
 
 
 class Lost(Exception):
@@ -65,99 +62,30 @@ class StartCutOff(asyncio.CancelledError):
         self.request_id = request_id
 
 
-@frozen
-class Request:
-    """What the caller asks for, checked as far as it can be without etcd."""
-
-    type: str
-    table: str
-    arg: bytes
-    partitions: tuple[str, ...] | None
-    request_id: str
-    own_id: bool
-    """The caller chose the request id: the same call may have been made before."""
-    failure_policy: str | None
-    retry_attempts: int | None
-    submitter: str
-    rerun_of: str = ""
-    """The operation of whose partitions these are some."""
+class Apart(Exception):
+    """etcd took none of several starts in one transaction; each may be taken alone."""
 
 
-def whoami() -> str:
-    """Who submits, where the caller does not say: ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+def _never() -> bool:
+    return False
 
 
-def text(value: Any, what: str) -> str:
-    """The value, which must be a text. Raises InvalidArgument."""
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a text, not {value!r}")
-    return value
+@dataclass(slots=True, eq=False)
+class Try:
+    """One request in a try to start it, and what became of that: the operation, or why there is none; Lost and Apart
+    are for whoever tries to act on. ``withdrawn`` tells whether the caller is gone: then it is not sent any more.
+    """
 
+    wanted: Request
+    withdrawn: Callable[[], bool] = _never
+    verdict: OperationRef | Exception | None = None
 
-def seconds(value: Any, what: str) -> float:
-    """The value, which must be a number. Raises InvalidArgument."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise InvalidArgument(f"{what} must be a number of seconds, not {value!r}")
-    return value
-
-
-def request(
-    type_name: str,
-    table: str,
-    arg: bytes,
-    partitions: Sequence[str] | None,
-    request_id: str | None,
-    failure_policy: str | None,
-    retry_attempts: int | None,
-    submitter: str,
-) -> Request:
-    """Raises InvalidArgument."""
-    K.check_type_name(text(type_name, "the operation type"))
-    K.encode(text(table, "the name of a table"))
-    names = _names(partitions)
-    if names is not None and table == CLUSTER_TABLE:
-        raise InvalidArgument(f"an operation on {CLUSTER_TABLE} has one job for everything: name no partitions")
-    if failure_policy is not None and (not isinstance(failure_policy, str) or failure_policy not in _POLICIES):
-        raise InvalidArgument(f"the failure policy {failure_policy!r} must be one of {', '.join(_POLICIES)}")
-    if retry_attempts is not None and (
-        not isinstance(retry_attempts, int) or isinstance(retry_attempts, bool) or retry_attempts < 1
-    ):
-        raise InvalidArgument(f"the number of attempts must be a whole number of at least 1, not {retry_attempts!r}")
-    if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
-        raise InvalidArgument("a request id is a text of 1 to 200 characters")
-    text(submitter, "the submitter")
-    own = request_id is not None
-    identity = request_id if request_id is not None else str(uuid.uuid4())
-    return Request(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter)
-
-
-def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:
-    if partitions is None:
-        return None
-    if isinstance(partitions, str):
-        raise InvalidArgument(f"partitions is a list of names, such as [{partitions!r}]")
-    if not isinstance(partitions, Iterable):
-        raise InvalidArgument(f"partitions is a list of names, not {partitions!r}")
-    names = tuple(partitions)
-    if not names:
-        raise InvalidArgument("the list of partitions is empty: name some, or leave it out for all of them")
-    if not all(isinstance(name, str) and name for name in names):
-        raise InvalidArgument("a partition's name must be a text that is not empty")
-    if len(set(names)) < len(names):
-        twice = next(name for n, name in enumerate(names) if name in names[:n])
-        raise InvalidArgument(f"the partition {twice!r} is named twice")
-    try:
-        size = sum(len(name.encode()) + 3 for name in names)
-    except UnicodeEncodeError:
-        raise InvalidArgument("a partition's name holds a lone surrogate, which is no character") from None
-    if size > MAX_ARGUMENT_BYTES:
-        raise InvalidArgument(f"the names of {len(names)} partitions take {size} bytes; at most 512 KiB are allowed")
-    return names
+    def result(self) -> OperationRef:
+        """The operation. Raises why there is none."""
+        assert self.verdict is not None
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
 
 
 async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
@@ -166,111 +94,241 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
     same request id), EtcdUnavailable; StartCutOff where it is cancelled at the moment that counts.
     """
-    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+    from tenacity import AsyncRetrying, retry_if_exception_type
 
     began = time.monotonic()
-
-    def pause(state: RetryCallState) -> float:
-        return random.uniform(0, min(0.25, 0.004 * 2.0 ** min(state.attempt_number - 1, 10)))
-
     try:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Lost),
-            wait=pause,
-            stop=lambda _: time.monotonic() - began > CONTENTION_LIMIT,
+            wait=lambda state: pause(state.attempt_number),
+            stop=lambda _: overdue(began),
             reraise=True,
         ):
             with attempt:
-                return await _attempt(etcd, keys, wanted)
+                one = Try(wanted)
+                await try_to_start(etcd, keys, [one])
+                return one.result()
     except Lost:
-        raise OperationStartError(
-            f"{wanted.type} on {wanted.table} could not be started within {CONTENTION_LIMIT:g} s, because others start "
-            "and finish operations on it all the time: try again"
-        ) from None
+        raise too_contended(wanted) from None
     raise AssertionError("unreachable")
 
 
-async def _attempt(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
-    run_ops, following, declared, record = await etcd.read(
-        Get(keys.run_ops(wanted.table)),
-        Get(keys.next_instance(wanted.table, wanted.type)),
-        Get(keys.behavior(wanted.type)),
-        Get(keys.table(wanted.table)),
+def pause(tries: int) -> float:
+    """Seconds to wait after so many tries in a row that were lost."""
+    return random.uniform(0, min(0.25, 0.004 * 2.0 ** min(tries - 1, 10)))
+
+
+def overdue(began: float) -> bool:
+    """A start that began then (``time.monotonic``) has lost the race for long enough."""
+    return time.monotonic() - began > CONTENTION_LIMIT
+
+
+def too_contended(wanted: Request) -> OperationStartError:
+    """It always lost the race."""
+    return OperationStartError(
+        f"{wanted.type} on {wanted.table} could not be started within {CONTENTION_LIMIT:g} s, because others start "
+        "and finish operations on it all the time: try again"
     )
-    if wanted.own_id and following.kv is not None and (found := await find_request(etcd, keys, wanted)) is not None:
-        return found
-    declaration = await _declaration(etcd, keys, wanted.type, declared)
-    if record.kv is None and wanted.table != CLUSTER_TABLE:
+
+
+async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+    """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
+
+    What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
+    full; a twin of theirs is in it) are Lost with nothing lost. What holds for the type or the table, and what etcd
+    answers, is told to all that are without a verdict, each with an exception of its own.
+    """
+    try:
+        await _start(etcd, keys, tries)
+    except EtcdRejected as error:
+        _share(tries, Apart(error) if len(tries) > 1 else error)
+    except Exception as error:
+        _share(tries, error)
+    _share(tries, Lost())
+
+
+def _share(tries: Iterable[Try], error: Exception) -> None:
+    """Each gets its own copy but the first: two that are raised at once would write into each other's traceback."""
+    given = False
+    for one in tries:
+        if one.verdict is None:
+            one.verdict = _copy(error) if given else error
+            given = True
+
+
+def _copy(error: Exception) -> Exception:
+    if not isinstance(error, DistopError):
+        return error
+    other = copy.copy(error)
+    other.__cause__, other.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return other
+
+
+def _open(tries: Iterable[Try]) -> list[Try]:
+    return [one for one in tries if one.verdict is None and not one.withdrawn()]
+
+
+async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+    table, type_name = tries[0].wanted.table, tries[0].wanted.type
+    run_ops, following, declared, record = await etcd.read(
+        Get(keys.run_ops(table)),
+        Get(keys.next_instance(table, type_name)),
+        Get(keys.behavior(type_name)),
+        Get(keys.table(table)),
+    )
+    if following.kv is not None and (own := [one for one in tries if one.wanted.own_id]):
+        await _look_back(etcd, keys, own)
+        if not _open(tries):
+            return
+    declaration = await _declaration(etcd, keys, type_name, declared)
+    if record.kv is None and table != CLUSTER_TABLE:
         raise NotFound(
-            f"there is no table {wanted.table!r}: register it with "
-            f"{command('table', 'add', wanted.table, '--format', 'parquet', '--location', 'DIR')}"
+            f"there is no table {table!r}: register it with "
+            f"{command('table', 'add', table, '--format', 'parquet', '--location', 'DIR')}"
         )
-    if declaration.needs_table and wanted.table == CLUSTER_TABLE:
-        raise InvalidArgument(f"{wanted.type} works on a table: name one instead of {CLUSTER_TABLE}")
-    obj = _object(declaration, wanted)
+    if declaration.needs_table and table == CLUSTER_TABLE:
+        raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    objects = _objects(declaration, _open(tries))
+    if not objects:
+        return
     running = catalog.running(run_ops.kv)
-    await _check_conflicts(etcd, keys, wanted, declaration, running)
-    ref = OperationRef(wanted.table, wanted.type, obj, read(word(int), following.kv) if following.kv is not None else 1)
-    seen = t.Counters(running, _mod(run_ops), ref.instance, _mod(following))
-    spec = _spec(wanted, declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None)
-    planned = _whole() if wanted.table == CLUSTER_TABLE else None
-    txn = t.start(keys, ref, seen, spec, wanted.arg, planned)
+    await _check_conflicts(etcd, keys, tries[0].wanted, declaration, running)
+    number = read(word(int), following.kv) if following.kv is not None else 1
+    chosen, behind = _choose(declaration, {one: obj for one, obj in objects.items() if not one.withdrawn()})
+    if not chosen:
+        return
+    table_record = read(TableRecord.decode, record.kv) if record.kv is not None else None
+    new = [
+        t.NewOperation(
+            OperationRef(table, type_name, objects[one], number + n),
+            _spec(one.wanted, declaration, table_record),
+            one.wanted.arg,
+            _whole() if table == CLUSTER_TABLE else None,
+        )
+        for n, one in enumerate(chosen)
+    ]
+    if len(new) > 1:
+        new = new[: t.start_together(keys, new)]
+    chosen = chosen[: len(new)]
+    txn = t.starts(keys, t.Counters(running, _mod(run_ops), number, _mod(following)), new)
     try:
         result = await etcd.commit(txn, deadline=WRITE_LIMIT)
     except OutcomeUnknown as error:
-        raise OutcomeUnknown(
-            f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
-            f"again with request_id={wanted.request_id!r} (--request-id), which starts it only if it was not"
-        ) from error
+        for one in chosen:
+            one.verdict = _unknown(one.wanted, error)
+        return
     except asyncio.CancelledError:
-        raise StartCutOff(wanted.request_id) from None
-    if result.succeeded or _won(result, wanted, ref):
+        raise StartCutOff(tries[0].wanted.request_id) from None
+    instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
+    for one, begun, found in zip(chosen, new, instead, strict=True):
+        one.verdict = _judge(one.wanted, begun, found)
+    for one, first in behind.items():
+        if first in chosen:
+            _told_by_the_first(one, objects[one], first)
+
+
+async def _look_back(etcd: EtcdClient, keys: Keys, own: Sequence[Try]) -> None:
+    """Callers that chose their request ids may have made these calls before."""
+    try:
+        for one, found in zip(own, await find_earlier(etcd, keys, [one.wanted for one in own]), strict=True):
+            one.verdict = found
+    except DistopError as error:
+        if len(own) == 1:
+            raise
+        _share(own, error)
+
+
+def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | None) -> OperationRef | Exception:
+    """``instead``: what was found by a start that was refused."""
+    ref = begun.ref
+    if instead is None:
         return ref
-    current = _get(result, 4)
-    if spec.one_at_a_time and current is not None:
-        holder = OperationRef(ref.table, ref.type, ref.object, read(word(int), current))
-        raise Incompatible(
-            f"{_name(ref)} cannot start while {holder} runs: {wanted.type} runs one at a time"
-            + (" for each object" if obj else "")
-        )
+    try:
+        if _won(instead, wanted, ref):
+            return ref
+    except InvalidArgument as error:
+        return error
+    if begun.spec.one_at_a_time and instead.current is not None:
+        try:
+            return _excluded(ref, OperationRef(ref.table, ref.type, ref.object, read(word(int), instead.current)))
+        except UnreadableRecord as error:
+            return error
     log.debug("start of %s on %s lost the race for instance %d", wanted.type, wanted.table, ref.instance)
-    raise Lost
+    return Lost()
+
+
+def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
+    unknown = OutcomeUnknown(
+        f"whether {wanted.type} on {wanted.table} was started is not known, because etcd stopped answering: call "
+        f"again with request_id={wanted.request_id!r} (--request-id), which starts it only if it was not"
+    )
+    unknown.__cause__ = error
+    return unknown
+
+
+def _objects(declaration: Declaration, tries: Sequence[Try]) -> dict[Try, str]:
+    """Those whose argument fits, with the objects that they work on."""
+    found: dict[Try, str] = {}
+    for one in tries:
+        try:
+            found[one] = _object(declaration, one.wanted)
+        except InvalidArgument as error:
+            one.verdict = error
+    return found
+
+
+def _choose(declaration: Declaration, objects: Mapping[Try, str]) -> tuple[list[Try], dict[Try, Try]]:
+    """Those that may begin at once, in their order; and those behind one of them that excludes them.
+
+    A second one of a request waits for the first, to be found by its id (invariant 14). Where the type excludes itself,
+    or runs one at a time (for each object), the first one goes alone.
+    """
+    chosen: list[Try] = []
+    behind: dict[Try, Try] = {}
+    requests: set[str] = set()
+    first: dict[str, Try] = {}
+    for one, obj in objects.items():
+        if one.wanted.request_id in requests:
+            continue
+        if declaration.instances == "one" and obj in first:
+            behind[one] = first[obj]
+        elif not (chosen and declaration.type_name in declaration.conflicts_with):
+            chosen.append(one)
+            first[obj] = one
+            requests.add(one.wanted.request_id)
+    return chosen, behind
+
+
+def _told_by_the_first(one: Try, obj: str, first: Try) -> None:
+    """What became of the one that excludes it is what it would be told right after it."""
+    ref = OperationRef(one.wanted.table, one.wanted.type, obj, 0)
+    if isinstance(first.verdict, OperationRef):
+        one.verdict = _excluded(ref, first.verdict)
+    elif isinstance(first.verdict, Incompatible):
+        one.verdict = _copy(first.verdict)
+
+
+def _excluded(ref: OperationRef, holder: OperationRef) -> Incompatible:
+    name = f"{ref.type} on {ref.table}" + (f" for {ref.object}" if ref.object else "")
+    return Incompatible(
+        f"{name} cannot start while {holder} runs: {ref.type} runs one at a time"
+        + (" for each object" if ref.object else "")
+    )
 
 
 def _mod(found: GetResult) -> int:
     return found.kv.mod_revision if found.kv is not None else 0
 
 
-def _get(result: TxnResult, position: int) -> KeyValue | None:
-    answer = result.responses[position]
-    return answer.kv if isinstance(answer, GetResult) else None
-
-
-def _won(result: TxnResult, wanted: Request, ref: OperationRef) -> bool:
+def _won(instead: t.FoundInstead, wanted: Request, ref: OperationRef) -> bool:
     """An earlier copy of a refused start was applied: its request id stands in the spec, or in the history (T9)."""
-    spec, history = _get(result, 2), _get(result, 3)
+    spec, history = instead.spec, instead.history
     try:
-        return (spec is not None and _is_of(read(Spec.decode, spec), wanted, ref)) or (
-            history is not None and _is_of(read(History.decode, history), wanted, ref)
+        return (spec is not None and is_of(read(Spec.decode, spec), wanted, ref)) or (
+            history is not None and is_of(read(History.decode, history), wanted, ref)
         )
     except UnreadableRecord:
         return False  # we wrote nothing that we cannot read
-
-
-def _is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
-    """The operation was started by this request. Raises InvalidArgument where its id was used for another one."""
-    if found.request_id != wanted.request_id:
-        return False
-    if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
-        raise InvalidArgument(
-            f"the request id {wanted.request_id!r} has started {ref}, with another argument or other partitions: "
-            "repeat that request as it was, or choose a new id"
-        )
-    return True
-
-
-def _name(ref: OperationRef) -> str:
-    return f"{ref.type} on {ref.table}" + (f" for {ref.object}" if ref.object else "")
 
 
 def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None) -> Spec:
@@ -349,35 +407,3 @@ async def _check_conflicts(
         f"{wanted.type} on {wanted.table} cannot start while {names} {run}: {wanted.type} and "
         f"{' and '.join(excluding)} exclude each other"
     )
-
-
-async def running_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
-    """The operations of a type that run on a table (those that only wait or are being cleaned up are left out)."""
-    idle = (Phase.WAITING.encode(), Phase.CLEANING.encode())
-    return catalog.refs(keys, [kv for kv in await _active(etcd, keys, table, type_name) if kv.value not in idle])
-
-
-async def _active(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[KeyValue]:
-    """Gates and pending keys at one revision: an operation moves between the two, and always has one of them."""
-    ranges = (catalog.type_family(keys, family, table, type_name) for family in (K.OPEN, K.PENDING))
-    return [kv for found in await etcd.read(*(Get(start, end) for start, end in ranges)) for kv in found.kvs]
-
-
-async def find_request(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef | None:
-    """The operation that this request has started before, if any. Raises InvalidArgument where its id was used for
-    another request.
-
-    It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
-    the start fail. Active ones first, then the history, since an operation goes from there to here.
-    """
-    found = catalog.refs(keys, await _active(etcd, keys, wanted.table, wanted.type))
-    for n in range(0, len(found), 100):
-        page = found[n : n + 100]
-        for ref, answer in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
-            if answer.kv is not None and _is_of(read(Spec.decode, answer.kv), wanted, ref):
-                return ref
-    listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, wanted.table, wanted.type), page=100)
-    for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
-        if _is_of(record, wanted, ref := catalog.refs(keys, [kv])[0]):
-            return ref
-    return None

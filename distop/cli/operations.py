@@ -42,8 +42,8 @@ def _check_start(
     retry_attempts: int | None,
 ) -> None:
     """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
+    from distop.request import request
     from distop.schema import encode_argument
-    from distop.submit import request
 
     arg = encode_argument(argument)
     request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "")

@@ -8,14 +8,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
+from distop.core.frozen import frozen
 from distop.core.model import Decision, History, OperationRef, Phase, State
-from distop.core.txn import Compare, Delete, Get, Put, Txn, absent, exists, none_within, unchanged, value_is
+from distop.core.txn import (
+    MAX_OPERATIONS,
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Put,
+    Txn,
+    absent,
+    exists,
+    none_within,
+    unchanged,
+    value_is,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.txn import KeyValue, TxnResult
 
+FINISHES_PER_TXN = 25
+"""Operations that one transaction finishes at most: five compares of each, election and runOps (T1)."""
+FINISH_BYTES_PER_TXN = 1024 * 1024
+"""Of history records and what reruns need; that of one operation alone may be more."""
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
 
@@ -49,53 +68,102 @@ def complete_attempt(keys: Keys, ref: OperationRef, election: Compare, seen_mod:
     )
 
 
-def finish(
-    keys: Keys,
-    ref: OperationRef,
-    election: Compare,
-    state_mod: int,
-    decision_mod: int,
-    run_ops: Mapping[str, int],
-    run_ops_mod: int,
-    history: History,
-    one_at_a_time: bool,
-    kept: Sequence[Put] = (),
-) -> Txn:
-    """The terminal state and the history record, in one transaction (C30); with ``kept``, which a rerun needs.
+@frozen
+class Final:
+    """How an operation ends: what its finish compares, and what it writes beside the state: the history record, and
+    ``kept``, which a rerun needs.
 
     ``decision_mod`` 0: there is no decision, because the behavior has no completion code; deciding and finishing are
     then one step, under the guards of both (a join of two adjacent transactions, so no new interleaving).
     """
+
+    ref: OperationRef
+    state_mod: int
+    decision_mod: int
+    history: History
+    one_at_a_time: bool
+    kept: tuple[Put, ...] = ()
+
+
+def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
+    """The terminal state and the history record, in one transaction (C30); of several operations of one type on one
+    table, all or none, each under the guards that it has alone (a join of adjacent transactions as well).
+
+    The failure branch reads runOps, then the state of each. Raises ValueError for those of several types or tables.
+    """
+    first = finals[0].ref
+    if any((one.ref.table, one.ref.type) != (first.table, first.type) for one in finals):
+        raise ValueError("operations of several types or tables cannot be finished together")
     counts = {t: n for t, n in run_ops.items() if n > 0}
-    counts[ref.type] = counts.get(ref.type, 0) - 1
-    if counts[ref.type] <= 0:
-        del counts[ref.type]
-    decision = keys.of(ref, "decision")
-    guards: tuple[Compare, ...]
-    if decision_mod:
-        guards = (unchanged(decision, decision_mod),)
-    else:
-        guards = _undecided(keys, ref, history.state)
+    counts[first.type] = counts.get(first.type, 0) - len(finals)
+    if counts[first.type] <= 0:
+        del counts[first.type]
     return Txn(
         (
             election,
-            unchanged(keys.of(ref, "state"), state_mod),
-            *guards,
-            absent(keys.history(ref)),
-            unchanged(keys.run_ops(ref.table), run_ops_mod),
+            *(compare for one in finals for compare in _last_seen(keys, one)),
+            unchanged(keys.run_ops(first.table), run_ops_mod),
         ),
         (
-            Put(keys.of(ref, "state"), word(history.state)),
-            Put(keys.history(ref), history.encode()),
-            *kept,
-            Put(keys.run_ops(ref.table), dumps(counts)),
-            *(() if decision_mod else (Delete(keys.gate(ref)),)),
-            *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one_at_a_time else ()),
-            Put(keys.pending(ref), word(Phase.CLEANING)),
+            *(op for one in finals for op in _over_with(keys, one)),
+            Put(keys.run_ops(first.table), dumps(counts)),
         ),
-        (Get(keys.run_ops(ref.table)), Get(keys.of(ref, "state"))),
+        (Get(keys.run_ops(first.table)), *(Get(keys.of(one.ref, "state")) for one in finals)),
         "finish",
     )
+
+
+def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
+    ref, decision = one.ref, keys.of(one.ref, "decision")
+    decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else _undecided(keys, ref, one.history.state)
+    return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
+
+
+def _over_with(keys: Keys, one: Final) -> tuple[Put | Delete, ...]:
+    ref = one.ref
+    return (
+        Put(keys.of(ref, "state"), word(one.history.state)),
+        Put(keys.history(ref), one.history.encode()),
+        *one.kept,
+        *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
+        *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
+        Put(keys.pending(ref), word(Phase.CLEANING)),
+    )
+
+
+def finish_together(keys: Keys, finals: Sequence[Final]) -> int:
+    """How many of these, from the first one on, one transaction finishes: as many as etcd takes (T1, T2), and one at
+    least.
+    """
+    compares, ops, size = 2, 1, 0
+    for n, one in enumerate(finals):
+        written = _over_with(keys, one)
+        compares += len(_last_seen(keys, one))
+        ops += len(written)
+        size += sum(len(op.value) for op in written if isinstance(op, Put))
+        if n and (max(compares, ops) > MAX_OPERATIONS or size > FINISH_BYTES_PER_TXN):
+            return n
+    return len(finals)
+
+
+@frozen
+class FinishRefused:
+    """Why a finish was refused, as far as its failure branch tells."""
+
+    run_ops: KeyValue | None
+    moved: bool
+    """runOps is not what was compared."""
+    gone: tuple[bool, ...]
+    """Of each operation: its state is not what was compared, so it cannot be finished as it was seen."""
+
+
+def finish_refused(refused: TxnResult, run_ops_mod: int, finals: Sequence[Final]) -> FinishRefused:
+    """What the failure branch of :func:`finish` read. Where neither runOps nor a state is another one, it was the
+    election, a decision, or a claim.
+    """
+    run_ops, *states = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses]
+    gone = (kv is None or kv.mod_revision != one.state_mod for kv, one in zip(states, finals, strict=True))
+    return FinishRefused(run_ops, run_ops is not None and run_ops.mod_revision != run_ops_mod, tuple(gone))
 
 
 def _undecided(keys: Keys, ref: OperationRef, verdict: State) -> tuple[Compare, ...]:

@@ -18,6 +18,7 @@ class Limits:
     """A plan of more bytes or chunks is written chunk by chunk, then opened."""
     claims: int = claiming.CLAIMS_PER_TXN
     reports: int = claiming.REPORTS_PER_TXN
+    finishes: int = finishing.FINISHES_PER_TXN
     reaped: int = claiming.CLAIMS_PER_REAP
     cleaned: int = finishing.ORDINALS_PER_CLEAN
     """Ordinals whose keys one page of the cleanup deletes."""

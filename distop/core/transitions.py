@@ -22,14 +22,32 @@ from distop.core.model import (
     State,
 )
 from distop.core.plan import Gate
-from distop.core.txn import Compare, Delete, Get, Operation, Put, Txn, absent, exists, unchanged, value_is
+from distop.core.txn import (
+    MAX_OPERATIONS,
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    exists,
+    unchanged,
+    value_is,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.core.keys import Keys
     from distop.core.plan import Plan
+    from distop.core.txn import KeyValue, TxnResult
 
+START_BYTES_PER_TXN = 1024 * 1024
+"""Of keys and values of operations that are started together; one alone may have more."""
+STARTS_PER_TXN = 31
+"""Operations that one transaction starts at most: four keys of each, and the two counters (T1)."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 124
 
@@ -47,6 +65,16 @@ class Counters:
     next_instance_mod: int
 
 
+@frozen
+class NewOperation:
+    """An operation that is to be started. With ``planned`` it brings its own plan and opens at once."""
+
+    ref: OperationRef
+    spec: Spec
+    arg: bytes
+    planned: tuple[Plan, Sequence[bytes]] | None = None
+
+
 def start(
     keys: Keys,
     ref: OperationRef,
@@ -55,41 +83,99 @@ def start(
     arg: bytes,
     planned: tuple[Plan, Sequence[bytes]] | None = None,
 ) -> Txn:
-    """Submit an operation (I39). With ``planned`` it brings its own plan and opens at once.
+    """Submit an operation (I39): :func:`starts` of this one alone."""
+    return starts(keys, seen, [NewOperation(ref, spec, arg, planned)])
 
-    The failure branch reads runOps, nextInstanceId, this instance's spec and history, and ``.current``: the request
-    id in the spec or the history tells whether an earlier copy of this transaction won. Raises ValueError where the
-    instance is not the next one.
+
+def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
+    """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
+    what is guarded is the same however many they are: both counters as they were read.
+
+    The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
+    (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
+    transaction won. Raises ValueError where the instances are not the next ones, or two of them exclude each other.
     """
-    if ref.instance != seen.next_instance:
-        raise ValueError(f"{ref} cannot be started: the next instance is {seen.next_instance}")
+    first = new[0].ref
+    places = [(one.ref.table, one.ref.type, one.ref.instance) for one in new]
+    if places != [(first.table, first.type, seen.next_instance + n) for n in range(len(new))]:
+        raise ValueError(
+            f"{', '.join(str(one.ref) for one in new)} cannot be started: the next instance is {seen.next_instance}"
+        )
+    alone = [keys.current(first.table, first.type, one.ref.object) for one in new if one.spec.one_at_a_time]
+    if len(set(alone)) < len(alone):
+        raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
     counts = dict(seen.run_ops)
-    counts[ref.type] = counts.get(ref.type, 0) + 1
-    run_ops, following = keys.run_ops(ref.table), keys.next_instance(ref.table, ref.type)
-    current = keys.current(ref.table, ref.type, ref.object)
-    compares = [unchanged(run_ops, seen.run_ops_mod), unchanged(following, seen.next_instance_mod)]
-    ops: list[Operation] = [
-        Put(run_ops, dumps(counts)),
-        Put(following, word(str(ref.instance + 1))),
-        Put(keys.of(ref, "arg"), arg),
-        Put(keys.of(ref, "spec"), spec.encode()),
-        Put(keys.of(ref, "state"), word(State.RUNNING)),
+    counts[first.type] = counts.get(first.type, 0) + len(new)
+    run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
+    reads = [
+        Get(key)
+        for one in new
+        for key in (
+            keys.of(one.ref, "spec"),
+            keys.history(one.ref),
+            keys.current(first.table, first.type, one.ref.object),
+        )
     ]
-    if spec.one_at_a_time:
-        compares.append(absent(current))
-        ops.append(Put(current, word(str(ref.instance))))
-    if planned is None:
-        ops.append(Put(keys.pending(ref), word(Phase.PLANNING)))
-    else:
-        plan, chunks = planned
-        ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
-        ops += [Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), Gate(plan.count).encode())]
     return Txn(
-        tuple(compares),
-        tuple(ops),
-        (Get(run_ops), Get(following), Get(keys.of(ref, "spec")), Get(keys.history(ref)), Get(current)),
+        (
+            unchanged(run_ops, seen.run_ops_mod),
+            unchanged(following, seen.next_instance_mod),
+            *(absent(current) for current in alone),
+        ),
+        (
+            Put(run_ops, dumps(counts)),
+            Put(following, word(str(seen.next_instance + len(new)))),
+            *(put for one in new for put in _begin(keys, one)),
+        ),
+        (Get(run_ops), Get(following), *reads),
         "start",
     )
+
+
+def _begin(keys: Keys, one: NewOperation) -> list[Put]:
+    """What an operation begins with; all of these keys are its own but ``.current``."""
+    ref = one.ref
+    puts = [
+        Put(keys.of(ref, "arg"), one.arg),
+        Put(keys.of(ref, "spec"), one.spec.encode()),
+        Put(keys.of(ref, "state"), word(State.RUNNING)),
+    ]
+    if one.spec.one_at_a_time:
+        puts.append(Put(keys.current(ref.table, ref.type, ref.object), word(str(ref.instance))))
+    if one.planned is None:
+        return [*puts, Put(keys.pending(ref), word(Phase.PLANNING))]
+    plan, chunks = one.planned
+    puts += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
+    return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), Gate(plan.count).encode())]
+
+
+def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
+    """How many of these, from the first one on, one transaction starts: as many as etcd takes (T1, T2), and one at
+    least.
+    """
+    puts, size = 2, 0
+    for n, one in enumerate(new):
+        begun = _begin(keys, one)
+        puts += len(begun)
+        size += sum(len(put.key) + len(put.value) for put in begun)
+        if n and (max(puts, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
+            return n
+    return len(new)
+
+
+@frozen
+class FoundInstead:
+    """What a start that was refused found where its operation was to begin."""
+
+    spec: KeyValue | None
+    history: KeyValue | None
+    current: KeyValue | None
+
+
+def found_instead(refused: TxnResult) -> list[FoundInstead]:
+    """What the failure branch of :func:`starts` read, for each operation in its order."""
+    found = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses[2:]]
+    return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
 
 
 # ----------------------------------------------------------------------- plan

@@ -16,7 +16,9 @@ from distop.client import configure
 from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get
-from distop.submit import find_request, request, submit
+from distop.earlier import find_earlier
+from distop.request import request
+from distop.submit import submit
 from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
 
@@ -273,9 +275,9 @@ async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions
 
 async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
     wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
-    assert await find_request(client.etcd, client.keys, wanted) is None
+    assert await find_earlier(client.etcd, client.keys, [wanted]) == [None]
     ref = await submit(client.etcd, client.keys, wanted)
-    assert await find_request(client.etcd, client.keys, wanted) == ref
+    assert await find_earlier(client.etcd, client.keys, [wanted]) == [ref]
 
 
 async def test_options_of_a_start_override_the_declaration(client: aio.Client, hand: Hand) -> None:

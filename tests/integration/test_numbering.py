@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import distop
 from distop.core.model import TableRecord
 from distop.errors import NotAllowed, NotFound
 from tests.support.contract import dump
@@ -26,9 +27,10 @@ def test_sixteen_clients_start_while_operations_finish(group: Daemons) -> None:
 
     def some(client: int) -> list[tuple[int, str]]:
         ended = []
-        for _ in range(EACH):
-            operation = group.client.start_operation("noop", TABLE, {"jobs": 1})
-            ended.append((operation.instance_id, operation.wait(60).state))
+        with distop.connect(group.endpoint) as own:
+            for _ in range(EACH):
+                operation = own.start_operation("noop", TABLE, {"jobs": 1})
+                ended.append((operation.instance_id, operation.wait(60).state))
         return ended
 
     with ThreadPoolExecutor(CLIENTS) as pool:

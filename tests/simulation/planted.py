@@ -16,7 +16,9 @@ from distop.coordinator import Coordinator
 from distop.core import claiming, decide
 from distop.core import finishing as f
 from distop.core import transitions as t
+from distop.core.codec import dumps
 from distop.core.keys import Keys
+from distop.core.limits import DEFAULT
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
 from distop.store.position import Reopen, WatchPosition
@@ -91,6 +93,21 @@ def planned_in_chunks(wanted: Scenario) -> Scenario:
         faults=(replace(wanted.faults[0], at=1.02, lasts=12.0),),
         calm=13.02,
     )
+
+
+def many_at_once(wanted: Scenario) -> Scenario:
+    """One client wants many small operations at once, which take the same time; of some it has two callers, and some it
+    cancels when they are about to end.
+    """
+    model = replace(wanted.wishes[0], client=0, after=0.5, type="quick", table="a", names=None, rerun="", policy=None)
+    arg = {**model.arg, "partitions": 1, "pace": 0.1, "calls": 0.05, "trouble": 0.0, "chunk": 1000, "follows": False}
+    ends = 0.05 + 0.01 * (wanted.seed % 30)
+    wishes = [
+        replace(model, arg=arg, callers=1 + n % 2, acts=(Act(ends + 0.002 * n, "cancel"),) if n > 5 else ())
+        for n in range(12)
+    ]
+    hosts = tuple(replace(host, types=("quick", "check"), slots=12, unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=tuple(wishes), hosts=hosts, drains=(), limits=DEFAULT)
 
 
 def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
@@ -313,11 +330,46 @@ def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
 def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
     """A start that was refused is begun anew, without a look at who won."""
 
-    async def nothing(etcd: Any, keys: Keys, wanted: Any) -> None:
-        return None
+    async def nothing(etcd: Any, keys: Keys, wanted: Any) -> list[None]:
+        return [None] * len(wanted)
 
     wrap(patch, submit, "_won", lambda *_: False)
-    substitute(patch, submit, "find_request", nothing)
+    substitute(patch, submit, "find_earlier", nothing)
+
+
+# Seldom: several callers have to want the same while another start of theirs is under way.
+@bug("invariant 14", shape=many_at_once)
+def start_a_request_twice_in_one_group(patch: Patch) -> None:
+    """A second call with the same id does not wait until the first one can be found."""
+    former = submit._choose
+
+    def choose(declaration: Any, objects: Any) -> Any:
+        chosen, behind = former(declaration, objects)
+        return [*chosen, *(one for one in objects if one not in chosen and one not in behind)], behind
+
+    substitute(patch, submit, "_choose", choose)
+
+
+@bug("invariant 7")
+def count_one_for_a_group_of_starts(patch: Patch) -> None:
+    def one(txn: Txn, given: Any) -> Txn:
+        key = given.keys.run_ops(given.new[0].ref.table)
+        counts = {**given.seen.run_ops}
+        counts[given.new[0].ref.type] = counts.get(given.new[0].ref.type, 0) + 1
+        ops = (replace(op, value=dumps(counts)) if getattr(op, "key", "") == key else op for op in txn.success)
+        return replace(txn, success=tuple(ops))
+
+    wrap(patch, t, "starts", one)
+
+
+# Seldom: one of several that end at once has to be cancelled just then.
+@bug("invariant 5", "invariant 12", shape=many_at_once, first=137)
+def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
+    def of_the_first(txn: Txn, given: Any) -> Txn:
+        others = {given.keys.of(one.ref, name) for one in given.finals[1:] for name in ("state", "decision", "cancel")}
+        return without(txn, lambda compare: compare.key in others)
+
+    wrap(patch, f, "finish", of_the_first)
 
 
 @bug("checkpoint lost")
@@ -346,8 +398,8 @@ def clean_up_before_the_history_is_written(patch: Patch) -> None:
     """The finish leaves the history to a later write, which a crash may prevent."""
 
     def later(txn: Txn, given: Any) -> Txn:
-        written = given.keys.history(given.ref)
-        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") != written))
+        written = {given.keys.history(one.ref) for one in given.finals}
+        return replace(txn, success=tuple(op for op in txn.success if getattr(op, "key", "") not in written))
 
     wrap(patch, f, "finish", later)
 

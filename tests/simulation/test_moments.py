@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from distop.core import keys as K
 from distop.core.txn import Put, Txn
 from distop.testing.simulation import Simulation
-from distop.testing.simulation.network import Fate
+from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Fault, Wish
+from distop.testing.simulation.scenario import Fault, Wish, plain
 from tests.simulation.test_scenarios import argument, small
 
 
@@ -24,6 +25,11 @@ def incarnations(sim: Simulation) -> list[str]:
         if change.kv.key.startswith(f"{K.NODE}.") and not change.deleted
     ]
     return list(dict.fromkeys(written))
+
+
+def begun(txn: Any) -> int:
+    """How many operations a request would start."""
+    return sum(isinstance(op, Put) and op.key.endswith(".spec") for op in txn.success) if isinstance(txn, Txn) else 0
 
 
 def writes(txn: Txn) -> bool:
@@ -63,6 +69,59 @@ def test_an_operation_that_is_over_before_its_start_is_answered() -> None:
     assert report.breaches == []
     assert sim.told.started == {"request-0": "a/quick/1"}
     assert sim.told.ended == {"a/quick/1": "success"}
+
+
+@pytest.mark.parametrize("late", [0.005, 0.2, 1.0])
+def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
+    """F2: it comes before its repetition, or after it: whichever it is, each request is started once, and told so."""
+    wishes = [Wish(0, 0.5, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(6)]
+    with quietly():
+        sim = Simulation(plain(5, 1, wishes))
+        sent: list[Txn] = []
+        now = [False]
+
+        def sending(process: object, path: str, asked: Any) -> float:
+            now[0] = process is sim.clients[0] and begun(asked) > 1
+            if now[0]:
+                sent.append(asked)
+            return 0.0
+
+        def fate(process: object, path: str) -> Fate | None:
+            lost = now[0] and len(sent) == 1
+            return Fate("late", before=late, silent=True, error=("UNAVAILABLE", CLOSED)) if lost else None
+
+        sim.network.sending, sim.network.fate = sending, fate
+        report = sim.run()
+    assert [begun(txn) for txn in sent] == [5, 5], "the others waited for the first, and went together; and once more"
+    assert sent[0] == sent[1]
+    assert report.breaches == []
+    assert report.courses["group of starts"] == 1
+    assert sim.told.started == {f"request-{n}": f"a/quick/{n + 1}" for n in range(6)}
+
+
+@pytest.mark.parametrize(("done", "started"), [(False, 2), (True, 7)])
+def test_a_client_that_is_killed_with_a_group_under_way(done: bool, started: int) -> None:
+    """All of the group begin or none, and what has begun comes to its end; another client goes on with the numbers."""
+    wishes = [Wish(n // 6, 0.5 + n // 6, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(7)]
+    with quietly():
+        sim = Simulation(replace(plain(5, 1, wishes), clients=2))
+
+        def kill(process: object, asked: Any) -> None:
+            if process is sim.clients[0] and begun(asked) == 5:
+                sim.loop.kill(sim.clients[0])
+                sim.network.died(sim.clients[0])
+
+        def sending(process: object, path: str, asked: Any) -> float:
+            if not done:
+                kill(process, asked)
+            return 0.0
+
+        sim.network.sending, sim.network.applied = sending, lambda process, path, asked: kill(process, asked)
+        report = sim.run()
+    assert sim.clients[0].dead
+    assert report.breaches == []
+    assert sim.told.started == {"request-0": "a/quick/1", "request-6": f"a/quick/{started}"}
+    assert report.ended == started
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -128,19 +128,9 @@ class Hand:
             about.request_id,
             request_digest=about.request_digest,
         )
-        await self._commit(
-            f.finish(
-                self.keys,
-                ref,
-                guard,
-                state.mod_revision,
-                decided.mod_revision if decided else 0,
-                loads(run_ops.value),
-                run_ops.mod_revision,
-                history,
-                about.one_at_a_time,
-            )
-        )
+        decision_mod = decided.mod_revision if decided else 0
+        final = f.Final(ref, state.mod_revision, decision_mod, history, about.one_at_a_time)
+        await self._commit(f.finish(self.keys, guard, loads(run_ops.value), run_ops.mod_revision, [final]))
 
     async def clean(self, ref: OperationRef, incarnation: str) -> None:
         guard = await self.elect(ref, incarnation)

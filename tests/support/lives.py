@@ -44,7 +44,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
-    "pause_now decide decide complete_attempt finish finish finish_at_once clean end resign"
+    "pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
 ).split()
 _RARE = frozenset({"cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"})
 
@@ -64,7 +64,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         world.die(rng.choice(live))
         return None
     if name == "start" and len(operations_) < 2:
-        return world.start(world.next_ref())
+        return world.start(world.next_ref()) if rng.random() < 0.5 else world.starts(2)
     if not live:
         return None
     if name == "elect" and (elected is None or elected.value.decode() not in live):
@@ -84,6 +84,9 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
     if name in ("join", "die", "elect", "resign", "start"):
         return None
+    if name == "finish_all":
+        ended = [one for one in operations_ if world.stage(one) is Stage.COMPLETING]
+        return world.finish_all(ended) if len(ended) > 1 else None
     event = Event(name)
     if event not in states.OPERATION_TABLE[stage]:
         return None

@@ -126,6 +126,12 @@ class World:
     def start(self, ref: OperationRef) -> Txn:
         return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}")
 
+    def starts(self, count: int, objects: Sequence[str] = ()) -> Txn:
+        """So many at once; of these objects, or of none."""
+        seen = self.counters()
+        refs = [OperationRef(TABLE, TYPE, obj, seen.next_instance + n) for n, obj in enumerate(objects or [""] * count)]
+        return t.starts(self.keys, seen, [t.NewOperation(ref, self.spec(ref), b"{}") for ref in refs])
+
     def start_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
         return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}", planned(jobs))
 
@@ -205,21 +211,20 @@ class World:
 
     def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
         seen = self.counters()
-        return f.finish(
-            self.keys,
-            ref,
-            self.election,
-            self.mod(ref, "state"),
-            decision_mod,
-            seen.run_ops,
-            seen.run_ops_mod,
-            self.history(ref),
-            self.one_at_a_time,
-            self.kept,
-        )
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [self._final(ref, decision_mod)])
+
+    def _final(self, ref: OperationRef, decision_mod: int) -> f.Final:
+        history, state_mod = self.history(ref), self.mod(ref, "state")
+        return f.Final(ref, state_mod, decision_mod, history, self.one_at_a_time, self.kept)
 
     def finish(self, ref: OperationRef) -> Txn:
         return self._finish(ref, self.mod(ref, "decision") or 1)
+
+    def finish_all(self, refs: Sequence[OperationRef]) -> Txn:
+        """Of each that is decided, with its decision; of the others at once."""
+        seen = self.counters()
+        finals = [self._final(ref, self.mod(ref, "decision")) for ref in refs]
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, finals)
 
     def finish_at_once(self, ref: OperationRef) -> Txn:
         return self._finish(ref, 0)

@@ -162,11 +162,14 @@ async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     await asyncio.sleep(wish.after)
-    operation = await _start(client, request, wish, told)
+    started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
+    for one in started:
+        if one is not None:
+            _begun(told, request, one)
+    operation = started[0]
     if operation is None:
         told.refused += 1
         return
-    _begun(told, request, operation)
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:

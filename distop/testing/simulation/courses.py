@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from distop.core.keys import ParsedKey
     from distop.core.view import Change
 
-ALL = ("own plan", "chunk", "group of reports", "page of a cleanup", "forgotten history")
+ALL = (
+    "own plan",
+    "chunk",
+    "group of reports",
+    "page of a cleanup",
+    "forgotten history",
+    "group of starts",
+    "group of finishes",
+)
 """Courses that a small operation with the usual limits does not take, and how they are called."""
 
 
@@ -36,13 +44,16 @@ class Courses:
                 what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
                 (gone if change.deleted else put)[what] += 1
             elif key.family == K.HISTORY:
-                if change.deleted and not key.name:
-                    self.count["forgotten history"] += 1
+                if not key.name:
+                    (gone if change.deleted else put)["history"] += 1
             elif not change.deleted:
                 if key.family == K.CLAIM:
                     self.claimed.add(sender)
                 elif key.family == K.COORDINATOR:
                     self.elected.add(sender)
+        self.count["forgotten history"] += gone["history"]
+        self.count["group of starts"] += put["spec"] > 1
+        self.count["group of finishes"] += put["history"] > 1
         self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1

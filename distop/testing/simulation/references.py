@@ -88,6 +88,7 @@ def _undisturbed() -> dict[str, Reference]:
         "a plan of its own": replace(
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
+        "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
         "in chunks and pages": replace(_in_pages(), through=("chunk", "chunk", "plan", "clean", "clean", "end")),
         "a table comes and goes": _reference(
             "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
@@ -137,6 +138,12 @@ def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, table:
     given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
     wish = Wish(0, 0.3, type_name, table, given, None, policy, acts)
     return Reference(plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0))
+
+
+def _alike(count: int, type_name: str) -> tuple[Wish, ...]:
+    """One client wants so many of them at the same time, and they end at the same time."""
+    arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
+    return tuple(Wish(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
 
 
 def _in_pages() -> Reference:

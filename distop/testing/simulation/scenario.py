@@ -59,6 +59,8 @@ class Wish:
     acts: tuple[Act, ...]
     rerun: str = ""
     """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
+    callers: int = 1
+    """So many ask for it at the same time, with the same request id."""
 
 
 @frozen
@@ -198,6 +200,11 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     drains = _drains(people, some)
     sizes = random.Random(f"sizes/{seed}")
     history_limit = sizes.choice((MOST_RECORDS, 1000))
+    limits = _limits(sizes)
+    at_once = random.Random(f"at once/{seed}")
+    wishes = (*wishes, *_at_once(at_once, wishes))
+    if limits != DEFAULT:
+        limits = replace(limits, finishes=at_once.choice((1, 2, DEFAULT.finishes)))
     return Scenario(
         seed,
         some,
@@ -215,7 +222,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         drains,
         _removals(random.Random(f"removals/{seed}"), wishes),
         people.choice((0.2, 0.5, 1.0)),
-        _limits(sizes),
+        limits,
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
         history_limit,
@@ -320,6 +327,30 @@ def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: t
         arg["follows"] = True
     policy = chance.choice((None, None, "fail_fast", "collect_all"))
     return Wish(n % clients, chance.uniform(0, 3), type_name, chance.choice(tables), arg, names, policy, tuple(acts))
+
+
+def _at_once(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """Now and then a client wants several small operations beside one of its own, of the same type on the same table,
+    all at once; or several callers of it want the same one. Half of the time they are alike, and so end at once, too.
+    """
+    if chance.random() >= 0.15:
+        return ()
+    model = chance.choice(wishes)
+    alike = chance.random() < 0.5
+    arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")} | {"partitions": 1}
+    acts = (Act(chance.uniform(0, 1), "cancel"),) if chance.random() < 0.3 else ()
+    more: list[Wish] = []
+    for _ in range(chance.randint(2, 5)):
+        own: dict[str, Any] = {}
+        if not alike:
+            most = 1 if model.table == CLUSTER_TABLE else 3
+            own |= {"seed": chance.randrange(1 << 30), "partitions": chance.randint(1, most)}
+        if "name" in arg:
+            own["name"] = chance.choice(("x", "7", "y.z", "z", "8"))
+        callers = chance.choices((1, 2, 3), (70, 20, 10))[0]
+        done = acts if alike or chance.random() < 0.3 else ()
+        more.append(replace(model, arg=arg | own, names=None, acts=done, rerun="", callers=callers))
+    return tuple(more)
 
 
 def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:

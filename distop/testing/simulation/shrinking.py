@@ -131,6 +131,8 @@ def _simpler_wishes(wish: Wish) -> Iterator[Wish]:
         yield replace(wish, acts=acts)
     if wish.names is not None:
         yield replace(wish, names=None)
+    if wish.callers > 1:
+        yield replace(wish, callers=1)
     partitions = int(wish.arg["partitions"])
     for count in dict.fromkeys((1, partitions // 4, partitions // 2, partitions - 1)):
         if 0 < count < partitions:

@@ -1,0 +1,189 @@
+"""Group commit of finishes: those of one type on one table that become ready while one is being committed go together
+in the next transaction, each under the guards that it has alone.
+
+All of them write runOps, so two that are sent at once would race for it. A finish that finds none under way is sent at
+once; the first of those that waited then commits for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distop.clock import time
+from distop.core import finishing as f
+from distop.core.codec import loads
+from distop.core.txn import KeyValue, Put
+from distop.errors import EtcdRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    from distop.context import Context
+    from distop.core.model import OperationRef
+    from distop.core.txn import Compare, Txn
+
+FORESEEN_FOR = 0.25
+"""Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One that waits. ``answer``: the revision at which it was finished, 0 where it was refused; or None: it is its
+    turn to commit. ``apart``: together with others it was refused, and nothing told why.
+    """
+
+    final: f.Final
+    answer: asyncio.Future[int | None]
+    apart: bool = False
+
+    def settle(self, answer: int | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class Finishes:
+    """Those of one type on one table, under one election (``guard``). ``reached`` waits until the coordinator's view
+    has reached a revision (W11).
+    """
+
+    def __init__(self, ctx: Context, guard: Compare, reached: Callable[[int], Awaitable[None]]) -> None:
+        self._ctx = ctx
+        self._keys = ctx.keys
+        self._guard = guard
+        self._reached = reached
+        self._busy = False
+        self._waiting: deque[_Waiting] = deque()
+        self._foreseen: dict[OperationRef, tuple[float, asyncio.Task[KeyValue | None]]] = {}
+        self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
+        """runOps as it was written here last, and when that was."""
+
+    def foresee(self, ref: OperationRef) -> None:
+        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run.
+        If it has changed by then, the finish is refused, and its refusal brings it.
+        """
+        clock = time.monotonic()
+        begun, _ = self._foreseen.get(ref, (-FORESEEN_FOR, None))
+        if clock - begun >= FORESEEN_FOR:
+            read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
+            read.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._foreseen[ref] = clock, read
+
+    def keep(self, refs: Collection[OperationRef]) -> None:
+        """Forget what was foreseen of all others: they are gone."""
+        for ref in self._foreseen.keys() - refs:
+            del self._foreseen[ref]
+
+    async def finish(self, final: f.Final) -> bool:
+        """Write the terminal state and the history; False: refused, for another reason than runOps."""
+        one = _Waiting(final, asyncio.get_running_loop().create_future())
+        applied: int | None = None
+        if self._busy:
+            self._waiting.append(one)
+            applied = await self._turn(one)
+        if applied is None:
+            self._busy = True
+            try:
+                applied = await self._commit(one)
+            finally:
+                self._hand_over()
+        if applied:
+            state = final.history.state
+            self._ctx.log.info("finished as %s", state, extra={"operation": str(final.ref)})
+            await self._reached(applied)
+        return applied > 0
+
+    async def _turn(self, one: _Waiting) -> int | None:
+        try:
+            return await one.answer
+        except asyncio.CancelledError:
+            if one.answer.done() and not one.answer.cancelled() and one.answer.result() is None:
+                self._hand_over()  # it was told that it is its turn, and does not take it
+            raise
+
+    def _hand_over(self) -> None:
+        while self._waiting:
+            one = self._waiting.popleft()
+            if not one.answer.done():
+                one.settle(None)
+                return
+        self._busy = False
+
+    async def _commit(self, mine: _Waiting) -> int:
+        """Commit this one, with all that wait by the time when it is sent."""
+        seen = await self._run_ops(mine.final.ref)
+        group = [mine]
+        try:
+            while True:
+                self._take(group)
+                finals = [one.final for one in group]
+                counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
+                mod = seen.mod_revision if seen is not None else 0
+                txn = f.finish(self._keys, self._guard, counts, mod, finals)
+                try:
+                    result = await self._ctx.commit(txn)
+                except EtcdRejected:
+                    if len(group) == 1:
+                        raise
+                    group = self._apart(group)
+                    continue
+                if result.succeeded:
+                    self._keep_written(mine.final.ref, txn, result.revision)
+                    for one in group:
+                        one.settle(result.revision)
+                    return result.revision
+                refused = f.finish_refused(result, mod, finals)
+                seen = refused.run_ops or seen
+                gone = [one for one, is_gone in zip(group, refused.gone, strict=True) if is_gone]
+                group = [one for one in group if one not in gone]
+                for one in gone:
+                    one.settle(0)
+                if mine in gone:
+                    return 0
+                if not gone and not refused.moved:
+                    # The election, a decision or the claims are not what they were.
+                    if len(group) == 1:
+                        return 0
+                    group = self._apart(group)
+        finally:
+            # Whoever got no answer commits next.
+            self._waiting.extendleft(one for one in reversed(group) if one is not mine and not one.answer.done())
+
+    def _take(self, group: list[_Waiting]) -> None:
+        """Add those that wait, as many as go in one transaction."""
+        candidates = list(group)
+        if not group[0].apart:
+            for one in self._waiting:
+                if one.apart or len(candidates) >= self._ctx.limits.finishes:
+                    break
+                if not one.answer.done():
+                    candidates.append(one)
+        if len(candidates) > len(group):
+            fit = f.finish_together(self._keys, [one.final for one in candidates])
+            group[:] = candidates[: max(fit, len(group))]
+            self._waiting = deque(one for one in self._waiting if one not in group)
+
+    def _apart(self, group: list[_Waiting]) -> list[_Waiting]:
+        """One of them holds up the others, or etcd takes none of them together: each is committed alone."""
+        for one in group:
+            one.apart = True
+        self._waiting.extendleft(reversed(group[1:]))
+        return group[:1]
+
+    def _keep_written(self, ref: OperationRef, txn: Txn, revision: int) -> None:
+        key = self._keys.run_ops(ref.table)
+        (value,) = (op.value for op in txn.success if isinstance(op, Put) and op.key == key)
+        self._written = time.monotonic(), KeyValue(key, value, revision)
+
+    async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
+        """As it was when it was read or written last, for a first try; a refusal brings it as it is."""
+        begun, read = self._foreseen.pop(ref, (-FORESEEN_FOR, None))
+        at, written = self._written
+        now = time.monotonic()
+        if read is not None and at <= begun and now - begun < FORESEEN_FOR:
+            return await read
+        if written is not None and now - at < FORESEEN_FOR:
+            return written
+        return await self._ctx.client.get(self._keys.run_ops(ref.table))

@@ -1,0 +1,460 @@
+"""Starts of one client that go together, on the model of etcd: each has its own verdict, and what is sent is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from distop.core.codec import dumps, loads
+from distop.core.declaration import Declaration
+from distop.core.invariants import check
+from distop.core.keys import Keys
+from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
+from distop.core.txn import Put, Txn, TxnResult
+from distop.errors import (
+    EtcdRejected,
+    EtcdUnavailable,
+    Incompatible,
+    InvalidArgument,
+    NotFound,
+    OperationStartError,
+    OutcomeUnknown,
+)
+from distop.request import Request, request
+from distop.starts import Starts
+from distop.submit import submit
+from tests.support.modelclient import ModelClient
+
+TABLE = "t"
+KEYS = Keys()
+SCHEMA = {"type": "object", "properties": {"column": {"type": "string"}, "n": {"type": "integer"}}}
+
+
+class Etcd(ModelClient):
+    """With a table and some behaviors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publish("noop", arg_schema=SCHEMA)
+        self.store.apply(Txn((), (Put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode()),)))
+        self.starts = Starts(self, KEYS)  # type: ignore[arg-type]
+
+    def publish(self, name: str, **fields: Any) -> None:
+        self.store.apply(Txn((), (Put(KEYS.behavior(name), Declaration(name, **fields).encode()),)))
+
+    async def start(self, n: int = 0, request_id: str | None = None, type_name: str = "noop", **arg: Any) -> str:
+        return str(await self.starts.start(wanted(n, request_id, type_name, **arg)))
+
+    def args(self) -> dict[str, Any]:
+        """The argument of each operation."""
+        listing = self.store.range("distOp.", "distOp/")
+        return {str(KEYS.parse(kv.key).ref): loads(kv.value)["n"] for kv in listing if kv.key.endswith(".arg")}
+
+    def breaches(self) -> list[str]:
+        return [str(found) for found in check(KEYS, self.store.history)]
+
+
+def wanted(
+    n: int = 0, request_id: str | None = None, type_name: str = "noop", table: str = TABLE, **arg: Any
+) -> Request:
+    return request(type_name, table, dumps({"n": n, **arg}), None, request_id, None, None, "me")
+
+
+def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        etcd = Etcd()
+        answer = await work(etcd)
+        assert etcd.starts._lines == {}
+        assert etcd.breaches() == []
+        return answer
+
+    return asyncio.run(main())
+
+
+def ref(number: int, type_name: str = "noop") -> str:
+    return f"{TABLE}/{type_name}/{number}"
+
+
+def test_a_start_alone_is_a_read_and_a_transaction_and_no_task() -> None:
+    async def alone(etcd: Etcd) -> None:
+        before = asyncio.all_tasks()
+        seen: list[int] = []
+
+        def look(txn: Txn) -> TxnResult:
+            seen.append(len(asyncio.all_tasks() - before))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(look)
+        assert await etcd.start() == ref(1)
+        assert etcd.requests == ["read", "start"]
+        assert seen == [0]
+        assert asyncio.all_tasks() == before
+
+    run(alone)
+
+
+def test_fifty_at_once_are_three_transactions() -> None:
+    async def fifty(etcd: Etcd) -> None:
+        started = await asyncio.gather(*(etcd.start(n) for n in range(50)))
+        assert started == [ref(n) for n in range(1, 51)], "in the order of the calls"
+        assert etcd.numbered() == [1, 31, 18]
+        assert etcd.requests == ["read", "start"] * 3
+        assert etcd.args() == {name: n for n, name in enumerate(started)}
+
+    run(fifty)
+
+
+def test_other_types_and_tables_do_not_wait() -> None:
+    async def others(etcd: Etcd) -> None:
+        etcd.publish("other")
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(hold)
+        slow = asyncio.ensure_future(etcd.start())
+        behind = asyncio.ensure_future(etcd.start())
+        await asyncio.sleep(0)
+        assert await etcd.start(type_name="other") == ref(1, "other")
+        assert not slow.done()
+        assert not behind.done()
+        held.set()
+        # It lost the race for runOps meanwhile, and so the two go together.
+        assert await asyncio.gather(slow, behind) == [ref(1), ref(2)]
+        assert etcd.numbered() == [1, 2]
+
+    run(others)
+
+
+def test_what_is_refused_is_refused_alone_and_in_the_same_words() -> None:
+    async def one_bad(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument) as alone:
+            await etcd.start(7, column=5)
+        first, *answers = await asyncio.gather(
+            etcd.start(0), etcd.start(1), etcd.start(7, column=5), etcd.start(3), return_exceptions=True
+        )
+        assert (first, answers[0], answers[2]) == (ref(1), ref(2), ref(3))
+        assert type(answers[1]) is InvalidArgument
+        assert str(answers[1]) == str(alone.value)
+
+    run(one_bad)
+
+
+def test_what_holds_for_all_is_told_to_each_by_an_exception_of_its_own() -> None:
+    async def no_table(etcd: Etcd) -> None:
+        calls = [etcd.starts.start(wanted(n, table="elsewhere")) for n in range(4)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [NotFound] * 4
+        assert len({id(one) for one in answers}) == 4
+        assert len({str(one) for one in answers}) == 1
+
+    run(no_table)
+
+
+def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
+    async def twins(etcd: Etcd) -> None:
+        started = await asyncio.gather(
+            etcd.start(0), etcd.start(1, "x"), etcd.start(2), etcd.start(1, "x"), etcd.start(3, "y")
+        )
+        assert started == [ref(1), ref(2), ref(3), ref(2), ref(4)]
+        assert etcd.numbered() == [1, 3]
+        answers = await asyncio.gather(
+            etcd.start(0), etcd.start(4, "z"), etcd.start(5, "z"), etcd.start(1, "x"), return_exceptions=True
+        )
+        assert answers[:2] == [ref(5), ref(6)]
+        assert answers[3] == ref(2), "which was started long before"
+        assert type(answers[2]) is InvalidArgument
+        assert f"the request id 'z' has started {ref(6)}, with another argument" in str(answers[2])
+
+    run(twins)
+
+
+def test_one_at_a_time_for_each_object() -> None:
+    async def objects(etcd: Etcd) -> None:
+        etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+        calls = [etcd.start(n, type_name="one", column=column) for n, column in enumerate("abacba")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [f"{TABLE}/one/a/1", f"{TABLE}/one/b/2", f"{TABLE}/one/c/3"]
+        assert [type(answers[n]) for n in (2, 4, 5)] == [Incompatible] * 3
+        for n, column, holder in ((2, "a", 1), (4, "b", 2), (5, "a", 1)):
+            assert str(answers[n]) == (
+                f"one on {TABLE} for {column} cannot start while {TABLE}/one/{column}/{holder} runs: "
+                "one runs one at a time for each object"
+            )
+        assert len(etcd.committed) <= 3
+
+    run(objects)
+
+
+def test_a_type_that_excludes_itself_is_started_once() -> None:
+    async def selfish(etcd: Etcd) -> None:
+        etcd.publish("selfish", conflicts_with=("selfish",))
+        answers = await asyncio.gather(*(etcd.start(n, None, "selfish") for n in range(5)), return_exceptions=True)
+        assert answers[0] == ref(1, "selfish")
+        assert [str(one) for one in answers[1:]] == [
+            f"selfish on {TABLE} cannot start while {ref(1, 'selfish')} runs: selfish and selfish exclude each other"
+        ] * 4
+        assert etcd.numbered() == [1]
+
+    run(selfish)
+
+
+def test_starts_that_bring_their_plan_go_together() -> None:
+    async def planned(etcd: Etcd) -> None:
+        calls = [etcd.starts.start(wanted(n, table=CLUSTER_TABLE)) for n in range(30)]
+        started = await asyncio.gather(*calls)
+        assert started == [OperationRef(CLUSTER_TABLE, "noop", "", n) for n in range(1, 31)]
+        assert etcd.numbered() == [1, 21, 8], "six keys of each"
+
+    run(planned)
+
+
+def test_large_arguments_fill_a_transaction_sooner() -> None:
+    async def large(etcd: Etcd) -> None:
+        await asyncio.gather(*(etcd.start(n, column="x" * 300_000) for n in range(6)))
+        assert etcd.numbered() == [1, 3, 2]
+
+    run(large)
+
+
+def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(6)]
+        await asyncio.sleep(0)
+        for n in (2, 4):
+            calls[n].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3, 5)] == [ref(1), ref(2), ref(3), ref(4)]
+        assert sorted(etcd.args().values()) == [0, 1, 3, 5]
+
+    run(cancelled)
+
+
+def test_who_is_cancelled_while_the_group_reads_is_not_started() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: etcd.requests == ["read", "start", "read"])
+        calls[2].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(3)]
+        assert sorted(etcd.args().values()) == [0, 1, 3]
+
+    run(cancelled)
+
+
+def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, hold]
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        calls[2].cancel()
+        held.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answers[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(4)]
+        assert isinstance(answers[2], asyncio.CancelledError)
+        assert sorted(etcd.args().values()) == [0, 1, 2, 3], "it was sent by then"
+
+    run(cancelled)
+
+
+def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
+    async def cancelled(etcd: Etcd) -> None:
+        etcd.fates.append(lambda _: asyncio.Event().wait())
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(3)]
+        await etcd.until(lambda: bool(etcd.committed))
+        calls[0].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert answers[1:] == [ref(1), ref(2)]
+
+    run(cancelled)
+
+
+def test_an_unknown_outcome_names_each_ones_request() -> None:
+    async def unknown(etcd: Etcd) -> None:
+        def silent(txn: Txn) -> TxnResult:
+            raise OutcomeUnknown("etcd said nothing")
+
+        etcd.fates += [etcd.store.apply, silent]
+        calls = [asyncio.ensure_future(etcd.start(n, f"r{n}")) for n in range(3)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        late = asyncio.ensure_future(etcd.start(3))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[0] == ref(1)
+        for n in (1, 2):
+            assert type(answers[n]) is OutcomeUnknown
+            assert f"call again with request_id='r{n}', which starts it only if it was not" in str(answers[n])
+            assert isinstance(answers[n].__cause__, OutcomeUnknown)
+        assert await late == ref(2)
+        assert await asyncio.gather(etcd.start(1, "r1"), etcd.start(2, "r2")) == [ref(3), ref(4)]
+
+    run(unknown)
+
+
+def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None:
+    """The first copy was not answered, and so the identical transaction was sent again (T9): it is refused, and its
+    failure branch reads that the first has won.
+    """
+
+    async def twice(etcd: Etcd) -> None:
+        def again(txn: Txn) -> TxnResult:
+            assert etcd.store.apply(txn).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates += [again, again]
+        assert await asyncio.gather(*(etcd.start(n) for n in range(4))) == [ref(n) for n in range(1, 5)]
+        assert etcd.numbered() == [1, 3]
+
+    run(twice)
+
+
+def test_a_group_whose_first_copy_lost_is_dead() -> None:
+    """Another client was first, the repetition was refused: the first copy, if it still comes, is refused, too."""
+
+    async def dead(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def beaten(txn: Txn) -> TxnResult:
+            await other.start(wanted(9))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beaten]
+        started = await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        assert sorted(started) == [ref(1), ref(3), ref(4)]
+        assert etcd.numbered() == [1, 1, 2]
+        for txn in etcd.committed:
+            assert not etcd.store.apply(txn).succeeded
+
+    run(dead)
+
+
+def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
+    """A late copy of an earlier call with the same id began one of them where the group was to begin: that says nothing
+    of the others.
+    """
+
+    async def one_of_them(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def late(txn: Txn) -> TxnResult:
+            await other.start(wanted(1, "x"))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, late]
+        assert await asyncio.gather(etcd.start(0), etcd.start(1, "x"), etcd.start(2)) == [ref(1), ref(2), ref(3)]
+        assert etcd.args() == {ref(1): 0, ref(2): 1, ref(3): 2}
+
+    run(one_of_them)
+
+
+def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
+    async def beaten(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        late: list[asyncio.Future[str]] = []
+
+        async def first(txn: Txn) -> TxnResult:
+            await other.start(wanted(9))
+            late.append(asyncio.ensure_future(etcd.start(5)))
+            await asyncio.sleep(0)
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(first)
+        assert await etcd.start() == ref(2)
+        assert await late[0] == ref(3)
+        assert etcd.numbered() == [1, 2]
+
+    run(beaten)
+
+
+def test_one_that_is_held_by_what_runs_does_not_hold_up_the_others() -> None:
+    async def held(etcd: Etcd) -> None:
+        etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
+        await etcd.start(type_name="one", column="a")
+        calls = [etcd.start(n, type_name="one", column=column) for n, column in enumerate("xabc")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(one) for one in answers[:1] + answers[2:]] == [
+            f"{TABLE}/one/{c}/{n}" for n, c in ((2, "x"), (3, "b"), (4, "c"))
+        ]
+        assert f"cannot start while {TABLE}/one/a/1 runs" in str(answers[1])
+
+    run(held)
+
+
+def test_what_etcd_refuses_together_is_tried_apart() -> None:
+    async def small_server(etcd: Etcd) -> None:
+        def too_many(txn: Txn) -> TxnResult:
+            raise EtcdRejected("too many operations in txn request", code="INVALID_ARGUMENT")
+
+        etcd.fates += [etcd.store.apply, too_many]
+        started = await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        assert sorted(started) == [ref(n) for n in range(1, 5)]
+        assert set(etcd.numbered()) == {1}
+
+    run(small_server)
+
+
+def test_where_etcd_does_not_answer_nobody_waits_for_those_before() -> None:
+    async def silent(etcd: Etcd) -> None:
+        def down(txn: Txn) -> TxnResult:
+            raise EtcdUnavailable("etcd did not take the start in the time allowed")
+
+        etcd.fates.append(down)
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        assert type(answers[0]) is EtcdUnavailable
+        assert sorted(answers[1:]) == [ref(1), ref(2)]
+        assert etcd.numbered() == [1, 1]
+
+    run(silent)
+
+
+def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def contended(etcd: Etcd) -> None:
+        def moved(txn: Txn) -> TxnResult:
+            etcd.store.apply(Txn((), (Put(KEYS.run_ops(TABLE), b"{}"),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [moved] * 6
+        answers = await asyncio.gather(etcd.start(0), etcd.start(1), return_exceptions=True)
+        assert [type(one) for one in answers] == [OperationStartError] * 2
+        assert str(answers[1]).startswith("noop on t could not be started within 0 s, because others start")
+
+    monkeypatch.setattr("distop.submit.CONTENTION_LIMIT", 0.0)
+    run(contended)
+
+
+def test_the_end_of_the_loop_leaves_nothing_behind(recwarn: pytest.WarningsRecorder) -> None:
+    async def closed() -> list[asyncio.Task[str]]:
+        etcd = Etcd()
+        etcd.fates += [etcd.store.apply, lambda _: asyncio.Event().wait()]
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        await etcd.until(lambda: len(etcd.committed) == 2)
+        return calls
+
+    calls = asyncio.run(closed())
+    assert calls[0].result() == ref(1)
+    assert all(call.cancelled() for call in calls[1:])
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_start_beside_the_line_is_one_like_any_other() -> None:
+    """A rerun, what follows an operation: they race."""
+
+    async def beside(etcd: Etcd) -> None:
+        alone = submit(etcd, KEYS, wanted(9))  # type: ignore[arg-type]
+        started = await asyncio.gather(alone, *(etcd.start(n) for n in range(10)))
+        assert sorted(int(str(one).rpartition("/")[2]) for one in started) == list(range(1, 12))
+
+    run(beside)
