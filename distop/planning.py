@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distop.core import transitions as t
 from distop.core.digest import plan_digest
 from distop.core.model import Decision, State
-from distop.core.plan import Plan, begin_with
+from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.openop import OpenOperation
 from distop.trying import Elsewhere, failed_attempt
@@ -76,9 +76,8 @@ class Planning:
         limits, size = self._ctx.limits, sum(map(len, planned.chunks))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
-            starts = begin_with(plan, planned.chunks)
             result = await self._ctx.open(
-                OpenOperation(ref, 0, spec, arg, plan, planned.chunks, starts), txn, op.state_mod
+                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks), txn, op.state_mod
             )
             if result.succeeded:
                 await self._reached(result.revision)
