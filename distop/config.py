@@ -15,11 +15,12 @@ import json
 import os
 import socket
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.core import heartbeats
+from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, encode
 from distop.core.limits import DEFAULT, Limits
 from distop.errors import InvalidArgument
@@ -35,7 +36,7 @@ SHORTEST_TTL = 2.0
 """Seconds; etcd grants no shorter lease with its default timings (L7)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientConfig:
     """Where etcd is, who we are there, and the namespace of distop's keys in it."""
 
@@ -43,7 +44,7 @@ class ClientConfig:
     namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExecutorConfig:
     """What an executor daemon is told.
 
@@ -169,7 +170,7 @@ def pairs(value: Any) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setting:
     """How one setting is read. ``read`` raises ValueError with what the value must be. A secret is never shown."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.core import decide
 from distop.core.codec import SCHEMA_VERSION, loads
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
@@ -34,7 +34,7 @@ DECODED_CHUNKS = 4
 """Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Held:
     """A claim of mine: what it says, and its fence (mod revision)."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import from_rfc3339
+from distop.core.frozen import frozen
 from distop.core.model import State
 from distop.errors import OperationCancelled, OperationFailed
 
@@ -30,7 +31,7 @@ def first_line(text: Any) -> str:
     return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperationResult:
     """How an operation ended.
 
@@ -91,7 +92,7 @@ class OperationResult:
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperationStatus:
     """How an operation is doing.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
@@ -12,6 +12,7 @@ from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
@@ -42,7 +43,7 @@ NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm i
 _READS_IN_FLIGHT = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pace:
     """How many jobs have ended since a time (0: not known)."""
 
@@ -50,7 +51,7 @@ class Pace:
     ended: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """What was read of an operation."""
 

@@ -8,7 +8,6 @@ import math
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time, uuid
@@ -18,6 +17,7 @@ from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest, request_digest
+from distop.core.frozen import frozen
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, WHOLE, History, OperationRef, Phase, Spec, TableRecord
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.records import read, word
@@ -54,7 +54,7 @@ class Lost(Exception):
     """Another start or finish on the table came first: read again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """What the caller asks for, checked as far as it can be without etcd."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from distop.core.frozen import frozen
 from distop_behaviors.validate.facts import decimal_of
 
 RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -61,7 +61,7 @@ def family(kind: str) -> str:
     return kind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bound:
     """A bound in a column's unit: an integer with ``scale`` decimal places, a float, or text."""
 

@@ -6,8 +6,10 @@ Types are strings (Spark's names) or tuples: ``("struct", ((name, type), …))``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,7 +23,7 @@ VOID = "void"
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leaf:
     """A column that holds single values. ``kind`` says how its physical values are to be read."""
 
@@ -37,7 +39,7 @@ class Leaf:
     """Some level of its path may be null."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chunk:
     """The statistics of one leaf in one row group. Bounds are physical values, or None where there are none."""
 
@@ -47,7 +49,7 @@ class Chunk:
     high: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileFacts:
     """One file. ``columns`` holds its top-level columns, ``leaves`` those single values outside of lists that were
     asked for, ``chunks`` their statistics, one for each row group that has rows.

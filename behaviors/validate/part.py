@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.bounds import Unfit, canonical, path_value
 from distop_behaviors.validate.expressions import fit
@@ -33,7 +34,7 @@ WHERE = -1
 """Stands for ``where`` among the numbers of checks."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Names:
     """The columns that the argument names: by each check, and by ``where``. Of ``check`` they are known only where
     its expression has been parsed; ``failed`` says of which checks (or of :data:`WHERE`) it could not be.
@@ -191,7 +192,7 @@ def _say(kind: SparkType) -> str:
     return "of a type that Spark does not read" if problem(kind) else ddl(kind)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Resolved:
     """Where the checks look in files of one schema (kept, so that it stays the same object)."""
 

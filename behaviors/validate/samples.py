@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.expressions import any_of, column_at
 from distop_behaviors.validate.report import MAX_TEXT, shorten
@@ -27,7 +27,7 @@ FEW = 1_000
 _AS_IS = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "string")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wish:
     """Samples of one check from one group's files, taken in order: so many rows are known to violate it in them.
 
@@ -42,7 +42,7 @@ class Wish:
     shown: tuple[tuple[str, tuple[str, ...], Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One violating row of a check."""
 

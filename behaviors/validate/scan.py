@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from distop.core.frozen import frozen
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
 from distop_behaviors.validate.failures import plain_path, sentence_of
@@ -33,7 +34,7 @@ _counting: OrderedDict[tuple[Any, ...], tuple[DataFrame, Any]] = OrderedDict()
 _judged: dict[tuple[Any, ...], str | None] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Files to be read with one schema. ``columns`` are those that the checks need, with their types in DDL;
     ``missing`` those that none of the files has; ``partition_columns`` come from the files' paths below ``base``.

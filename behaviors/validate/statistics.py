@@ -7,9 +7,9 @@ the column, which text bounds (cut off by many writers) are not known to be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
 from distop_behaviors.validate.facts import Ambiguous, decimal_of, resolve
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """``verdict`` pass, violated or unknown; ``violations`` exactly, or at least that many."""
 

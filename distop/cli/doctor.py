@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
 from distop.cli import output
 from distop.cli.context import current
+from distop.core.frozen import frozen
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _AT_ONCE = 20
 """Records in one answer: a history record has up to a megabyte."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """``status``: ok, warning (works, with a word), error (something is wrong) or skipped. ``short``: for people, where
     ``text`` says more than a line of theirs holds.

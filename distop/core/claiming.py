@@ -6,10 +6,11 @@ writes nothing. For the rule of one-way guards see ``core.transitions``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import word
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
 from distop.core.txn import (
@@ -42,7 +43,7 @@ REPORTS_PER_TXN = 42
 REPORT_BYTES_PER_TXN = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Want:
     """A job to claim: the claim as seen (``seen_mod`` 0: none) and the claim to write."""
 
@@ -151,7 +152,7 @@ def with_first(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Guarded:
     """Writes under one claim's fence, to be committed alone or in a group (group commit)."""
 

@@ -6,7 +6,6 @@ whose records are of a newer version is left alone (rolling upgrades).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
@@ -14,6 +13,7 @@ from distop.core import claiming
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
 from distop.core.model import Cancel, Decision, State
 from distop.core.states import Stage
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------- coordinator
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MakePlan:
     """Run the behavior's ``partitions()`` in the child, then write chunks and plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Complete:
     """Run the behavior's ``complete_operation`` in the child with this decision, then finish."""
 
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finish:
     """Write the terminal state and the history. ``decision_mod`` 0: decide in the same transaction."""
 
@@ -49,21 +49,21 @@ class Finish:
     decision_mod: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reap:
     """Clean up after these jobs, then delete their claims: (partition, claim's mod revision, dead holder or "")."""
 
     claims: tuple[tuple[int, int, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Commit:
     """Send one transaction and decide again."""
 
     txn: Txn
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Clean:
     """Start what follows, delete the operation's keys in pages, then ``.state`` and pending together."""
 
@@ -71,7 +71,7 @@ class Clean:
     follow_ups: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WakeAt:
     """Nothing to do before this time (seconds since the epoch)."""
 
@@ -169,7 +169,7 @@ def parse_time(text: str) -> float:
 # -------------------------------------------------------------------- executor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Claimable:
     """The jobs of an open operation that may be claimed now, and when more become due."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
+from distop.core.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retry:
     """How unexpected errors are retried: ``attempts`` failures at most, back-off from ``initial`` doubling to
     ``maximum`` seconds, with jitter drawn by the executor.
@@ -33,7 +34,7 @@ class Retry:
         return cls(int(data.get("attempts", 3)), float(data.get("initial", 1.0)), float(data.get("maximum", 60.0)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Declaration:
     """What a behavior publishes at ``distOpBehavior.<type>``, so that a start is checked without its code."""
 
@@ -114,7 +115,7 @@ class Declaration:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rules:
     """How an operation's jobs are run and judged: its behavior's declaration, as it was at the start."""
 

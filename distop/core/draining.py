@@ -6,11 +6,11 @@ earlier request that comes late is refused (T9). An absent key could come back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
+from distop.core.frozen import frozen
 from distop.core.txn import Get, Put, Txn, unchanged
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class NodeState(StrEnum):
     """Asked to drain, and empty: it holds no claim and coordinates nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drain:
     """``distOpNodeDrain.<executor>``. ``drain`` False: it was undone."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ERROR_TOLD = 500
 """Characters of each."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tried:
     """What went wrong in one attempt of a job."""
 
@@ -50,7 +50,7 @@ def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
     return story if len(story) <= ERRORS_TOLD else (story[0], *story[len(story) - ERRORS_TOLD + 1 :])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Claim:
     """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
     incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
@@ -104,7 +104,7 @@ class Claim:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """``<root>.<partition>.outcome``: how a job ended."""
 

@@ -7,10 +7,11 @@ reads the files as they are by then (whoever repairs a file wants to see it judg
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, loads
+from distop.core.frozen import frozen
 from distop.core.model import MAX_ARGUMENT_BYTES, Spec
 from distop.core.records import read
 from distop.core.txn import Get, Put
@@ -28,7 +29,7 @@ MAX_KEPT_JOBS = 50_000
 """More names than a start takes; nobody need look for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kept:
     """What a rerun is made of. ``failed`` and ``unfinished``: names of partitions, in order of their ordinals."""
 

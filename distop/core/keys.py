@@ -8,10 +8,10 @@ matches a longer name (``a`` against ``ab``; the Ignite bug of partition 1 again
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
+from distop.core.frozen import frozen
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
@@ -114,7 +114,7 @@ def check_namespace(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParsedKey:
     """A key taken apart. ``family`` is the first component; the other fields are set as far as the key has them.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from distop.core import claiming, finishing, transitions
+from distop.core.frozen import frozen
 from distop.core.txn import MAX_OPERATIONS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The sizes by which one incarnation divides what it does. The defaults are what etcd takes (T1, T2); smaller ones
     are as good, and take more steps: so the simulator sees with sixty jobs what else takes thousands.

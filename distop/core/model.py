@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from distop.core.codec import MAX_ERROR_TEXT, SCHEMA_VERSION, dumps, loads, shorten
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class OperationRef:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableRecord:
     """``distOpTable.<table>``: where a table is and how to read it."""
 
@@ -130,7 +131,7 @@ class TableRecord:
         return cls.from_json(loads(value))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spec:
     """``<root>.spec``: what never changes about an operation."""
 
@@ -183,7 +184,7 @@ class Spec:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Node:
     """``distOpNode.<incarnation>``: a live executor daemon, on its session's lease."""
 
@@ -232,7 +233,7 @@ class Node:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cancel:
     """``<root>.cancel``: why an operation is being cancelled. ``reason``: user, failed (fail fast), aborted."""
 
@@ -248,7 +249,7 @@ class Cancel:
         return cls(data.get("reason", "user"), data.get("text", ""))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attempts:
     """How often planning (``<root>.planning``) was tried, and what went wrong last."""
 
@@ -272,7 +273,7 @@ class Attempts:
         return cls(int(data.get("attempts", 0)), data.get("error", ""), data.get("retry_at", ""))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """``<root>.decision``: the verdict by the jobs, fixed before the completion code runs (never recounted)."""
 
@@ -326,7 +327,7 @@ class Decision:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class History:
     """``distOpHistory…``: the final record of an operation, written with its terminal state."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
 from distop.core.digest import plan_digest
+from distop.core.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ CHUNK_PAGE = 4
 """Chunks of a plan read at once: an answer has its limit (T2)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionPlan:
     """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns)."""
 
@@ -53,7 +54,7 @@ class PartitionPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Planned:
     """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
     a text that changes when what was planned changes.
@@ -63,7 +64,7 @@ class Planned:
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """``<root>.plan``: written last, after its chunks. ``digest`` covers the chunks' bytes in order (invariant 13)."""
 
@@ -116,7 +117,7 @@ def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
         raise ValueError("has chunks of a form that this release does not know: use a later release") from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gate:
     """``distOpOpen…``: the key's existence is the gate. ``count``: the jobs of the plan behind it, as a hint with which
     those of a small operation are claimed before its plan is read; 0: the plan tells.

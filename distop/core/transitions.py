@@ -8,10 +8,10 @@ exhaustive exploration of a model: leaving one out gave a violation. The failure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
+from distop.core.frozen import frozen
 from distop.core.model import (
     Attempts,
     Cancel,
@@ -37,7 +37,7 @@ CHUNKS_PER_PLAN = 124
 # ---------------------------------------------------------------------- start
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Counters:
     """runOps and nextInstanceId as they were read, with their mod revisions (0: absent)."""
 

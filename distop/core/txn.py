@@ -6,9 +6,11 @@ them), values are bytes. A revision of 0 means "absent", as it does in etcd's ow
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TypeAlias
+
+from distop.core.frozen import frozen
 
 MAX_OPERATIONS = 128
 """etcd's default limit for each list of a transaction: compares, success, failure (T1)."""
@@ -32,7 +34,7 @@ class Relation(IntEnum):
     NOT_EQUAL = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Compare:
     """One condition. With ``range_end`` it must hold for every key in ``[key, range_end)`` (T5)."""
 
@@ -70,7 +72,7 @@ def value_is(key: str, value: bytes) -> Compare:
     return Compare(key, Target.VALUE, Relation.EQUAL, value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Put:
     """Write a key. ``lease`` 0: no lease."""
 
@@ -79,7 +81,7 @@ class Put:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Delete:
     """Delete a key, or with ``range_end`` every key in ``[key, range_end)``."""
 
@@ -87,7 +89,7 @@ class Delete:
     range_end: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Get:
     """Read a key, or with ``range_end`` up to ``limit`` keys in ``[key, range_end)`` (0: all of them)."""
 
@@ -98,7 +100,7 @@ class Get:
     count_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Txn:
     """If all ``compares`` hold then ``success`` else ``failure``; may be nested as an operation."""
 
@@ -112,7 +114,7 @@ class Txn:
 Operation: TypeAlias = Put | Delete | Get | Txn
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeyValue:
     """A key as etcd returns it. ``value`` is empty for a ``keys_only`` read."""
 
@@ -124,19 +126,19 @@ class KeyValue:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PutResult:
     """A put was done."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeleteResult:
     """How many keys a delete removed."""
 
     deleted: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GetResult:
     """What a read found; ``more`` says that ``limit`` cut it, ``count`` is the number of keys in the range."""
 
@@ -150,7 +152,7 @@ class GetResult:
         return self.kvs[0] if self.kvs else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TxnResult:
     """etcd's answer to a transaction; ``responses`` follow the order of the branch that was taken.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from distop.core.frozen import frozen
 
 RECOMMENDED = {(3, 5): (3, 5, 33), (3, 6): (3, 6, 14), (3, 7): (3, 7, 1)}
 """By minor version, the first release without a known defect that matters here."""
@@ -22,7 +23,7 @@ OLDEST = (3, 4)
 OLDEST_JAVA = 17
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Judgement:
     """``level``: ok, warning (works, with a word) or error (not to be used); ``text`` says why and what to do."""
 

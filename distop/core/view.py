@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
 from distop.core.draining import Drain
+from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, Plan
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """One event: what was put, or (``deleted``) the key that is gone."""
 
@@ -36,7 +37,7 @@ class Change:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Seen(Generic[T]):
     """A value with the mod revision at which it was written."""
 

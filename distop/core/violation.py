@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from distop.core.frozen import frozen
 
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14)
 """The invariants that a history can show."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Violation:
     """The number of the invariant, the revision that broke it, the key, what is wrong, and (``story``) the last events
     of the key: of its operation, and of the job where it is about one.

@@ -5,17 +5,17 @@ that fails, again and again, until the time for connecting is over.
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from distop.store.config import EtcdConfig
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Certificates:
     """The contents of the files; None where there is none."""
 

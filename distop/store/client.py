@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distop.clock import time
+from distop.core.frozen import frozen
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
 from distop.store import diagnose, versions
 from distop.store import transport as wire
@@ -42,7 +42,7 @@ PAGE = 1_000
 _warned: set[str] = set()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listing:
     """A range as it was at ``revision``: watch from the next one (W1)."""
 
@@ -50,7 +50,7 @@ class Listing:
     kvs: tuple[KeyValue, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Member:
     """A member of the etcd cluster."""
 
@@ -61,7 +61,7 @@ class Member:
     learner: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerStatus:
     """What the member in use says of itself. Sizes are bytes; 0 or empty where it did not say.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoint:
     """One etcd member's client address. ``secure`` is None where the text named no scheme."""
 
@@ -55,7 +56,7 @@ def split_endpoints(text: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(piece.strip() for part in parts for piece in part.split(",") if piece.strip())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EtcdConfig:
     """Where etcd is and who we are there.
 

@@ -5,9 +5,9 @@ etcd says the important part in the detail string, so both are looked at. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from distop.core.frozen import frozen
 from distop.errors import Compacted, EtcdRejected, LeaseNotFound, PermissionDenied
 
 
@@ -20,7 +20,7 @@ class Fate(Enum):
     FINAL = "certainly not applied, and a repetition would be refused as well"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """A failed request: ``code`` is the gRPC status name, ``detail`` etcd's own words.
 

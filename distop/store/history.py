@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.clock import time
+from distop.core.frozen import frozen
 from distop.core.view import Change
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store.position import Batch, Reopen, WatchPosition
@@ -36,7 +36,7 @@ _PAUSE = (0.1, 2.0)  # seconds of back-off between streams, first and longest
 _REFUSALS = 3  # streams that etcd refused in a row, without one that it served
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Beginning:
     """The replay begins (anew) with the content at ``revision``: what happened up to it is compacted. ``lost``: the
     first revision that was not told.
@@ -47,7 +47,7 @@ class Beginning:
     kvs: tuple[KeyValue, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Revision:
     """All that one revision did to the range."""
 
@@ -55,7 +55,7 @@ class Revision:
     changes: tuple[Change, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CaughtUp:
     """Everything up to ``revision`` was told, the newest when reading began."""
 

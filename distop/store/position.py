@@ -5,14 +5,15 @@ The stream's I/O is in ``watch``; the decisions are here, so that they can be te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from distop.core.frozen import frozen
 
 if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """One change of a key. For a deletion ``deleted`` is true, ``kv.value`` is empty and ``kv.mod_revision`` is the
     revision of the deletion.
@@ -22,7 +23,7 @@ class Event:
     deleted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Batch:
     """What is applied as a whole (W4): afterwards the view is the range's content at ``revision``.
 
@@ -35,7 +36,7 @@ class Batch:
     listing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Response:
     """What matters of a watch response; ``revision`` is the header's."""
 
@@ -48,14 +49,14 @@ class Response:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Relist:
     """The watch cannot go on from its position (compaction, W6): list again and watch from there."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reopen:
     """The server ended this watch: open another one at the position. ``refused``: it never began (W7)."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from distop.core.frozen import frozen
 from distop.core.keys import OP
 from distop.errors import EtcdRejected, EtcdUnavailable, PermissionDenied
 from distop.store import certificates
@@ -58,7 +59,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 _HAS_LEADER = ("hasleader", "true")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Method(Generic[Request, Response]):
     """One of etcd's methods. ``leader``: refuse where there is none. ``auth``: send the token."""
 

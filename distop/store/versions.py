@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from distop.core.frozen import frozen
 
 RECOMMENDED = ((3, 5, 33), (3, 6, 14), (3, 7, 1))
 """The least good release of each line."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """``refused``: why this server must not be used; ``warning``: what to know of it. Empty: nothing to say."""
 

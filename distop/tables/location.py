@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Location:
     """An opened location. ``filesystem`` is None for local paths, else pyarrow's; ``root`` is the path in it."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _TYPE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Options:
     """``group_bytes`` and ``group_files`` bound a group of files in a folder without partitions;
     ``partition_types`` gives partition columns a Spark type (they are text otherwise).

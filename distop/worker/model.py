@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
+from distop.core.frozen import frozen
 from distop.errors import DistopError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from distop.worker.protocol import Kind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerConfig:
     """How the child is run."""
 
@@ -44,7 +45,7 @@ class WorkerConfig:
     """Added to the child's environment."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobItem:
     """One job to run: ``partition`` is PartitionPlan.to_json(), ``fence`` the claim's mod revision."""
 
@@ -61,7 +62,7 @@ class JobItem:
         return (self.partition, self.attempt, self.fence, self.progress)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunRequest:
     """Jobs of one operation for one slot: one after the other, or as one batch."""
 
@@ -81,7 +82,7 @@ class RunRequest:
     the request arrived there (Worker.set_deadline); 0: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobEnded:
     """How a job ended. Times are seconds since the epoch.
 
@@ -100,7 +101,7 @@ class JobEnded:
     finished: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanResult:
     """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version; and how many of the
     partitions left their file list in the shared directory."""
@@ -111,7 +112,7 @@ class PlanResult:
     spilled: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompleteResult:
     """What complete_operation gave: its report; ``failure`` where it raised OperationFailed; the operations to
     start next, each {type, table, arg, partitions}.
@@ -133,7 +134,7 @@ class WorkerError(DistopError):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Death:
     """The end of a child, after which none of its processes is left.
 

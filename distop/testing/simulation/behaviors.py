@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from distop.core.declaration import Declaration, Retry
+from distop.core.frozen import frozen
 from distop.core.plan import PartitionPlan, chunked
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TYPES: Mapping[str, Declaration] = {
 name begins like another's; and one that is started on no table as well."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Script:
     """How one attempt goes: ``steps`` of ``step`` seconds each, then ``end``. ``stubborn``: it does not stop."""
 

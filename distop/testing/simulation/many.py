@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distop.core.frozen import frozen
 from distop.testing.simulation import courses
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.scenario import scenario
@@ -33,7 +34,7 @@ MEASURED = {
 """What is told of each outcome, and how it is called."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """What is kept of a run. ``stories``: one for each of the first breaches."""
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.core import keys as K
+from distop.core.frozen import frozen
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.store.client import EtcdClient
@@ -44,7 +45,7 @@ STRUCK = ("exec-", "client-", "operator")
 """Processes that are struck: those that set the scene are not."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Point:
     """The ``number``-th point of a run: whose it is, and what it does. ``busy``: its child is at work then."""
 

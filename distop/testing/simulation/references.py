@@ -7,9 +7,10 @@ is there for; that it comes to pass is tested, because a change elsewhere can le
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from distop.core.frozen import frozen
 from distop.core.limits import Limits
 from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
@@ -29,7 +30,7 @@ PLAN_OF_CHUNKS = f"plan: {_OPENS}, put distOpOpen, put plan"
 its chunks."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Opening:
     """A strike that is part of a run: at the first point whose name begins with ``step``, ``moment`` it is done.
     ``away``: seconds until the daemon is started again.
@@ -41,7 +42,7 @@ class Opening:
     away: float = LONG
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reference:
     """One run. ``through``: the beginnings of names of points that it goes through after its opening, in order."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.core.codec import loads
+from distop.core.frozen import frozen
 from distop.core.jobs import JobState
 from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, State
 from distop.testing.simulation import behaviors
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distop.testing.model_store import ModelStore
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rerun:
     """What a client asked for: the partitions of ``op`` that are ``failed``, or ``unfinished`` as well. ``again``: the
     operation that this began; "": it was refused, and ``why``.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import source
 from distop.config import ClientConfig
 from distop.core import keys as K
+from distop.core.frozen import frozen
 from distop.core.invariants import Checker
 from distop.core.keys import Keys
 from distop.core.model import OperationRef
@@ -50,7 +51,7 @@ after 300 s feeds are listed anew, which would mend what was lost of them.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Breach:
     """Something that must not be: ``kind`` names the guarantee; ``op`` and ``partition`` (-1) what it is about."""
 

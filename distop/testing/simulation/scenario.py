@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.behaviors import TYPES
@@ -23,7 +24,7 @@ SHORTEST, LONGEST = 0.5, 20.0
 """Seconds that an operation is expected to take, at least and at most, where faults are drawn for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Host:
     """One executor. ``skew``: how far its wall clock is wrong, in seconds. ``unable``: types that it offers, and turns
     out not to be able to run.
@@ -36,7 +37,7 @@ class Host:
     unable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Act:
     """What a client does to the operation that it started, ``after`` seconds later."""
 
@@ -44,7 +45,7 @@ class Act:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wish:
     """An operation that a client wants."""
 
@@ -60,7 +61,7 @@ class Wish:
     """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrainAct:
     """Somebody drains an executor, and lets it work again ``lasts`` seconds later, or (``waits``) once it is empty."""
 
@@ -70,7 +71,7 @@ class DrainAct:
     waits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """One fault: its kind, when it begins, how long it lasts, and what it strikes (numbers in [0, 1))."""
 
@@ -80,7 +81,7 @@ class Fault:
     aim: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scenario:
     """All that a run depends on."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.core.frozen import frozen
 from distop.core.limits import DEFAULT
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.story import describe, replay
@@ -23,7 +24,7 @@ TRIES_AT_ONCE = 100
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shrunk:
     """``scenario`` breaches ``kind``; ``complete``: nothing more can be left out of it, by the means that there are."""
 

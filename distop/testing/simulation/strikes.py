@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from distop.core.frozen import frozen
 from distop.testing.simulation.points import ACTIONS, MOMENTS, Blow, Course, discover
 from distop.testing.simulation.references import references
 from distop.testing.simulation.run import Breach, quietly
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     moment: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Strike:
     """A reference run that is struck at its ``number``-th point."""
 
@@ -46,7 +46,7 @@ class Strike:
         return f"scripts/simulate --strike {shlex.quote(self.reference)} {self.number} {self.action} {self.moment}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Struck:
     """How a strike went. ``stories``: of its first breaches; ``seconds``: of processor time."""
 
@@ -55,7 +55,7 @@ class Struck:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listed:
     """All strikes there are, by kind. ``points``: of all runs."""
 
