@@ -12,7 +12,7 @@ from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distop.capability import Capability
     from distop.config import ExecutorConfig
@@ -72,9 +72,10 @@ class Context:
                 self.lost.result()
             raise
 
-    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
+    async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         """Write a small operation's plan; where this node's executor takes jobs of it at once, these are claimed in the
-        same transaction, provided that the state is the one seen (``state_mod``). Raises as :meth:`commit` does.
+        same transaction, provided that the state is the one seen (``state_mod``). ``make`` makes what an executor
+        knows of the operation, where that is asked for. Raises as :meth:`commit` does.
         """
         raise NotImplementedError
 

@@ -22,9 +22,10 @@ from distop.core.txn import Get
 from distop.core.view import Change, TypeView
 from distop.ending import Ending, Later
 from distop.errors import DistopError, SessionLost, describe
-from distop.planning import Elsewhere, Planning
+from distop.planning import Planning
 from distop.reaping import Reaper
 from distop.store.watch import Feed
+from distop.trying import Elsewhere
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import random, time
 from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
-from distop.core.decide import gives_up, parse_time
+from distop.core.decide import parse_time
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
@@ -23,9 +23,9 @@ from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
 from distop.finishes import Finishes
 from distop.keeping import kept_with
-from distop.planning import Elsewhere
 from distop.request import request
 from distop.submit import submit
+from distop.trying import Elsewhere, failed_attempt
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
@@ -177,19 +177,15 @@ class Ending:
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
         assert op.decision is not None
-        if error.kind == "unable" and self._ctx.capability.cannot(op.ref.type, str(error)):
-            return False  # it is for another node to do
-        attempts = decision.attempts + 1
-        if error.kind in ("fatal", "unable"):
-            attempts = max(attempts, op.spec.rules.retry.attempts)
-        text = f"completion failed: {error}"
-        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
-        after = replace(decision, attempts=attempts, error=text, retry_at=due)
-        last = gives_up(op.spec.rules, attempts)
+        rules = op.spec.rules
+        failed = failed_attempt(self._ctx, op.ref, rules, "completion", decision.attempts, error)
+        if failed is None:
+            return False
+        attempts, last = failed
+        after = replace(decision, attempts=attempts.attempts, error=attempts.error, retry_at=attempts.retry_at)
         if last:
-            # The limit is reached: this decision is final, and the next step finishes without completion code.
-            after = replace(after, verdict=State.FAILED, retry_at="")
+            # With the limit reached this decision is final: the next step finishes without completion code.
+            after = replace(after, verdict=State.FAILED, attempts=max(after.attempts, rules.retry.attempts))
         counted = await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
         if counted and not last:
             raise Elsewhere

@@ -21,7 +21,7 @@ from distop.suspicion import Suspicion
 from distop.troubles import Troubles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distop.context import Context
     from distop.core.jobs import Claim
@@ -243,23 +243,26 @@ class Executor:
             self._start(op, block)
         return len(blocks)
 
-    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
+    async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as
-        ``commit`` does.
+        ``commit`` does. ``make`` is called where it may take something.
         """
-        ref = op.ref
         ready = not self._leaving and not self._ctx.draining and self._jobs.disk_pause() <= 0
+        ready = ready and self._free_slots > 0 and self._quiet.ref is None and self._wait(ref) <= 0
         known = ref in self._operations or ref in self._serving or ref in self._troubles
-        ordinals: list[int] = []
-        if ready and not known and self._quiet.ref is None and self._wait(ref) <= 0:
-            ordinals = self._claimer.first_share(op, plan, self._free_slots)
-        if not ordinals:
+        op = make() if ready and not known else None
+        ordinals = self._claimer.first_share(op, plan, self._free_slots) if op is not None else []
+        if op is None or not ordinals:
             return await self._ctx.commit(plan)
         slots = self._take_slots(1 if op.spec.rules.batch else len(ordinals))
         opening = asyncio.ensure_future(self._open_first(op, plan, state_mod, ordinals, slots))
         self._serving[ref] = opening
-        # Whoever coordinates may be stopped meanwhile; what was won is run all the same.
-        return await asyncio.shield(opening)
+        try:
+            # Whoever coordinates may be stopped meanwhile; what was won is run all the same.
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda done: self._opened_for_nobody(ref, done))
+            raise
 
     async def _open_first(
         self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int], slots: int
@@ -276,6 +279,12 @@ class Executor:
             self._free_slots += slots
             self._serving.pop(op.ref, None)
             self._served(op.ref)
+
+    def _opened_for_nobody(self, ref: OperationRef, opening: asyncio.Task[TxnResult]) -> None:
+        """Whoever coordinated would have told what went wrong."""
+        error = None if opening.cancelled() else opening.exception()
+        if isinstance(error, Exception) and not isinstance(error, SessionLost):
+            self._troubles.failed(ref, error)
 
     def _served(self, ref: OperationRef) -> None:
         """A round for an operation is over."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from distop.config import ExecutorConfig
     from distop.core.declaration import Declaration
     from distop.core.keys import ParsedKey
+    from distop.core.model import OperationRef
     from distop.core.txn import TxnResult
     from distop.logs import ContextLogger
     from distop.openop import OpenOperation
@@ -236,8 +237,8 @@ class Incarnation(Context):
                 seen = found.mod_revision if found is not None else 0
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
 
-    async def open(self, op: OpenOperation, plan: Txn, state_mod: int) -> TxnResult:
-        return await self.executor.open(op, plan, state_mod)
+    async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
+        return await self.executor.open(ref, make, plan, state_mod)
 
     async def announce_released(self) -> None:
         async with self._announcing:

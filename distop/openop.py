@@ -17,7 +17,7 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
-from distop.core.plan import CHUNK_PAGE, Plan, begin_with
+from distop.core.plan import CHUNK_PAGE, Plan, begin_with, first_ordinals
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.core.view import Seen
@@ -80,6 +80,11 @@ class OpenOperation:
         self._starts = list(starts)
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
+
+    @classmethod
+    def planned(cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]) -> OpenOperation:
+        """An operation whose plan was made of these chunks in this process; its gate is yet to be written."""
+        return cls(ref, 0, spec, arg, plan, chunks, first_ordinals(plan, chunks))
 
     @staticmethod
     def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:

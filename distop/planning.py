@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from distop.clock import random, time
 from distop.core import transitions as t
-from distop.core.codec import rfc3339
-from distop.core.decide import gives_up
 from distop.core.digest import plan_digest
-from distop.core.model import Attempts, Decision, State
-from distop.core.plan import Plan, begin_with
+from distop.core.model import Decision, State
+from distop.core.plan import Plan
 from distop.core.states import Stage
 from distop.openop import OpenOperation
+from distop.trying import Elsewhere, failed_attempt
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
@@ -26,12 +24,6 @@ if TYPE_CHECKING:
     from distop.reaping import Call
 
 CHUNKS_IN_FLIGHT = 8
-
-
-class Elsewhere(Exception):
-    """A call failed, and that is counted. The next attempt is better made by another node: what went wrong may be this
-    node's own trouble.
-    """
 
 
 class Planning:
@@ -84,9 +76,8 @@ class Planning:
         limits, size = self._ctx.limits, sum(map(len, planned.chunks))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
-            starts = begin_with(plan, planned.chunks)
             result = await self._ctx.open(
-                OpenOperation(ref, 0, spec, arg, plan, planned.chunks, starts), txn, op.state_mod
+                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks), txn, op.state_mod
             )
             if result.succeeded:
                 await self._reached(result.revision)
@@ -113,17 +104,14 @@ class Planning:
         op = self._view.operations.get(ref)
         if op is None or op.spec is None:
             return True
-        if error.kind == "unable" and self._ctx.capability.cannot(ref.type, str(error)):
-            return False  # it is for another node to do
-        attempts = (op.planning.value.attempts if op.planning is not None else 0) + 1
-        text = f"planning failed: {error}"
-        self._log.warning("%s", text, extra={"operation": str(op.ref), "attempt": attempts})
-        if error.kind in ("fatal", "unable") or gives_up(op.spec.rules, attempts):
-            decision = Decision(State.FAILED, 0, 0, 0, error=text)
-            return await self._commit(t.give_up(self._keys, op.ref, self._guard, op.state_mod, decision))
-        due = rfc3339(time.time() + op.spec.rules.retry.delay(attempts) * random.uniform(0.5, 1.0))
-        seen_mod = op.planning.mod if op.planning is not None else 0
-        counted = t.plan_attempt(self._keys, op.ref, self._guard, seen_mod, Attempts(attempts, text, due))
-        if await self._commit(counted):
+        before, seen_mod = (op.planning.value.attempts, op.planning.mod) if op.planning is not None else (0, 0)
+        failed = failed_attempt(self._ctx, ref, op.spec.rules, "planning", before, error)
+        if failed is None:
+            return False
+        attempts, last = failed
+        if last:
+            decision = Decision(State.FAILED, 0, 0, 0, error=attempts.error)
+            return await self._commit(t.give_up(self._keys, ref, self._guard, op.state_mod, decision))
+        if await self._commit(t.plan_attempt(self._keys, ref, self._guard, seen_mod, attempts)):
             raise Elsewhere
         return False

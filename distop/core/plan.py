@@ -105,6 +105,11 @@ def begin_with(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
     """
     if plan_digest(chunks) != plan.digest:
         raise ValueError("does not fit its digest: its chunks are not the ones planned")
+    return first_ordinals(plan, chunks)
+
+
+def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
+    """As :func:`begin_with`, of chunks that are known to fit the plan's digest: it was made of them here."""
     first = json.JSONDecoder().raw_decode
     try:
         return [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in chunks] if plan.count else []

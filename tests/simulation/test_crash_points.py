@@ -21,8 +21,9 @@ from distop.testing.simulation.worker import SimWorker
 from tests.conftest import FIGURES
 
 DISTOP = Path(__file__).resolve().parents[2] / "distop"
-BUILDERS = ("Txn", "Guarded")
-"""What a transaction, or a write that is to be part of one, is made by: its label is the fourth argument."""
+BUILDERS = ("Txn", "Guarded", "replace")
+"""What a transaction, or a write that is to be part of one, is made by, or of another one: its label has its name, or
+is the fourth argument."""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,10 @@ Txn((a,), (b,), (), "one")
 Txn((), (Txn((a,), (b,), ()),), (), label="two" if late else "three")
 Guarded(a, (b,), len(value), "four", proof=told)
 Txn((), ops, (), writes[0].label if writes else "")
+replace(txn, success=(), label="five")
 """
-    assert sorted(labels_of(source)) == ["four", "one", "three", "two"]
-    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table"}
+    assert sorted(labels_of(source)) == ["five", "four", "one", "three", "two"]
+    assert all_labels() > {"claim", "take_over", "report", "elect", "node", "publish", "put_table", "plan_and_claim"}
 
 
 def test_every_transition_is_in_a_reference_run(courses: dict[str, Course]) -> None:

@@ -26,7 +26,7 @@ from distop.errors import (
 )
 from distop.request import Request, request
 from distop.starts import Starts
-from distop.submit import submit
+from distop.submit import StartCutOff, submit
 from tests.support.modelclient import ModelClient
 
 TABLE = "t"
@@ -53,6 +53,11 @@ class Etcd(ModelClient):
         """The argument of each operation."""
         listing = self.store.range("distOp.", "distOp/")
         return {str(KEYS.parse(kv.key).ref): loads(kv.value)["n"] for kv in listing if kv.key.endswith(".arg")}
+
+    def request_ids(self) -> set[str]:
+        """The requests that started the operations."""
+        listing = self.store.range("distOp.", "distOp/")
+        return {loads(kv.value)["request_id"] for kv in listing if kv.key.endswith(".spec")}
 
     def breaches(self) -> list[str]:
         return [str(found) for found in check(KEYS, self.store.history)]
@@ -261,10 +266,11 @@ def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None
         await etcd.until(lambda: len(etcd.committed) == 2)
         calls[2].cancel()
         held.set()
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [answers[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(4)]
-        assert isinstance(answers[2], asyncio.CancelledError)
-        assert sorted(etcd.args().values()) == [0, 1, 2, 3], "it was sent by then"
+        with pytest.raises(StartCutOff) as cut_off:
+            await calls[2]
+        assert [await calls[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(4)]
+        assert cut_off.value.request_id in etcd.request_ids(), "it was sent by then"
+        assert sorted(etcd.args().values()) == [0, 1, 2, 3]
 
     run(cancelled)
 
@@ -295,7 +301,7 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
         assert answers[0] == ref(1)
         for n in (1, 2):
             assert type(answers[n]) is OutcomeUnknown
-            assert f"call again with request_id='r{n}', which starts it only if it was not" in str(answers[n])
+            assert f"call again with request_id='r{n}' (--request-id), which starts it only if it was not" in str(answers[n])
             assert isinstance(answers[n].__cause__, OutcomeUnknown)
         assert await late == ref(2)
         assert await asyncio.gather(etcd.start(1, "r1"), etcd.start(2, "r2")) == [ref(3), ref(4)]

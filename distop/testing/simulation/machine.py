@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.store.config import EtcdConfig
     from distop.testing.simulation.effects import Effects
+    from distop.testing.simulation.keeping import Keeping
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.network import Network
     from distop.worker.model import WorkerConfig
@@ -150,12 +151,12 @@ class Machine:
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None
         self.suspended = False
-        self._put_off: list[SimWorker] = []
+        self._put_off: list[Keeping] = []
         """Those whose guardian would have killed their children, had it not stood still."""
         self._living: list[Child] = []
         self._starts = 0
         self._children = 0
-        self._deadlines: dict[SimWorker, float] = {}
+        self._deadlines: dict[Keeping, float] = {}
 
     # ------------------------------------------------------------------ daemon
 
@@ -255,7 +256,7 @@ class Machine:
 
     # --------------------------------------------------------------- guardian
 
-    def guard(self, worker: SimWorker, boottime: float) -> None:
+    def guard(self, worker: Keeping, boottime: float) -> None:
         """The guardian learns of a deadline."""
         if boottime <= self._deadlines.get(worker, 0.0):
             return
@@ -263,7 +264,7 @@ class Machine:
         late = self.chance.uniform(0.0, GUARDIAN_LATE)
         self.loop.world_at(self.loop.now + boottime - self.source.boottime() + late, self._check, worker, boottime)
 
-    def _check(self, worker: SimWorker, boottime: float) -> None:
+    def _check(self, worker: Keeping, boottime: float) -> None:
         if self._deadlines[worker] != boottime:
             return
         if self.suspended:
@@ -272,7 +273,7 @@ class Machine:
         else:
             worker.killed_by_guardian("deadline")
 
-    def deadline_of(self, worker: SimWorker) -> float:
+    def deadline_of(self, worker: Keeping) -> float:
         """The deadline that the guardian knows."""
         return self._deadlines.get(worker, 0.0)
 

@@ -40,24 +40,26 @@ def failure(code: str, detail: str) -> grpc.aio.AioRpcError:
 
 
 class Fate:
-    """What happens to one request. ``before``: seconds more until it arrives, None: never. ``silent``: the answer is
-    lost. ``error``: what the client is told instead (code, detail), whatever happens to the request; None: nothing.
-    ``refusal``: the server does not do it, and says so.
+    """What happens to one request. ``before``: seconds more until it arrives, None: never; ``after``: until its answer
+    is there. ``silent``: the answer is lost. ``error``: what the client is told instead (code, detail), whatever
+    happens to the request; None: nothing. ``refusal``: the server does not do it, and says so.
     """
 
-    __slots__ = ("before", "error", "name", "refusal", "silent")
+    __slots__ = ("after", "before", "error", "name", "refusal", "silent")
 
     def __init__(
         self,
         name: str,
         *,
         before: float | None = 0.0,
+        after: float = 0.0,
         silent: bool = False,
         error: tuple[str, str] | None = None,
         refusal: tuple[str, str] | None = None,
     ) -> None:
         self.name = name
         self.before = before
+        self.after = after
         self.silent = silent
         self.error = error
         self.refusal = refusal
@@ -65,7 +67,8 @@ class Fate:
 
 class Link:
     """What a process has to a server. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) whose requests do
-    not get there for now; ``muted``: those whose answers do not get back.
+    not get there for now; ``muted``: those whose answers do not get back, or of one watch alone: the key that it begins
+    with.
     """
 
     def __init__(self, process: Process, member: Member, address: str) -> None:
@@ -265,6 +268,7 @@ class Network:
         if reply is None or (fate is not None and fate.silent):
             return
         delay = self.delay() + (member.lag if path.startswith("/etcdserverpb.KV/") else 0.0)
+        delay += fate.after if fate is not None else 0.0
         self._back(link, kind_of(path), delay, functools.partial(_answer, reply, response, error))
 
     def _back(self, link: Link, kind: str, delay: float, answer: Callable[[], None]) -> None:

@@ -274,4 +274,6 @@ def _family(sim: Simulation, op: Put | Delete | Get) -> str:
         return f"{op.key.partition('.')[0]}…"
     if parsed.partition >= 0 and parsed.family != K.CLAIM:
         return f"job {parsed.name}"
+    if parsed.chunk >= 0:
+        return "chunk"
     return parsed.name or parsed.family

@@ -22,6 +22,12 @@ RESTART = 0.3
 """Seconds after which a daemon that was killed or has stopped is started again."""
 LONG = 6.0
 """Seconds for which one is away whose session is to end meanwhile."""
+_OPENS = "delete chunk, delete distOpPending, delete planning"
+PLAN_AND_CLAIM = f"plan_and_claim: {_OPENS}, put chunk, put distOpClaim, put distOpOpen, put plan"
+SMALL_PLAN = f"plan: {_OPENS}, put chunk, put distOpOpen, put plan"
+PLAN_OF_CHUNKS = f"plan: {_OPENS}, put distOpOpen, put plan"
+"""The three ways in which a plan is written: with the first claims; where its coordinator's executor takes none; after
+its chunks."""
 
 
 @frozen
@@ -77,7 +83,9 @@ def _undisturbed() -> dict[str, Reference]:
             "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
         ),
         "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
-        "without completion": _reference("quick", None, partitions=8, seed=1),
+        "without completion": replace(
+            _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")
+        ),
         "pause now": _reference(
             "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
         ),
@@ -89,7 +97,12 @@ def _undisturbed() -> dict[str, Reference]:
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
         "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
-        "in chunks and pages": replace(_in_pages(), through=("chunk", "chunk", "plan", "clean", "clean", "end")),
+        "planned without a free slot": replace(
+            _without_a_free_slot(), through=(PLAN_AND_CLAIM, SMALL_PLAN, "claim", "finish")
+        ),
+        "in chunks and pages": replace(
+            _in_pages(), through=("chunk", "chunk", PLAN_OF_CHUNKS, "clean", "clean", "end")
+        ),
         "a table comes and goes": _reference(
             "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
         ),
@@ -104,12 +117,16 @@ def _taken_over() -> dict[str, Reference]:
     given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
     begun = Opening("child: start a job")
     return {
-        "take over of a plan in chunks": _in_pages().opened(Opening("chunk"), "elect", "chunk", "plan", "finish"),
+        "take over of a plan in chunks": _in_pages().opened(
+            Opening("chunk"), "elect", "chunk", PLAN_OF_CHUNKS, "finish"
+        ),
         "take over of a cleanup in pages": _in_pages().opened(Opening("clean"), "elect", "clean", "end"),
         "take over of jobs": jobs.opened(begun, "take_over", "report", "finish"),
         "take over of checkpoints": index.opened(Opening("progress"), "take_over", "report", "finish"),
         "take over at the limit": lone.opened(begun, "fail_lost", "finish"),
-        "take over of an election while planning": jobs.opened(Opening("child: plan"), "elect", "plan", "finish"),
+        "take over of an election while planning": jobs.opened(
+            Opening("child: plan"), "elect", PLAN_AND_CLAIM, "finish"
+        ),
         "take over of an election while completing": jobs.opened(Opening("decide"), "elect", "finish"),
         "take over of an election while cleaning up": jobs.opened(Opening("finish"), "elect", "end"),
         "reap of a dead holder": given_up.opened(begun, "cancel", "reap", "finish"),
@@ -144,6 +161,14 @@ def _alike(count: int, type_name: str) -> tuple[Wish, ...]:
     """One client wants so many of them at the same time, and they end at the same time."""
     arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
     return tuple(Wish(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
+
+
+def _without_a_free_slot() -> Reference:
+    """The second operation is planned while jobs of the first take all slots."""
+    busy = _reference("check", "collect_all", partitions=4, seed=5, pace=2.0)
+    (first,) = busy.scenario.wishes
+    second = replace(first, after=0.5, arg={**first.arg, "partitions": 2, "pace": 0.1})
+    return busy.having(wishes=(first, second))
 
 
 def _in_pages() -> Reference:

@@ -120,7 +120,7 @@ class SimStream:
         self._back(lambda: self._finish(error))
 
     def _back(self, deliver: Callable[[], None]) -> None:
-        if self._kind in self._link.muted:
+        if self._link.muted and not self._link.muted.isdisjoint((self._kind, *(one.key for one in self._watches))):
             self._link.stuck.append(deliver)
             return
         late = self._link.slow.get(self._kind, 0.0) + self._network.delay()

@@ -1,0 +1,164 @@
+"""What a simulated child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.core.codec import loads
+from distop.core.model import OperationRef
+from distop.testing.simulation import behaviors
+from distop.testing.simulation.children import PIPE, Child, fail, settle
+from distop.testing.simulation.keeping import Keeping
+from distop.worker.model import CompleteResult, JobItem, PlanResult, WorkerConfig, WorkerError
+from distop.worker.sinks import first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from distop.testing.simulation.machine import Machine
+
+
+class Calling(Keeping):
+    """The calls of one incarnation into its child."""
+
+    def __init__(self, config: WorkerConfig, machine: Machine) -> None:
+        super().__init__(config, machine)
+        self._calls: list[tuple[str, asyncio.Future[str]]] = []
+
+    def _end_calls(self, reason: str) -> None:
+        for _, told in self._calls:
+            settle(told, reason)
+
+    def cancel_calls(self, op: str) -> None:
+        for name, told in self._calls:
+            if name == op and not told.done():
+                told.set_result("cancelled: it was told to stop")
+
+    async def _call(self, op: str, what: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
+        told: asyncio.Future[str] = self._loop.create_future()
+        self._calls.append((op, told))
+        try:
+            while True:
+                child = self._ready()
+                answer: asyncio.Future[Any] = self._loop.create_future()
+
+                async def answering(child: Child = child, answer: asyncio.Future[Any] = answer) -> None:
+                    await asyncio.sleep(PIPE)
+                    child.calls.append(op)
+                    done = self._machine.step(self._process, f"child: {what}")
+                    tell: Callable[..., None] = settle
+                    value: Any = None
+                    try:
+                        if child.alive:
+                            value = await work(child)
+                    except WorkerError as error:
+                        tell, value = fail, error
+                    done()
+                    child.calls.remove(op)
+                    if child.alive:
+                        self._tell(tell, answer, value)
+
+                if not self._process.dead:  # else: killed in this callback
+                    child.spawn(answering())
+                await first(answer, told, child.died)
+                if answer.done():
+                    return answer.result()
+                if told.done():
+                    raise WorkerError("transient", told.result())
+                reason = child.died.result()
+                if reason == "exited" and child.guilty == (op, -1):
+                    raise WorkerError("crash", "the worker process died")
+                if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
+                    raise WorkerError("transient", reason)
+        finally:
+            self._calls.remove((op, told))
+
+    async def _trouble(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
+        """A call takes its time; some fail."""
+        chance = self._machine.chance
+        await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
+        if type_name in self._machine.unable:
+            raise WorkerError("unable", behaviors.UNABLE)
+        trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
+        luck = chance.uniform(0.0, 1.0)
+        if behaviors.draw(arg["seed"], what) < trouble * 0.04:
+            raise WorkerError("transient", f"{what} always fails")
+        if luck < trouble * 0.05:
+            child.guilty = (op, -1)
+            self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
+            await asyncio.sleep(3600)
+        if luck < trouble * 0.15:
+            raise WorkerError("transient", f"{what} failed")
+
+    async def plan(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Mapping[str, Any],
+        names: tuple[str, ...] | None,
+    ) -> PlanResult:
+        async def work(child: Child) -> PlanResult:
+            await self._trouble(child, "planning", op, type, arg)
+            # The table changes between two attempts at planning: their chunks differ, also in number.
+            grown = self._machine.growth.choice((1, 1, 1_000_000))
+            chunks, count = behaviors.plan(arg, names, grown)
+            return PlanResult(chunks, count, f"v{grown}")
+
+        result: PlanResult = await self._call(op, "plan", work)
+        return result
+
+    async def sweep(self, op: str, table: Any) -> None:
+        """Nothing is left anywhere but in memory."""
+
+    async def complete(
+        self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
+        fetch: Any, first: Any = None,
+    ) -> CompleteResult:  # fmt: skip
+        machine = self._machine
+        ref = OperationRef.parse(op)
+        rows: list[dict[str, Any]] = []
+        start: int | None = 0
+        while start is not None and start < total:
+            page, start = first if first is not None and start == 0 else await fetch(start)
+            rows += map(loads, page)
+
+        async def work(child: Child) -> CompleteResult:
+            machine.completed(ref, verdict, total, success, failed, rows)
+            await self._trouble(child, "completion", op, type, arg)
+            if arg.get("objects"):
+                return CompleteResult({"jobs": success}, "the completion says no")
+            follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
+            return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
+
+        result: CompleteResult = await self._call(op, "complete", work)
+        return result
+
+    async def cleanup(
+        self,
+        op: str,
+        type: str,  # noqa: A002
+        arg: Any,
+        table: Any,
+        items: Sequence[JobItem],
+        *,
+        incarnation: str = "",
+        superseded: bool = False,
+    ) -> None:
+        machine, ref = self._machine, OperationRef.parse(op)
+        whose = incarnation or self.config.incarnation
+
+        async def work(child: Child) -> None:
+            for item in items:
+                if superseded:  # it is told that others have the job, and leaves alone what is theirs
+                    await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                    continue
+                effect = machine.effects.begin(ref, item.ordinal, item.fence, whose, item.attempt, "cleanup")
+                child.doing.append(effect)
+                await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
+                machine.effects.end(effect, "done")
+                machine.effects.cleaned(ref, item.ordinal)
+                child.doing.remove(effect)
+
+        await self._call(op, "clean up", work)

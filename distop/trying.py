@@ -1,0 +1,38 @@
+"""Attempts at planning and at completion that failed: how they are counted, and which one was the last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.clock import random, time
+from distop.core.codec import rfc3339
+from distop.core.decide import gives_up
+from distop.core.model import Attempts
+
+if TYPE_CHECKING:
+    from distop.context import Context
+    from distop.core.declaration import Rules
+    from distop.core.model import OperationRef
+    from distop.worker.model import WorkerError
+
+
+class Elsewhere(Exception):
+    """A call failed, and that is counted. The next attempt is better made by another node: what went wrong may be this
+    node's own trouble.
+    """
+
+
+def failed_attempt(
+    ctx: Context, ref: OperationRef, rules: Rules, what: str, before: int, error: WorkerError
+) -> tuple[Attempts, bool] | None:
+    """The attempts with this one, which followed ``before`` others, and whether it was the last. None, and nothing to
+    be counted, where only this node cannot do it: it is for another one to do.
+    """
+    if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error)):
+        return None
+    attempts, text = before + 1, f"{what} failed: {error}"
+    ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": attempts})
+    if error.kind in ("fatal", "unable") or gives_up(rules, attempts):
+        return Attempts(attempts, text), True
+    due = time.time() + rules.retry.delay(attempts) * random.uniform(0.5, 1.0)
+    return Attempts(attempts, text, rfc3339(due)), False
