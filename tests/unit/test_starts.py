@@ -301,7 +301,8 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
         assert answers[0] == ref(1)
         for n in (1, 2):
             assert type(answers[n]) is OutcomeUnknown
-            assert f"call again with request_id='r{n}' (--request-id), which starts it only if it was not" in str(answers[n])
+            again = f"call again with request_id='r{n}' (--request-id), which starts it only if it was not"
+            assert again in str(answers[n])
             assert isinstance(answers[n].__cause__, OutcomeUnknown)
         assert await late == ref(2)
         assert await asyncio.gather(etcd.start(1, "r1"), etcd.start(2, "r2")) == [ref(3), ref(4)]
