@@ -62,10 +62,10 @@ def some_cannot(wanted: Scenario) -> Scenario:
 def start_what_a_request_began_already(patch: Patch) -> None:
     """Nobody looks for what a former life of the client began, or a former try of it whose outcome was unknown."""
 
-    async def find_request(etcd: Any, keys: Any, wanted: Any) -> None:
-        return None
+    async def find_earlier(etcd: Any, keys: Any, wanted: Any) -> list[None]:
+        return [None for _ in wanted]
 
-    substitute(patch, submit, "find_request", find_request)
+    substitute(patch, submit, "find_earlier", find_earlier)
 
 
 # ---------------------------------------------------------------------- pauses

@@ -42,7 +42,9 @@ def brings_claims(asked: object) -> bool:
 
 @dataclass(slots=True)
 class Left:
-    """What an executor holds in memory in the end. ``over``: its incarnation has ended."""
+    """What an executor holds in memory in the end. ``over``: its incarnation has ended. ``operations``: those of which
+    it sees no gate; that the others are gone it has not heard yet.
+    """
 
     over: bool
     free: int
@@ -52,7 +54,9 @@ class Left:
     @classmethod
     def of(cls, executor: Executor) -> Left:
         over = executor._ctx.lost.done()
-        return cls(over, executor._free_slots, dict(executor._serving), dict(executor._operations))
+        gates = executor._ctx.cluster.gates
+        operations = {ref: op for ref, op in executor._operations.items() if ref not in gates}
+        return cls(over, executor._free_slots, dict(executor._serving), operations)
 
 
 @dataclass
