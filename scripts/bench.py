@@ -7,6 +7,7 @@ code 0 unless it broke; with ``--check`` 1 where a target is missed.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # Who ends it ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -232,6 +232,8 @@ def keys(endpoint: str, env: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    # Who ends it ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         raise SystemExit(main())
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -132,6 +133,8 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
 
 
 if __name__ == "__main__":
+    # Who ends it ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
