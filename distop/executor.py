@@ -102,6 +102,7 @@ class Executor:
                 self._ctx.worker.cancel(str(op.ref))
         if not op.held and op.ref not in self._serving:
             self._operations.pop(op.ref, None)
+            self._quiet.gone(op.ref)
             if phase not in (Phase.PAUSED, Phase.HALTED):
                 self._track(asyncio.ensure_future(self._ctx.worker.forget(str(op.ref))))
 

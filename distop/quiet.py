@@ -92,6 +92,14 @@ class Quiet:
             self.ref, self.running = None, False
             self._left[ref] = None
 
+    def gone(self, ref: OperationRef) -> None:
+        """It is not open any more, and nothing of it runs here. A look that was under way when its gate went may have
+        fallen quiet for it since.
+        """
+        self._left.pop(ref, None)
+        if self.ref == ref:
+            self.ref, self.running = None, False
+
     def keep(self, gates: Container[OperationRef]) -> None:
         """Forget the operations that are not open any more; but a suspect that runs is to stay alone until it ends."""
         for ref in [ref for ref in self._left if ref not in gates]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,7 @@ from distop.testing.simulation import Scenario, Simulation, behaviors
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Wish, plain
+from distop.testing.simulation.scenario import Act, Wish, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -221,6 +223,30 @@ def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: p
     assert watched.holder not in never
     assert watched.left > 50
     assert watched.beside == []
+
+
+def test_nobody_stays_quiet_for_an_operation_that_went_while_it_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by seed 20262712: the executor fell quiet for it after it had heard that its gate is gone, and forgot it."""
+
+    def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
+        return Script(0.5, 1, "error") if type_name == "index" else Script(20.0, 1, "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    monkeypatch.setattr(decide, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
+    former, looks = OpenOperation.look, [0.0]
+
+    async def look(self: OpenOperation, *args: Any) -> None:
+        await former(self, *args)
+        if self.suspects:
+            looks.append(watched.sim.loop.now)
+            await asyncio.sleep(6.0)
+
+    monkeypatch.setattr(OpenOperation, "look", look)
+    broken = replace(wish("index", 1), acts=(Act(4.0, "cancel"),))
+    watched = Watched(cluster(1, 3, broken, wish("check", 2, 0.4)))
+    assert watched.run() == []
+    assert sorted(watched.sim.told.ended.values()) == ["cancelled", "success"]
+    assert looks[1] < 0.3 + 4.0 < looks[1] + 6.0, "it was looked at when it was cancelled"
 
 
 # ------------------------------------------------------------ suspects itself
