@@ -226,7 +226,7 @@ def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: p
 
 
 def test_nobody_stays_quiet_for_an_operation_that_went_while_it_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by seed 20262712: the executor fell quiet for it after it had heard that its gate is gone, and forgot it."""
+    """Found by seed 20262712: the executor fell quiet for it after it had heard that its gate was gone."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         return Script(0.5, 1, "error") if type_name == "index" else Script(20.0, 1, "success")
