@@ -8,12 +8,11 @@ Behaviors are found by entry points of the group ``distop.behaviors`` (I44, C19)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from distop.core.declaration import Declaration, Retry
-from distop.core.frozen import frozen
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan, Planned
@@ -58,7 +57,7 @@ __all__ = [
 ENTRY_POINTS = "distop.behaviors"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OutcomeRow:
     """One job's outcome, as ``complete_operation`` sees it."""
 
@@ -69,7 +68,7 @@ class OutcomeRow:
     error: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What ``complete_operation`` decides from: the fixed decision, and the outcomes read lazily in pages."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
 from distop.core import finishing as f
-from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
+from distop.core.codec import dumps, from_ranges, rfc3339, shorten
 from distop.core.decide import parse_time
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
@@ -20,7 +20,7 @@ from distop.core.model import Decision, History, State
 from distop.core.records import read
 from distop.core.states import Stage
 from distop.core.txn import Get
-from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior
+from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
 from distop.finishes import Finishes
 from distop.keeping import kept_with
 from distop.request import request
@@ -56,17 +56,10 @@ class Later(Exception):
 
 
 class _Outcomes:
-    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on. ``known``:
-    the first one, where it need not be read.
-    """
+    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
 
-    def __init__(
-        self,
-        read: Callable[[int], Awaitable[tuple[list[str], int | None]]],
-        known: tuple[list[str], int | None] | None = None,
-    ) -> None:
+    def __init__(self, read: Callable[[int], Awaitable[tuple[list[str], int | None]]]) -> None:
         self._read = read
-        self._known = known
         self._first: asyncio.Future[tuple[list[str], int | None]] | None = None
 
     def begin(self) -> None:
@@ -74,8 +67,6 @@ class _Outcomes:
         self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
 
     async def page(self, start: int) -> tuple[list[str], int | None]:
-        if start == 0 and self._known is not None:
-            return self._known
         if start == 0 and self._first is not None:
             first, self._first = self._first, None
             return await first
@@ -84,8 +75,6 @@ class _Outcomes:
     def ready(self) -> tuple[list[str], int | None] | None:
         """The first page, where it is known by now."""
         first = self._first
-        if self._known is not None:
-            return self._known
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
             return None
         return first.result()
@@ -214,11 +203,11 @@ class Ending:
         if len(op.outcomes) != total:
             return None
         try:
-            if not all(isinstance(loads(value), dict) for value in op.outcomes.values()):
-                return None
-        except ValueError:
-            return None  # reading them says which one it is
-        return [_row(p, p not in op.failed, op.outcomes[p].decode()) for p in sorted(op.outcomes)], None
+            for kv in op.outcomes.values():
+                read(Outcome.decode, kv)
+        except UnreadableRecord:
+            return None  # it is read anew, and told by whoever reads it
+        return [_row(p, p not in op.failed, kv.value.decode()) for p, kv in sorted(op.outcomes.items())], None
 
     # ----------------------------------------------------------------- finish
 
@@ -281,9 +270,13 @@ class Ending:
 
     def _outcomes_of(self, op: OperationView, total: int) -> _Outcomes:
         ref = op.ref
-        known = self._known(op, total)
-        outcomes = _Outcomes(lambda start: self._outcomes(ref, total, start), known)
-        if known is None and total <= self._ctx.limits.outcomes_ahead:
+
+        async def page(start: int) -> tuple[list[str], int | None]:
+            known = self._known(op, total) if start == 0 else None
+            return known if known is not None else await self._outcomes(ref, total, start)
+
+        outcomes = _Outcomes(page)
+        if total <= self._ctx.limits.outcomes_ahead:
             outcomes.begin()
         return outcomes
 

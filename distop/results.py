@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import from_rfc3339
-from distop.core.frozen import frozen
 from distop.core.model import State
 from distop.errors import OperationCancelled, OperationFailed
 
@@ -31,7 +30,7 @@ def first_line(text: Any) -> str:
     return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OperationResult:
     """How an operation ended.
 
@@ -92,7 +91,7 @@ class OperationResult:
         return self
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OperationStatus:
     """How an operation is doing.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time
 from distop.core.transitions import STARTS_PER_TXN
 from distop.errors import EtcdUnavailable, OutcomeUnknown
-from distop.submit import Apart, Lost, StartCutOff, Try, overdue, pause, submit, too_contended, try_to_start
+from distop.submit import Apart, Lost, NotSent, Try, note_cut_off, overdue, pause, submit, too_contended, try_to_start
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
@@ -32,7 +32,8 @@ class _Waiting:
     """One that waits in line. ``answer``: what became of it, or None: it goes on by itself."""
 
     wanted: Request
-    began: float
+    began: float | None
+    """Since when it loses."""
     answer: asyncio.Future[OperationRef | Exception | None]
     sent: bool = False
     """It is being started: whether it was is not known before the answer."""
@@ -54,12 +55,12 @@ class Starts:
 
     async def start(self, wanted: Request) -> OperationRef:
         """As :func:`distop.submit.submit`, beside others. Who is cancelled while it waits is not started; what was sent
-        by then goes on, for the others (StartCutOff).
+        by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
         """
         place = wanted.table, wanted.type
         line = self._lines.get(place)
         if line is not None:
-            return await self._answer(_stand_in(line, wanted, time.monotonic()))
+            return await self._answer(_stand_in(line, wanted, None))
         line = self._lines[place] = deque()
         began, one = time.monotonic(), Try(wanted)
         try:
@@ -73,9 +74,9 @@ class Starts:
     async def _answer(self, waiting: _Waiting) -> OperationRef:
         try:
             verdict = await waiting.answer
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if waiting.sent:
-                raise StartCutOff(waiting.wanted.request_id) from None
+                note_cut_off(error, waiting.wanted)
             raise
         if verdict is None:
             return await submit(self._etcd, self._keys, waiting.wanted)
@@ -130,7 +131,7 @@ class Starts:
             self._dissolve(place, line)
 
 
-def _stand_in(line: deque[_Waiting], wanted: Request, began: float, *, first: bool = False) -> _Waiting:
+def _stand_in(line: deque[_Waiting], wanted: Request, began: float | None, *, first: bool = False) -> _Waiting:
     waiting = _Waiting(wanted, began, asyncio.get_running_loop().create_future())
     (line.appendleft if first else line.append)(waiting)
     return waiting
@@ -152,8 +153,10 @@ def _settled(one: _Waiting, tried: Try) -> bool:
         one.settle(None)
     elif not isinstance(tried.verdict, Lost):
         one.settle(tried.verdict)
-    elif overdue(one.began):
-        one.settle(too_contended(one.wanted))
+    elif not isinstance(tried.verdict, NotSent):
+        one.began = one.began if one.began is not None else time.monotonic()
+        if overdue(one.began):
+            one.settle(too_contended(one.wanted))
     return one.answer.done()
 
 

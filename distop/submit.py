@@ -52,14 +52,24 @@ class Lost(Exception):
     """Another start or finish on the table came first: read again."""
 
 
-class StartCutOff(asyncio.CancelledError):
-    """The caller was cancelled while a start was under way: it may have been applied, or still be. ``request_id`` tells
-    it from others.
-    """
+_CUT_OFF = "distop_request_id"
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__()
-        self.request_id = request_id
+
+def note_cut_off(error: asyncio.CancelledError, wanted: Request) -> None:
+    """Note in a cancellation that a start was under way: it may have been applied, or still be. (No class of its own:
+    ``asyncio.timeout`` and task groups of Python 3.11 take none but CancelledError itself for a cancellation.)
+    """
+    vars(error)[_CUT_OFF] = wanted.request_id
+
+
+def cut_off(error: asyncio.CancelledError) -> str | None:
+    """The request id of the start that was cut off, where :func:`note_cut_off` has noted one."""
+    request_id: str | None = vars(error).get(_CUT_OFF)
+    return request_id
+
+
+class NotSent(Lost):
+    """It was not in the transaction, for which it was not fit: nothing is lost."""
 
 
 class Apart(Exception):
@@ -92,7 +102,7 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
     """Start the operation, once for each request id (invariant 14).
 
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
-    same request id), EtcdUnavailable; StartCutOff where it is cancelled at the moment that counts.
+    same request id), EtcdUnavailable. A cancellation at the moment that counts says so (:func:`cut_off`).
     """
     from tenacity import AsyncRetrying, retry_if_exception_type
 
@@ -135,7 +145,7 @@ async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> No
     """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
 
     What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
-    full; a twin of theirs is in it) are Lost with nothing lost. What holds for the type or the table, and what etcd
+    full; a twin of theirs is in it) are NotSent. What holds for the type or the table, and what etcd
     answers, is told to all that are without a verdict, each with an exception of its own.
     """
     try:
@@ -144,7 +154,7 @@ async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> No
         _share(tries, Apart(error) if len(tries) > 1 else error)
     except Exception as error:
         _share(tries, error)
-    _share(tries, Lost())
+    _share(tries, NotSent())
 
 
 def _share(tries: Iterable[Try], error: Exception) -> None:
@@ -217,8 +227,9 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
         for one in chosen:
             one.verdict = _unknown(one.wanted, error)
         return
-    except asyncio.CancelledError:
-        raise StartCutOff(tries[0].wanted.request_id) from None
+    except asyncio.CancelledError as error:
+        note_cut_off(error, tries[0].wanted)
+        raise
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
     for one, begun, found in zip(chosen, new, instead, strict=True):
         one.verdict = _judge(one.wanted, begun, found)
@@ -233,8 +244,6 @@ async def _look_back(etcd: EtcdClient, keys: Keys, own: Sequence[Try]) -> None:
         for one, found in zip(own, await find_earlier(etcd, keys, [one.wanted for one in own]), strict=True):
             one.verdict = found
     except DistopError as error:
-        if len(own) == 1:
-            raise
         _share(own, error)
 
 

@@ -71,9 +71,11 @@ def fetch(session: SparkSession, group: Group, wishes: Sequence[Wish], where: Co
         *before, last = wish.files
         try:
             # Spark begins with the largest file, and a limit is reached there.
-            if before:
-                rows += _query(session, group, [replace(wish, files=tuple(before))], where, None)
-            rows += _query(session, group, [replace(wish, files=(last,))], where, wish.limit)
+            first = _query(session, group, [replace(wish, files=tuple(before))], where, None) if before else []
+            left = wish.limit - len(first)
+            rows += first
+            if left > 0:
+                rows += _query(session, group, [replace(wish, files=(last,), limit=left)], where, left)
         except Exception as e:
             if failures.is_unexpected(e):
                 raise

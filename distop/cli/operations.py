@@ -87,16 +87,19 @@ def _start(
     begin: Callable[[Client], Awaitable[Operation]], table: str, wait: bool, timeout: float | None, **told: Any
 ) -> None:
     """Start an operation, and with ``wait`` see it to its end. ``told``: further fields of the JSON."""
-    from distop.submit import StartCutOff
+    import asyncio
+
+    from distop.submit import cut_off
 
     started: list[Operation] = []
-    cut_off: list[StartCutOff] = []
+    unknown: list[str] = []
 
     async def work(client: Client) -> OperationResult | None:
         try:
             op = await begin(client)
-        except StartCutOff as error:
-            cut_off.append(error)
+        except asyncio.CancelledError as error:
+            if (request_id := cut_off(error)) is not None:
+                unknown.append(request_id)
             raise
         started.append(op)
         if not wait:
@@ -108,8 +111,8 @@ def _start(
     try:
         result = current.with_client(work)
     except KeyboardInterrupt:
-        if cut_off:
-            raise Interrupted(may_have_begun(table, cut_off[0].request_id)) from None
+        if unknown:
+            raise Interrupted(may_have_begun(table, unknown[0])) from None
         if not started:
             raise
         raise Interrupted(f"interrupted; {goes_on(started[0].ref)}") from None

@@ -101,7 +101,7 @@ class OperationRef:
             ) from None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TableRecord:
     """``distOpTable.<table>``: where a table is and how to read it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
@@ -19,7 +19,7 @@ CHUNK_PAGE = 4
 """Chunks of a plan read at once: an answer has its limit (T2)."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns)."""
 
@@ -54,7 +54,7 @@ class PartitionPlan:
         )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Planned:
     """What ``partitions()`` returns: the frozen partitions (ordinals 0…N−1 in order) and the table's version,
     a text that changes when what was planned changes.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_KEPT_OUTCOME = 4 * 1024
 """Bytes of an outcome that a view keeps."""
+MAX_KEPT_OUTCOMES = 16 * 1024 * 1024
+"""Bytes of all that it keeps; those that come then are read when they are wanted."""
 
 
 @frozen
@@ -178,8 +180,10 @@ class OperationView:
     success: int = 0
     failed: set[int] = field(default_factory=set)
     claims: dict[int, SeenClaim] = field(default_factory=dict)
-    outcomes: dict[int, bytes] = field(default_factory=dict)
-    """Outcomes as they came, of small operations; what a listing brought, and large ones, are not among them."""
+    outcomes: dict[int, KeyValue] = field(default_factory=dict)
+    """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
+    them.
+    """
 
     @property
     def ended(self) -> int:
@@ -216,6 +220,8 @@ class TypeView:
         self.table = table
         self.type = type_name
         self._few = few
+        self._kept = 0
+        """Bytes of the outcomes that are kept."""
         self.operations: dict[OperationRef, OperationView] = {}
         self.foreign: dict[str, str] = {}
         """Keys of the type that this release cannot read, with why: left alone."""
@@ -233,6 +239,7 @@ class TypeView:
         else:
             held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
             self.operations.clear()
+            self._kept = 0
             self._job_roots.clear()
             self._claim_roots.clear()
             for ref, kept in held.items():
@@ -276,10 +283,17 @@ class TypeView:
         op = self._job_roots.get(root)
         if op is None or op.plan is None or op.plan.count > self._few or not _is_ordinal(number):
             return
-        if deleted or len(kv.value) > MAX_KEPT_OUTCOME:
-            op.outcomes.pop(int(number), None)
-        else:
-            op.outcomes[int(number)] = kv.value
+        former = op.outcomes.pop(int(number), None)
+        self._kept -= len(former.value) if former is not None else 0
+        size = len(kv.value)
+        if not deleted and size <= MAX_KEPT_OUTCOME and self._kept + size <= MAX_KEPT_OUTCOMES:
+            op.outcomes[int(number)] = kv
+            self._kept += size
+
+    def _let_go(self, op: OperationView) -> None:
+        """Nobody asks for its outcomes any more."""
+        self._kept -= sum(len(kv.value) for kv in op.outcomes.values())
+        op.outcomes.clear()
 
     def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
         self.foreign.pop(kv.key, None)
@@ -294,6 +308,8 @@ class TypeView:
                 self._fold_job(op, key.partition, kv, deleted)
             else:
                 self._fold_operation(op, key, kv, deleted)
+                if op.state is None or op.state.terminal:
+                    self._let_go(op)
         except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
             if not deleted:
                 self.foreign[kv.key] = str(error)

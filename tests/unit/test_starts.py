@@ -23,10 +23,11 @@ from distop.errors import (
     NotFound,
     OperationStartError,
     OutcomeUnknown,
+    UnreadableRecord,
 )
 from distop.request import Request, request
 from distop.starts import Starts
-from distop.submit import StartCutOff, submit
+from distop.submit import cut_off, submit
 from tests.support.modelclient import ModelClient
 
 TABLE = "t"
@@ -228,6 +229,21 @@ def test_large_arguments_fill_a_transaction_sooner() -> None:
     run(large)
 
 
+def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreadable(*_: Any) -> None:
+        raise UnreadableRecord("the record at k cannot be read")
+
+    async def group(etcd: Etcd) -> None:
+        await etcd.start(0)
+        calls = (etcd.start(n, "own" if n == 2 else None) for n in (1, 2, 3))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [str, UnreadableRecord, str]
+        assert sorted(etcd.args().values()) == [0, 1, 3]
+
+    monkeypatch.setattr("distop.submit.find_earlier", unreadable)
+    run(group)
+
+
 def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
     async def cancelled(etcd: Etcd) -> None:
         calls = [asyncio.ensure_future(etcd.start(n)) for n in range(6)]
@@ -266,13 +282,36 @@ def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None
         await etcd.until(lambda: len(etcd.committed) == 2)
         calls[2].cancel()
         held.set()
-        with pytest.raises(StartCutOff) as cut_off:
+        with pytest.raises(asyncio.CancelledError) as cancelled:
             await calls[2]
         assert [await calls[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(4)]
-        assert cut_off.value.request_id in etcd.request_ids(), "it was sent by then"
+        assert cut_off(cancelled.value) in etcd.request_ids(), "it was sent by then"
         assert sorted(etcd.args().values()) == [0, 1, 2, 3]
 
     run(cancelled)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["alone", "in a group"])
+def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> None:
+    """What a cancellation says of the start makes no other exception of it."""
+
+    async def limited(etcd: Etcd) -> None:
+        held = asyncio.Event()
+
+        async def hold(txn: Txn) -> TxnResult:
+            await held.wait()
+            return etcd.store.apply(txn)
+
+        etcd.fates += [hold] if first else [etcd.store.apply, hold]
+        before = [] if first else [asyncio.ensure_future(etcd.start(0))]
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await etcd.start(1)
+        held.set()
+        assert await asyncio.gather(*before) == [ref(1)][: len(before)]
+
+    run(limited)
 
 
 def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
