@@ -78,12 +78,21 @@ def get(name: str = "distop", **fields: Any) -> ContextLogger:
     return ContextLogger(logging.getLogger(name), fields)
 
 
+def _matters(record: logging.LogRecord) -> bool:
+    """Where a process has had several event loops, gRPC's queue is read by two of them, and the second finds nothing:
+    asyncio says so as an error (BlockingIOError), and nothing is lost.
+    """
+    empty = record.exc_info is not None and isinstance(record.exc_info[1], BlockingIOError)
+    return not (empty and record.name == "asyncio" and "PollerCompletionQueue" in record.getMessage())
+
+
 def configure(level: str = "info", style: str = "text") -> None:
     """Send distop's logs to stderr, and the warnings of libraries, which else would stand there in a form of their own.
     ``style``: text or json. Tracebacks are shown to people at level debug alone.
     """
     sink = _Stderr(sys.stderr)
     sink.setFormatter(_Json() if style == "json" else _Text(level.upper() == "DEBUG"))
+    sink.addFilter(_matters)
     own, others = logging.getLogger("distop"), logging.getLogger()
     own.handlers[:] = [sink]
     own.setLevel(level.upper())

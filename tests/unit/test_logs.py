@@ -163,3 +163,18 @@ def test_what_libraries_say_is_one_line_each_for_people() -> None:
     assert failed.endswith("(OSError: no such host)")
     assert "this is old" in old
     assert ready.endswith("INFO    ready")
+
+
+def test_an_empty_queue_of_grpc_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    own, others = logging.getLogger("distop"), logging.getLogger()
+    before = own.handlers[:], own.level, own.propagate, others.handlers[:]
+    try:
+        logs.configure("info", "text")
+        told = logging.getLogger("asyncio").error
+        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=BlockingIOError(11, "again"))
+        assert capsys.readouterr().err == ""
+        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=OSError("something else"))
+        told("Exception in callback work()", exc_info=BlockingIOError(11, "again"))
+        assert len(capsys.readouterr().err.splitlines()) == 2
+    finally:
+        own.handlers[:], own.level, own.propagate, others.handlers[:] = before
