@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from distop.core.view import OperationView
     from distop.reaping import Call
     from distop.worker.model import CompleteResult
+    from distop.worker.sinks import Fetch, Page
 
 ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
@@ -58,21 +59,21 @@ class Later(Exception):
 class _Outcomes:
     """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
 
-    def __init__(self, read: Callable[[int], Awaitable[tuple[list[str], int | None]]]) -> None:
+    def __init__(self, read: Fetch) -> None:
         self._read = read
-        self._first: asyncio.Future[tuple[list[str], int | None]] | None = None
+        self._first: asyncio.Future[Page] | None = None
 
     def begin(self) -> None:
         self._first = asyncio.ensure_future(self._read(0))
         self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
 
-    async def page(self, start: int) -> tuple[list[str], int | None]:
+    async def page(self, start: int) -> Page:
         if start == 0 and self._first is not None:
             first, self._first = self._first, None
             return await first
         return await self._read(start)
 
-    def ready(self) -> tuple[list[str], int | None] | None:
+    def ready(self) -> Page | None:
         """The first page, where it is known by now."""
         first = self._first
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
@@ -180,7 +181,7 @@ class Ending:
             raise Elsewhere
         return counted
 
-    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> tuple[list[str], int | None]:
+    async def _outcomes(self, ref: OperationRef, total: int, start: int) -> Page:
         """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
         root, after = self._keys.root(ref), min(start + self._ctx.limits.outcomes, total)
         end = f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:"
@@ -198,7 +199,7 @@ class Ending:
         return rows, after if after < total else None
 
     @staticmethod
-    def _known(op: OperationView, total: int) -> tuple[list[str], None] | None:
+    def _known(op: OperationView, total: int) -> Page | None:
         """All outcomes, where the view has every one of them: how a job ended never changes."""
         if len(op.outcomes) != total:
             return None
@@ -271,7 +272,7 @@ class Ending:
     def _outcomes_of(self, op: OperationView, total: int) -> _Outcomes:
         ref = op.ref
 
-        async def page(start: int) -> tuple[list[str], int | None]:
+        async def page(start: int) -> Page:
             known = self._known(op, total) if start == 0 else None
             return known if known is not None else await self._outcomes(ref, total, start)
 

@@ -75,18 +75,6 @@ class NewOperation:
     planned: tuple[Plan, Sequence[bytes]] | None = None
 
 
-def start(
-    keys: Keys,
-    ref: OperationRef,
-    seen: Counters,
-    spec: Spec,
-    arg: bytes,
-    planned: tuple[Plan, Sequence[bytes]] | None = None,
-) -> Txn:
-    """Submit an operation (I39): :func:`starts` of this one alone."""
-    return starts(keys, seen, [NewOperation(ref, spec, arg, planned)])
-
-
 def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
     what is guarded is the same however many they are: both counters as they were read.

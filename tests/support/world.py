@@ -124,7 +124,7 @@ class World:
         return Spec(f"request-{ref}", TIME, "tester", self.rules, one_at_a_time=self.one_at_a_time)
 
     def start(self, ref: OperationRef) -> Txn:
-        return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}")
+        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}")])
 
     def starts(self, count: int, objects: Sequence[str] = ()) -> Txn:
         """So many at once; of these objects, or of none."""
@@ -133,7 +133,7 @@ class World:
         return t.starts(self.keys, seen, [t.NewOperation(ref, self.spec(ref), b"{}") for ref in refs])
 
     def start_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
-        return t.start(self.keys, ref, self.counters(), self.spec(ref), b"{}", planned(jobs))
+        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", planned(jobs))])
 
     def plan(self, ref: OperationRef, jobs: int = 2) -> Txn:
         plan, chunks = planned(jobs)

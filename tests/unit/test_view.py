@@ -145,6 +145,8 @@ def test_outcomes_of_small_operations_are_kept_as_they_come() -> None:
     world.tamper(KVPut(world.keys.job(refs[0], 1, "outcome"), "x" * (MAX_KEPT_OUTCOME + 1)))
     view.apply(concerns_type(world, world.store.history[-1][1]))
     assert sorted(small.outcomes) == [0]
+    listed = relisted(world, TypeView(world.keys, TABLE, TYPE, 2))
+    assert listed.operations[refs[0]].outcomes == {}  # then they are read when they are wanted
     before = len(world.store.history)
     world.do(world.finish_at_once(refs[0]))
     for _, changes in world.store.history[before:]:
