@@ -79,11 +79,14 @@ def get(name: str = "distop", **fields: Any) -> ContextLogger:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Where a process has had several event loops, gRPC's queue is read by two of them, and the second finds nothing:
-    asyncio says so as an error (BlockingIOError), and nothing is lost.
+    """Where a process has had several event loops, gRPC's queue is read by any of them: a second reader finds nothing
+    (BlockingIOError), and what ends late may be for a loop that is closed (RuntimeError). asyncio logs both as errors,
+    and nothing is lost: nobody waits for either.
     """
-    empty = record.exc_info is not None and isinstance(record.exc_info[1], BlockingIOError)
-    return not (empty and record.name == "asyncio" and "PollerCompletionQueue" in record.getMessage())
+    error = record.exc_info[1] if record.exc_info else None
+    late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    harmless = late or isinstance(error, BlockingIOError)
+    return not (harmless and record.name == "asyncio" and "PollerCompletionQueue" in record.getMessage())
 
 
 def configure(level: str = "info", style: str = "text") -> None:

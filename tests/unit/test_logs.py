@@ -165,16 +165,19 @@ def test_what_libraries_say_is_one_line_each_for_people() -> None:
     assert ready.endswith("INFO    ready")
 
 
-def test_an_empty_queue_of_grpc_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_grpc_says_of_other_loops_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     own, others = logging.getLogger("distop"), logging.getLogger()
     before = own.handlers[:], own.level, own.propagate, others.handlers[:]
     try:
         logs.configure("info", "text")
         told = logging.getLogger("asyncio").error
         told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=BlockingIOError(11, "again"))
+        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("Event loop is closed"))
         assert capsys.readouterr().err == ""
         told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=OSError("something else"))
+        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("something else"))
         told("Exception in callback work()", exc_info=BlockingIOError(11, "again"))
-        assert len(capsys.readouterr().err.splitlines()) == 2
+        told("Exception in callback work()", exc_info=RuntimeError("Event loop is closed"))
+        assert len(capsys.readouterr().err.splitlines()) == 4
     finally:
         own.handlers[:], own.level, own.propagate, others.handlers[:] = before
