@@ -187,8 +187,9 @@ class EtcdClient:
         ``repeated`` set, and a refusal may mean that an earlier copy won: look at what the failure branch read.
         ``deadline``: seconds from now, None for ever. ``until``: stop when this future is done (a lost session).
 
-        Raises OutcomeUnknown when time is up, or etcd refuses, after a copy that may have been applied;
-        EtcdUnavailable when time is up and no copy was; EtcdRejected and its family when etcd refused at once.
+        Raises OutcomeUnknown when time is up after a copy that may have been applied, or when etcd then refuses for
+        another reason than rights, which may come back; EtcdUnavailable when time is up and no copy was;
+        EtcdRejected and its family when etcd refused at once.
         """
         request = encode_txn(txn)
         attempts = Attempts(txn.label or "transaction", deadline, until=until)

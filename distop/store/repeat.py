@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import random, time
-from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown
+from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown, PermissionDenied
 from distop.store.failures import Failure, Fate
 from distop.store.transport import Method, RequestFailed, Transport
 
@@ -84,6 +84,8 @@ class Repeater:
     async def send(self, method: Method[Request, Response], request: Request, attempts: Attempts) -> Response:
         """Send the identical request until it is answered. Raises RequestFailed where it gives way to a full database.
 
+        Rights come and go, and a refusal for want of them answers only for the copy that was refused: while an earlier
+        one is unknown the request is repeated all the same, for only the identical transaction tells (T9).
         Raises what ``EtcdClient.commit`` documents.
         """
         while True:
@@ -94,13 +96,14 @@ class Repeater:
             except RequestFailed as error:
                 failure, token = error.failure, error.token
             except EtcdRejected as error:  # the authentication was refused; the request itself was not sent
-                raise self._refused(attempts, error) from error
+                failure, token, refusal = Failure(Fate.FINAL, error.code, error.detail), None, error
             attempts.last = failure
             if attempts.gives_way and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
             if failure.fate is Fate.TOKEN:
                 attempts.tokens += 1
-                if attempts.tokens > _TOKEN_TRIES or not self._config.username:
+                believed = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
+                if believed or not self._config.username:
                     failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
                 else:
                     try:
@@ -109,9 +112,9 @@ class Repeater:
                         refusal = error
                     if attempts.tokens == 1 and refusal is None:
                         continue
-            if failure.fate is Fate.FINAL:
+            if failure.fate is Fate.FINAL and refusal is None:
                 refusal = self._transport.rejection(failure, f"the {attempts.what}")
-            if refusal is not None:
+            if refusal is not None and not (attempts.unknown and isinstance(refusal, PermissionDenied)):
                 raise self._refused(attempts, refusal) from refusal
             if failure.fate is Fate.UNKNOWN and not attempts.harmless:
                 attempts.unknown = True

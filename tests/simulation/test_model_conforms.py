@@ -93,7 +93,8 @@ class ModelServer:
     def resume(self) -> None:
         self._member.lag = 0.0
         self._network.etcd.catch_up(self._member)
-        self._network.heal_all(self._links())
+        for link in self._links():
+            self._network.heal(link)
 
     def _links(self) -> list[Any]:
         return self._network.links(member=self._member)

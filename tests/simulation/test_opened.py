@@ -337,10 +337,8 @@ def test_the_session_is_lost_before_the_answer(hosts: int, kind: str, executors:
     def cut_off(run: Opening, machine: Machine) -> None:
         assert machine.process is not None
         network, loop = run.sim.network, run.sim.loop
-        links = network.links(machine.process)
-        for link in links:
-            network.hold(link, held=("Lease",), muted=("KV",))
-        loop.world_at(loop.now + away, network.heal_all, links)
+        holds = [network.hold(link, held=("Lease",), muted=("KV",)) for link in network.links(machine.process)]
+        loop.world_at(loop.now + away, network.release, holds)
 
     run = Opening(small(3, hosts, wish(kind, jobs=hosts * JOBS), slots=SLOTS), then=cut_off)
     run.run(executors)

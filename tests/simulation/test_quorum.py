@@ -3,78 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 
-from distop.clock import source
 from distop.core.txn import Get, Put, Txn, absent
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from distop.store.transport import channels
 from distop.testing.simulation import Simulation
-from distop.testing.simulation.etcd import SimEtcd
-from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.network import Network
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Fault, Wish
-from distop.testing.simulation.source import SimSource
 from tests.simulation.test_scenarios import argument, small
+from tests.simulation.worlds import ADDRESSES, ELECTION, World
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    pass
 
-    from distop.testing.simulation.quorum import Member
-
-ADDRESSES = tuple(f"etcd-{n}:2379" for n in range(3))
-ELECTION = 1.0
 LEASE, TTL = 7, 5
-
-
-class World:
-    """Three members, and a client of the first."""
-
-    def __init__(self) -> None:
-        chance = random.Random(1)
-        self.loop = VirtualLoop(chance)
-        self.etcd = SimEtcd(self.loop, ADDRESSES, election=ELECTION)
-        self.network = Network(self.loop, self.etcd, chance)
-        self.members: list[Member] = list(self.etcd.members.values())
-        self._context = contextvars.Context()
-        self._context.run(source.set, SimSource(self.loop, chance))
-        self._context.run(channels.set, self.network.channel)
-
-    def run(self, work: Callable[[EtcdClient], Awaitable[None]]) -> None:
-        async def connected() -> None:
-            async with EtcdClient(EtcdConfig(ADDRESSES[:1])) as client:
-                await work(client)
-
-        task = self.loop.spawn(Process("test"), connected(), self._context)
-        assert self.loop.run(task.done, 600.0)
-        task.result()
-
-    def stop(self, *numbers: int) -> None:
-        for number in numbers:
-            self.network.stop(self.members[number])
-
-    def start(self, *numbers: int) -> None:
-        for number in numbers:
-            self.network.start(self.members[number])
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.loop.end()
-    assert world.loop.troubles == []
 
 
 def write(name: str) -> Txn:

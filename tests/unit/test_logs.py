@@ -170,14 +170,14 @@ def test_what_grpc_says_of_other_loops_is_no_error(capsys: pytest.CaptureFixture
     before = own.handlers[:], own.level, own.propagate, others.handlers[:]
     try:
         logs.configure("info", "text")
-        told = logging.getLogger("asyncio").error
+        told, closed = logging.getLogger("asyncio").error, RuntimeError("Event loop is closed")
         told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=BlockingIOError(11, "again"))
-        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("Event loop is closed"))
+        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=closed)
         assert capsys.readouterr().err == ""
         told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=OSError("something else"))
         told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("something else"))
         told("Exception in callback work()", exc_info=BlockingIOError(11, "again"))
-        told("Exception in callback work()", exc_info=RuntimeError("Event loop is closed"))
+        told("Exception in callback work()", exc_info=closed)
         assert len(capsys.readouterr().err.splitlines()) == 4
     finally:
         own.handlers[:], own.level, own.propagate, others.handlers[:] = before

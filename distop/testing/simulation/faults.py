@@ -6,21 +6,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_USERS
-from distop.testing.simulation.network import CLOSED, Fate
+from distop.testing.simulation.network import CLOSED, EVERYTHING, Fate
 from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.testing.simulation.loop import Process
     from distop.testing.simulation.machine import Machine
-    from distop.testing.simulation.network import Link
+    from distop.testing.simulation.network import Hold, Link
     from distop.testing.simulation.quorum import Member
     from distop.testing.simulation.run import Simulation
     from distop.testing.simulation.scenario import Fault
-
-ALL = ("KV", "Lease", "Watch")
 
 
 class Injector:
@@ -223,19 +221,18 @@ class Injector:
         self.count["cut-at-step"] += 1
         process.after(int(fault.aim[3] * 60), lambda: self._sim.network.cut_all(process))
 
-    def _hold(self, fault: Fault, held: Sequence[str], muted: Sequence[str]) -> None:
+    def _hold(self, fault: Fault, held: Iterable[str], muted: Iterable[str]) -> None:
         links = self._links(fault)
         if links:
             self.count[fault.kind] += 1
-            for link in links:
-                self._sim.network.hold(link, held, muted)
-            self._later(fault, lambda: self._sim.network.heal_all(links))
+            holds = [self._sim.network.hold(link, held, muted) for link in links]
+            self._later(fault, lambda: self._sim.network.release(holds))
 
     def _hole(self, fault: Fault) -> None:
-        self._hold(fault, ALL, ALL)
+        self._hold(fault, EVERYTHING, EVERYTHING)
 
     def _one_way(self, fault: Fault) -> None:
-        kinds: tuple[str, ...] = (("Lease",), ("Lease",), ("KV",), ("Watch",), ("KV", "Watch"), ALL)[
+        kinds: Iterable[str] = (("Lease",), ("Lease",), ("KV",), ("Watch",), ("KV", "Watch"), EVERYTHING)[
             int(fault.aim[3] * 6)
         ]
         to_server = fault.aim[1] < 0.5
@@ -253,11 +250,15 @@ class Injector:
             link.slow["Lease"] = interval * (0.99 - 0.4 * fault.aim[1] ** 2)
 
         def hold() -> None:
+            holds = [network.hold(link, EVERYTHING, ("KV", "Watch")) for link in links]
+            loop.world_at(loop.now + interval + fault.lasts, release, holds)
+
+        def release(holds: list[Hold]) -> None:
             for link in links:
-                network.hold(link, ALL, ("KV", "Watch"))
+                link.slow.clear()
+            network.release(holds)
 
         loop.world_at(loop.now + interval + 0.01, hold)
-        loop.world_at(loop.now + 2 * interval + fault.lasts, network.heal_all, links)
 
     def _refuse(self, fault: Fault) -> None:
         links = self._links(fault)
@@ -265,7 +266,12 @@ class Injector:
             self.count["refuse"] += 1
             link.refuses = True
             self._sim.network.cut(link)
-        self._later(fault, lambda: self._sim.network.heal_all(links))
+
+        def let_in() -> None:
+            for link in links:
+                link.refuses = False
+
+        self._later(fault, let_in)
 
     # ------------------------------------------------------------------- etcd
 

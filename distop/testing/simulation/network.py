@@ -8,6 +8,7 @@ a request whose sender has given up is applied all the same (T9).
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,7 +22,7 @@ from distop.testing.simulation.streams import SimStream
 if TYPE_CHECKING:
     import asyncio
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.testing.simulation.etcd import SimEtcd
     from distop.testing.simulation.loop import Process, VirtualLoop
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 PATIENCE = PING_EVERY + PING_LIMIT
 """Seconds after which a connection that swallows everything is given up, by gRPC's pings."""
+EVERYTHING = frozenset({"KV", "Lease", "Watch"})
+"""All kinds of requests."""
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: refused"
 CLOSED = "Socket closed"
 
@@ -65,25 +68,36 @@ class Fate:
         self.refusal = refusal
 
 
-class Link:
-    """What a process has to a server. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) whose requests do
-    not get there for now; ``muted``: those whose answers do not get back, or of one watch alone: the key that it begins
-    with.
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """Why a link lets something not pass. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) that do not
+    get there; ``muted``: those whose answers do not get back, or of one watch alone: the key that it begins with.
     """
+
+    link: Link
+    held: frozenset[str]
+    muted: frozenset[str]
+
+
+class Link:
+    """What a process has to a server. ``held`` and ``muted``: what no hold on it lets pass."""
 
     def __init__(self, process: Process, member: Member, address: str) -> None:
         self.process = process
         self.address = address
         self.member = member
         self.refuses = False
+        self.holds: list[Hold] = []
         self.held: frozenset[str] = frozenset()
         self.muted: frozenset[str] = frozenset()
         self.slow: dict[str, float] = {}
         """Seconds more that messages of a kind's streams take on their way back."""
         self.stuck: list[Callable[[], None]] = []
-        """What goes on once the link lets it pass."""
+        """What is tried again at each change of what the link lets pass, in its order: TCP repeats what was lost."""
         self.streams: list[SimStream] = []
         self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.dead = False
+        """Nothing passes in one direction: pings are not answered."""
         self.epoch = 0
 
 
@@ -136,35 +150,49 @@ class Network:
 
     # ----------------------------------------------------------------- faults
 
-    def hold(self, link: Link, held: Sequence[str] = (), muted: Sequence[str] = ()) -> None:
+    def hold(self, link: Link, held: Iterable[str] = (), muted: Iterable[str] = ()) -> Hold:
         """From now on requests of these kinds do not get there, answers of those do not get back."""
-        link.held, link.muted = frozenset(held), frozenset(muted)
-        link.epoch += 1
-        if len(link.held) == 3 or len(link.muted) == 3:
-            self.loop.world_at(self.loop.now + PATIENCE, self._give_up, link, link.epoch)
+        hold = Hold(link, frozenset(held), frozenset(muted))
+        link.holds.append(hold)
+        self._changed(link)
+        return hold
+
+    def release(self, holds: Sequence[Hold]) -> None:
+        """These are over: what no other hold stops goes on."""
+        for hold in holds:
+            if hold in hold.link.holds:
+                hold.link.holds.remove(hold)
+                self._changed(hold.link)
+
+    def _changed(self, link: Link) -> None:
+        none: frozenset[str] = frozenset()
+        link.held = none.union(*(hold.held for hold in link.holds))
+        link.muted = none.union(*(hold.muted for hold in link.holds))
+        dead = link.held >= EVERYTHING or link.muted >= EVERYTHING
+        if dead is not link.dead:
+            link.dead = dead
+            link.epoch += 1
+            if dead:
+                self.loop.world_at(self.loop.now + PATIENCE, self._give_up, link, link.epoch)
+        stuck, link.stuck = link.stuck, []
+        for try_again in stuck:
+            try_again()
 
     def _give_up(self, link: Link, epoch: int) -> None:
-        if link.epoch == epoch:
+        if link.dead and link.epoch == epoch:
             self.cut(link, "keepalive watchdog timeout")
 
     def heal(self, link: Link) -> None:
         """Everything passes again; what was stuck goes on."""
         link.refuses = False
-        link.held = link.muted = frozenset()
         link.slow.clear()
-        link.epoch += 1
-        stuck, link.stuck = link.stuck, []
-        for go_on in stuck:
-            go_on()
+        link.holds.clear()
+        self._changed(link)
 
     def cut_all(self, process: Process) -> None:
         """Every connection of the process breaks."""
         for link in self.links(process):
             self.cut(link)
-
-    def heal_all(self, links: Sequence[Link]) -> None:
-        for link in links:
-            self.heal(link)
 
     def cut(self, link: Link, detail: str = CLOSED) -> None:
         """Its connection breaks. Requests that are on their way may arrive all the same; their answers do not."""
@@ -239,11 +267,14 @@ class Network:
             self.loop.world_at(now + self.delay(), _fail, reply, *fate.error)
         if fate is not None and fate.before is None:
             return
-        if kind in link.held:
-            link.stuck.append(arrive)
-            return
         late = fate.before or 0.0 if fate is not None else 0.0
-        self.loop.world_at(now + self.delay() + late + put_off, arrive)
+        self._forth(link, kind, late + put_off, arrive)
+
+    def _forth(self, link: Link, kind: str, late: float, arrive: Callable[[], None]) -> None:
+        if kind in link.held:
+            link.stuck.append(functools.partial(self._forth, link, kind, 0.0, arrive))
+        else:
+            self.loop.world_at(self.loop.now + self.delay() + late, arrive)
 
     def _arrive(
         self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str, token: str
@@ -267,15 +298,15 @@ class Network:
         reply = link.calls.pop(number, None)
         if reply is None or (fate is not None and fate.silent):
             return
-        delay = self.delay() + (member.lag if path.startswith("/etcdserverpb.KV/") else 0.0)
-        delay += fate.after if fate is not None else 0.0
-        self._back(link, kind_of(path), delay, functools.partial(_answer, reply, response, error))
+        late = member.lag if path.startswith("/etcdserverpb.KV/") else 0.0
+        late += fate.after if fate is not None else 0.0
+        self._back(link, kind_of(path), late, functools.partial(_answer, reply, response, error))
 
-    def _back(self, link: Link, kind: str, delay: float, answer: Callable[[], None]) -> None:
+    def _back(self, link: Link, kind: str, late: float, answer: Callable[[], None]) -> None:
         if kind in link.muted:
-            link.stuck.append(answer)
+            link.stuck.append(functools.partial(self._back, link, kind, 0.0, answer))
         else:
-            self.loop.world_at(self.loop.now + delay, answer)
+            self.loop.world_at(self.loop.now + self.delay() + late, answer)
 
 
 class SimChannel:

@@ -26,6 +26,7 @@ from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.store.client import EtcdClient
 from distop.testing.simulation.machine import nothing
+from distop.testing.simulation.network import EVERYTHING
 from distop.testing.simulation.references import RESTART
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.wire import to_text
@@ -202,10 +203,8 @@ class Course:
 
     def _cut(self, process: Process) -> None:
         network, loop = self.sim.network, self.sim.loop
-        links = network.links(process)
-        for link in links:
-            network.hold(link, ("KV", "Lease", "Watch"), ("KV", "Lease", "Watch"))
-        loop.world_at(loop.now + self._lasts, network.heal_all, links)
+        holds = [network.hold(link, EVERYTHING, EVERYTHING) for link in network.links(process)]
+        loop.world_at(loop.now + self._lasts, network.release, holds)
 
 
 def discover(reference: Reference) -> Course:

@@ -62,11 +62,14 @@ class SimStream:
         put_off = self._network.sending(link.process, self._path, copy)
         if link.process.dead:
             return
-        if self._kind in link.held:
-            link.stuck.append(lambda: self._arrived(copy, label))
+        self._forth(lambda: self._arrived(copy, label), put_off)
+
+    def _forth(self, arrive: Callable[[], None], put_off: float = 0.0) -> None:
+        if self._kind in self._link.held:
+            self._link.stuck.append(lambda: self._forth(arrive))
             return
         self._sent_at = max(self._sent_at, self._loop.now + self._network.delay() + put_off)
-        self._loop.world_at(self._sent_at, self._arrived, copy, label)
+        self._loop.world_at(self._sent_at, arrive)
 
     async def read(self) -> Any:
         """The next message; ``grpc.aio.EOF`` at a clean end. Raises AioRpcError, or CancelledError after cancel()."""
@@ -121,7 +124,7 @@ class SimStream:
 
     def _back(self, deliver: Callable[[], None]) -> None:
         if self._link.muted and not self._link.muted.isdisjoint((self._kind, *(one.key for one in self._watches))):
-            self._link.stuck.append(deliver)
+            self._link.stuck.append(lambda: self._back(deliver))
             return
         late = self._link.slow.get(self._kind, 0.0) + self._network.delay()
         self._back_at = max(self._back_at, self._loop.now + late)

@@ -1,0 +1,116 @@
+"""What becomes of requests and of streams whose ways are cut, held and let go: in the client, and in the model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Get, GetResult, Put, Txn, absent
+from distop.errors import OutcomeUnknown, PermissionDenied
+from distop.store.watch import Batch, Feed
+from distop.testing.simulation.network import Fate
+
+if TYPE_CHECKING:
+    from distop.store.client import EtcdClient
+    from distop.testing.simulation.loop import Process
+    from tests.simulation.worlds import World
+
+
+USER = {"username": "me", "password": "a secret"}
+
+
+def write(name: str) -> Txn:
+    return Txn((absent(name),), (Put(name, b"mine"),), (Get(name),))
+
+
+@pytest.fixture
+def denied(world: World) -> World:
+    """The first transaction is applied and its answer lost; all after it are refused, until ``users.denied`` ends."""
+    users = world.etcd.users
+    users.enabled = True
+    seen: list[str] = []
+
+    def fate(process: Process, path: str) -> Fate | None:
+        if not path.endswith("/Txn") or seen:
+            return None
+        seen.append(path)
+        return Fate("lost", silent=True, error=("UNAVAILABLE", "Socket closed"))
+
+    def applied(process: Process, path: str, asked: object) -> None:
+        users.denied = users.denied or path.endswith("/Txn")
+
+    world.network.fate, world.network.applied = fate, applied
+    return world
+
+
+@pytest.mark.parametrize("tokens_end", [False, True])
+def test_an_unknown_outcome_outlives_a_role_that_is_taken_away(denied: World, tokens_end: bool) -> None:
+    """The repetition was refused, and the session forgot a claim that it had won: who is drained was busy. A refusal
+    answers only for the copy that was refused.
+    """
+
+    async def work(client: EtcdClient) -> None:
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(client.commit(write("a"), until=lost))
+        await asyncio.sleep(20.0)
+        assert not task.done()
+        assert denied.etcd.users.refused > 2
+        if tokens_end:
+            denied.etcd.users.end_tokens()
+            await asyncio.sleep(20.0)
+        denied.network.applied = lambda process, path, asked: None
+        denied.etcd.users.denied = False
+        result = await task
+        assert (result.succeeded, result.repeated) == (False, True)
+        (found,) = result.responses
+        assert isinstance(found, GetResult)
+        assert found.kv is not None, "it finds its own first copy"
+
+    denied.run(work, **USER)
+
+
+def test_what_is_refused_to_the_end_stays_unknown(denied: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        with pytest.raises(OutcomeUnknown, match="permission denied"):
+            await client.commit(write("a"), deadline=5.0)
+        with pytest.raises(PermissionDenied):
+            await client.commit(write("b"), deadline=5.0)  # no copy of this one may have been applied
+
+    denied.run(work, **USER)
+
+
+def test_holds_that_overlap_do_not_change_the_order_of_a_stream(world: World) -> None:
+    """What TCP repeats comes before what was sent later. The model let later events overtake, and a watch that drops
+    what it is past (W9) lost the earlier ones.
+    """
+    applied: list[str] = []
+
+    def apply(batch: Batch) -> None:
+        applied.extend(event.kv.key for event in batch.events)
+
+    async def work(client: EtcdClient) -> None:
+        network = world.network
+        feed = Feed(client, "k", "l", apply)
+        await feed.start()
+        (link,) = network.links()
+        names = [f"k{n}" for n in range(5)]
+        holds = []
+        for number, name in enumerate(names):
+            if number == 1:
+                holds.append(network.hold(link, muted=("Watch",)))
+            if number == 2:
+                holds.append(network.hold(link, held=("Lease",)))
+            if number == 3:
+                network.release(holds[1:])
+            if number == 4:
+                network.release(holds)
+            await client.commit(Txn((), (Put(name, b""),)))
+            if number == 0:
+                await asyncio.sleep(1.0)  # until the watch has begun
+        await feed.reached(world.etcd.revision)
+        assert applied == names
+        await feed.close()
+
+    world.run(work)

@@ -1,0 +1,57 @@
+"""Three simulated members, and a client of the first."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import source
+from distop.store.client import EtcdClient
+from distop.store.config import EtcdConfig
+from distop.store.transport import channels
+from distop.testing.simulation.etcd import SimEtcd
+from distop.testing.simulation.loop import Process, VirtualLoop
+from distop.testing.simulation.network import Network
+from distop.testing.simulation.source import SimSource
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from distop.testing.simulation.quorum import Member
+
+ADDRESSES = tuple(f"etcd-{n}:2379" for n in range(3))
+ELECTION = 1.0
+
+
+class World:
+    """Three members, and a client of the first."""
+
+    def __init__(self) -> None:
+        chance = random.Random(1)
+        self.loop = VirtualLoop(chance)
+        self.etcd = SimEtcd(self.loop, ADDRESSES, election=ELECTION)
+        self.network = Network(self.loop, self.etcd, chance)
+        self.members: list[Member] = list(self.etcd.members.values())
+        self._context = contextvars.Context()
+        self._context.run(source.set, SimSource(self.loop, chance))
+        self._context.run(channels.set, self.network.channel)
+
+    def run(self, work: Callable[[EtcdClient], Awaitable[None]], **config: Any) -> None:
+        """``config``: of the client, beside its endpoint."""
+
+        async def connected() -> None:
+            async with EtcdClient(EtcdConfig(ADDRESSES[:1], **config)) as client:
+                await work(client)
+
+        task = self.loop.spawn(Process("test"), connected(), self._context)
+        assert self.loop.run(task.done, 600.0)
+        task.result()
+
+    def stop(self, *numbers: int) -> None:
+        for number in numbers:
+            self.network.stop(self.members[number])
+
+    def start(self, *numbers: int) -> None:
+        for number in numbers:
+            self.network.start(self.members[number])
