@@ -295,7 +295,7 @@ def _of_the_cluster(wish: Wish) -> Wish:
 
 
 def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: tuple[str, ...]) -> Wish:
-    partitions = min(60, max(1, round(chance.lognormvariate(2.75, 0.75)))) if chance.random() < 0.98 else 1
+    partitions = min(60, max(1, round(chance.lognormvariate(2.45, 0.8)))) if chance.random() < 0.98 else 1
     names = None
     if chance.random() < 0.15:
         names = tuple(f"p={p}" for p in sorted(chance.sample(range(partitions), max(1, partitions // 2))))
