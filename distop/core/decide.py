@@ -97,6 +97,8 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         return MakePlan()
     if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
         if op.ended >= op.plan.count:
+            # Its claims are gone, whatever the view of them says, which comes by another watch: each went with its
+            # job's end, and no job that has ended is claimed.
             verdict = State.FAILED if op.failed else State.SUCCESS
             return _decided(keys, op, election, verdict)
         if stage is Stage.OPEN and op.failed and op.spec.rules.failure_policy == "fail_fast":
@@ -111,6 +113,8 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         )
         if gone:
             return Reap(gone)
+        if op.claims:
+            return None  # a holder has yet to stop
         failed = op.cancel is not None and op.cancel.reason == "failed"
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
     if stage is Stage.COMPLETING and op.decision is not None:
@@ -127,8 +131,6 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
 
 
 def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -> Step:
-    if op.claims:
-        return None  # the view of the claims lags behind the jobs, or a holder has yet to stop
     total = op.plan.count if op.plan is not None else 0
     failed, truncated = failed_text(op.failed)
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
