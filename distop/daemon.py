@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from distop import logs
+from distop import garbage, logs
 from distop.binding import Binding, BindingFile
 from distop.clock import random, time, uuid
 from distop.core import keys as K
@@ -113,6 +113,7 @@ async def run_executor(config: ExecutorConfig) -> int:
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s", executor_id, config.work_dir)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
+        garbage.settle()
         await serve(config, executor_id, stop, log, binding)
     return 0
 

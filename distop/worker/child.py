@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop import garbage
 from distop.behavior import registered
 from distop.worker import protocol
 from distop.worker.calls import Call
@@ -58,6 +59,7 @@ class Child:
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
         self._outbox.start()
         self._outbox.send(hello(env))
+        garbage.settle()
         threading.Thread(target=self._interrupt_again, daemon=True).start()
         threading.Thread(target=env.spark.watch, args=(self._spark_lost,), daemon=True).start()
         for message in messages:

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop import java
+from distop import garbage, java
 from distop.core import heartbeats
 from distop.errors import UsageError
 from distop.worker.explain import headline
@@ -219,6 +219,7 @@ class SparkHolder:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         self._quieten(session)
+        garbage.settle()
         return session
 
     @staticmethod
