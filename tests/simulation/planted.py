@@ -183,7 +183,7 @@ def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
 
-@bug("invariant 8")
+@bug("invariant 8", first=3)
 def elect_while_another_lives(patch: Patch) -> None:
     wrap(patch, t, "elect", lambda txn, _: without(txn, node_absent))
     wrap(patch, ClusterView, "live", lambda *_: False)
