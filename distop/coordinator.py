@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.backoff import Backoff
 from distop.clock import random, time
 from distop.core import decide
 from distop.core import transitions as t
@@ -197,7 +198,7 @@ class Coordinator:
 
     async def _drive(self, ref: OperationRef) -> None:
         """Do what is next for one operation until there is nothing to do but wait."""
-        pause = REFUSED_PAUSE[0]
+        refused = Backoff(*REFUSED_PAUSE)
         try:
             while self._ready:
                 self._again.discard(ref)
@@ -226,11 +227,10 @@ class Coordinator:
                     applied = True
                     self._trouble(ref)
                 if applied:
-                    pause = REFUSED_PAUSE[0]
+                    refused.reset()
                 else:
                     # Refused: the view was behind. What it missed is on its way.
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(pause * 2, REFUSED_PAUSE[1])
+                    await asyncio.sleep(refused.pause())
         except (SessionLost, asyncio.CancelledError):
             pass
         except Later as later:

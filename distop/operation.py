@@ -8,7 +8,7 @@ import logging
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import random
+from distop.backoff import Backoff
 from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys
@@ -38,7 +38,8 @@ _EARLY_POLLS = (0.015, 0.03, 0.06)
 """Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
 etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
 _LONGEST_CANCEL_TEXT = 1_000
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_PAUSE = (0.1, 2.0)
+"""Seconds of back-off while etcd does not answer, first and longest."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
@@ -100,13 +101,13 @@ class Operation:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
 
     async def _history(self) -> History:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(*_PAUSE)
         while True:
             try:
                 ended = await self._until_ended()
                 if ended is not None:
                     return read(History.decode, ended)
-                pause = _FIRST_PAUSE
+                backoff.reset()
             except ClusterChanged:
                 raise
             except EtcdUnavailable as error:
@@ -114,8 +115,7 @@ class Operation:
                 if not self._waiting_for_etcd:
                     self._waiting_for_etcd = True
                     log.warning("waiting for etcd: %s", error, extra={"operation": self.ref})
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.pause())
 
     def _heard(self) -> None:
         """etcd has answered: say so where it was said that it does not."""

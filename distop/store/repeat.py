@@ -7,7 +7,8 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.clock import random, time
+from distop.backoff import Backoff
+from distop.clock import time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown, PermissionDenied
 from distop.store.failures import Failure, Fate
 from distop.store.transport import Method, RequestFailed, Transport
@@ -22,8 +23,8 @@ log = logging.getLogger("distop.store")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between repetitions, doubled each time, with jitter."""
+_PAUSE = (0.05, 1.0)
+"""Seconds between repetitions, first and longest."""
 
 _LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions: a passing trouble is not worth a line, a lasting one is worth some
 NO_SPACE = "database space exceeded"
@@ -48,7 +49,7 @@ class Attempts:
     until: asyncio.Future[Any] | None = None
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
-    pause: float = FIRST_PAUSE
+    backoff: Backoff = field(default_factory=lambda: Backoff(*_PAUSE))
     count: int = 0
     tokens: int = 0
     last: Failure | None = None
@@ -66,8 +67,7 @@ class Attempts:
         """How long to wait before the next attempt; None when time is up, or ``until`` is done."""
         if self.until is not None and self.until.done():
             return None
-        pause = self.pause * random.uniform(0.5, 1.0)
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        pause = self.backoff.pause()
         left = self.left()
         if left is None:
             return pause
