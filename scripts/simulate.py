@@ -87,7 +87,7 @@ def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = spent.ru_utime + spent.ru_stime
     print(
-        f"{used:.0f} s of processor time, {1000 * used / len(seeds):.0f} ms for each: what else runs matters less for it"
+        f"{used:.0f} s of processor time, {1000 * used / len(seeds):.0f} ms for each"
     )
     late = within is not None and took > within
     if late:
