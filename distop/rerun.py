@@ -13,6 +13,9 @@ from distop.errors import NotAllowed, NotFound
 from distop.request import request
 from distop.submit import submit
 
+_TOLD = 200
+"""Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
+
 if TYPE_CHECKING:
     from distop.core.kept import Kept
     from distop.core.keys import Keys
@@ -82,8 +85,13 @@ def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: b
         raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
     names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
     if found is None or (unfinished and left and not found.unfinished):
+        which = ""
+        if ranges := record.failed_ranges:
+            first = ranges if len(ranges) <= _TOLD else ranges[: ranges.rindex(",", 0, _TOLD)]
+            more = " and more" if first != ranges or record.failed_truncated else ""
+            which = f" (failed, by their places in its plan, from 0: {first}{more})"
         raise NotAllowed(
             f"{ref} had too many partitions that are not done, or too long names, to be kept for a rerun: start it "
-            "anew, with --partition for some"
+            f"anew, with --partition for some{which}"
         )
     return names
