@@ -16,7 +16,7 @@ from distop.core.model import Cancel, Decision, History, OperationRef, Phase, St
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
+from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
 from distop.request import seconds, whoami
 from distop.request import text as check_text
 from distop.rerun import rerun
@@ -170,9 +170,7 @@ class Operation:
         if history.kv is not None:
             return history.kv
         if not state.count:
-            raise NotFound(
-                f"there is no operation {self.ref}: it never was, or it ended so long ago that its history was dropped"
-            )
+            raise no_operation(self.ref)
         return None
 
     async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
@@ -295,7 +293,7 @@ class Operation:
             record = read(History.decode, history.kv)
             raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
         if state.kv is None:
-            raise NotFound(f"there is no operation {self.ref}")
+            raise no_operation(self.ref)
         if decision.kv is not None:
             verdict = read(Decision.decode, decision.kv).verdict
             raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")

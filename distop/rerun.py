@@ -9,7 +9,7 @@ from distop.core import kept
 from distop.core.model import CLUSTER_TABLE, History, State
 from distop.core.records import read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, NotFound
+from distop.errors import NotAllowed, no_operation
 from distop.request import request
 from distop.submit import submit
 
@@ -49,9 +49,7 @@ async def rerun(
     if history.kv is None:
         if state.count:
             raise NotAllowed(f"{ref} has not ended: wait for it, or cancel it first")
-        raise NotFound(
-            f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
-        )
+        raise no_operation(ref)
     found = kept.decode(beside)
     record = read(History.decode, history.kv)
     names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
