@@ -18,7 +18,7 @@ from distop.core.model import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.integration.test_daemons import holders
-from tests.support.daemons import eventually
+from tests.support.daemons import SPARK, eventually
 from tests.support.needs import need
 from tests.support.recording import Recorder, told
 from tests.support.replay import Written, read_history
@@ -147,9 +147,9 @@ def test_all_of_a_child_is_dead_before_its_lease_can_end(
     assert_dead_in_time(f"daemon {TOLD[end.__name__]}", watcher, known, record_property)
     last = max(when for *_, when in journal.lines())
     assert last <= watcher.died
+    operation.cancel()  # before ann is back: jobs that do not listen would run again
     ann.thaw() if end is freeze else ann.start()
     group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
-    operation.cancel()
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
@@ -170,8 +170,7 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     """The JVM, and PySpark's Python workers, which leave the process group."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     hold = tmp_path / "go"
-    options = (*DEBUG, "--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m")
-    (ann,) = group.start("ann", ttl=4, env=sample_env, options=options)
+    (ann,) = group.start("ann", ttl=4, env=sample_env, options=(*DEBUG, *SPARK))
     arg = {"jobs": 2, "rows": 3, "journal": str(journal.path), "hold": str(hold)}
     operation = group.client.start_operation("sparkwriting", TABLE, arg)
     group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=90)
@@ -209,8 +208,8 @@ def test_etcd_that_does_not_answer(
         assert died < at + margin
     finally:
         etcd.resume()
+    operation.cancel()  # before ann is back, as above
     group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
-    operation.cancel()
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
