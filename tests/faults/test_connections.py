@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 TABLE = "t"
-JOBS, ROWS = 6, 30
+JOBS, ROWS = 4, 30
 
 
 def start(group: Daemons, journal: Journal) -> Operation:
@@ -66,7 +66,7 @@ def test_a_cut_in_one_direction(
     what the session wrote arrives when it has ended. Either way it stops by its own clock, and nothing is done twice.
     """
     with ThreadedProxy(etcd.port) as proxy:
-        ann = far(group, proxy, 6, sample_env)
+        ann = far(group, proxy, 4, sample_env)
         before = set(group.client.nodes())
         operation = start(group, journal)
         group.eventually(lambda: set(holders(group)) == {"ann"} and len(journal.lines()) > 10, "the jobs write")

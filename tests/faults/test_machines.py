@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.model import OperationRef
-from distop.worker.guardian import session_members
-from tests.faults.test_self_fencing import child_of, children
+from distop.worker.guardian import boottime, session_members
+from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of, children
 from tests.integration.test_daemons import holders
+from tests.support.recording import Recorder
 from tests.support.replay import Written, read_history
 from tests.support.steps import ALL, Steps
 from tests.support.writing import assert_data
@@ -20,6 +21,7 @@ from tests.support.writing import assert_data
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemon, Daemons
     from tests.support.writing import Journal
 
@@ -41,34 +43,33 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
 
 
 @pytest.mark.overlaps
-def test_a_machine_that_was_suspended(group: Daemons, journal: Journal, sample_env: dict[str, str]) -> None:
+def test_a_machine_that_was_suspended(
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
+) -> None:
     """Its jobs were taken over meanwhile. It wakes up fenced: what it held is not its own any more, its child is
     killed, and nothing is written under its old session (F20, F34). That its child may write on for a moment is said
     in docs/guarantees.md; what it wrote is named by no outcome.
     """
-    _, bob = group.start("ann", "bob", ttl=4, env=sample_env)
-    arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
-    operation = group.client.start_operation("writing", TABLE, arg)
-    group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
-    (old,) = [inc for inc, node in group.client.nodes().items() if node.executor == "bob"]
-    child, suspended = child_of(bob), processes(bob)
-    signal_all(suspended, signal.SIGSTOP)
-    try:
-        assert operation.wait(90).state == "success", group.tails()
-    finally:
-        signal_all(suspended, signal.SIGCONT)
-    group.eventually(lambda: not session_members(child), "its child is dead", "bob")
-    group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
-    history = read_history(group.endpoint)
-    node = f"distOpNode.{old}"
-    (ended,) = [n for n, changes in history for c in changes if c.kv.key == node and c.deleted]
-    late = [
-        (n, c.kv.key)
-        for n, changes in history
-        for c in changes
-        if n > ended and not c.deleted and f'"incarnation":"{old}"'.encode() in c.kv.value
-    ]
-    assert not late, "written under a session that was over"
+    with Recorder(etcd.endpoint) as recorder:
+        bob = group.spawn("bob", "--etcd", recorder.endpoint, ttl=4, env=sample_env)
+        group.start("ann", ttl=4, env=sample_env)
+        group.await_ready("bob")
+        arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
+        operation = group.client.start_operation("writing", TABLE, arg)
+        group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
+        (old,) = [inc for inc, node in group.client.nodes().items() if node.executor == "bob"]
+        child, suspended = child_of(bob), processes(bob)
+        signal_all(suspended, signal.SIGSTOP)
+        try:
+            assert operation.wait(90).state == "success", group.tails()
+        finally:
+            woke = boottime()
+            signal_all(suspended, signal.SIGCONT)
+        group.eventually(lambda: not session_members(child), "its child is dead", "bob")
+        group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
+        assert_nothing_was_written(recorder, woke)
+        assert bob.stop() == 0
+    assert_never_named_again(read_history(group.endpoint), old)
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert any('"executor":"bob"' in claims[0] for claims in written.claims.values())
     assert_data(written, journal, JOBS, ROWS, overlaps=True)

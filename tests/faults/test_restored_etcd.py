@@ -12,7 +12,7 @@ import pytest
 import distop
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd, free_ports
-from tests.support.contract import dump
+from tests.support.contract import stand
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.steps import Steps
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 TABLE = "t"
+NOTHING: tuple[int, dict[str, str]] = (1, {})
+"""How a new etcd stands."""
 
 
 class Restorable:
@@ -36,8 +38,11 @@ class Restorable:
         port, peer = free_ports(2)
         self.server = EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None)
         self._data, self._copy = folder / "data", copy
+        self.untouched: tuple[int, dict[str, str]] = (0, {})
+        """How it stands as long as nobody writes to what is put back."""
 
     def copy(self) -> None:
+        self.untouched = stand(self.server.endpoint)
         self.server.halt()
         shutil.copytree(self._data, self._copy)
         self.server.restart()
@@ -107,14 +112,15 @@ def test_a_snapshot_restored_after_the_session_was_lost(
     """A restore takes longer than the time to live: the next incarnation notices it as well."""
     with restorable(tmp_path) as (etcd, group):
         (ann,) = group.start("ann", ttl=4, env=sample_env)
-        operation = start(group, journal)
+        start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 6, "the jobs write")
+        assert stand(etcd.server.endpoint) != etcd.untouched
         etcd.server.kill()
         group.eventually(lambda: "the session is lost" in ann.log.read_text(), "it lost its session", "ann")
         etcd.put_back()
         etcd.server.restart()
         assert_refused(ann, "went back from revision", "move the work directory")
-        assert not [key for key in dump(etcd.server.endpoint) if operation.ref.replace("/", ".") in key]
+        assert stand(etcd.server.endpoint) == etcd.untouched
 
 
 def test_a_daemon_that_is_started_again_remembers_what_it_knew(
@@ -130,12 +136,11 @@ def test_a_daemon_that_is_started_again_remembers_what_it_knew(
         etcd.server.kill()
         etcd.put_back()
         etcd.server.restart()
-        untouched = dump(etcd.server.endpoint)
         for _ in range(2):
             once_more(ann)
             assert_refused(ann, "went back from revision", "move the work directory")
             assert runs(group) == left, "nothing of it was judged by what another etcd says"
-        assert dump(etcd.server.endpoint) == untouched
+        assert stand(etcd.server.endpoint) == etcd.untouched
         ann.log.with_suffix("").rename(tmp_path / "set-aside")
         once_more(ann)
         group.client.close()
@@ -156,7 +161,7 @@ def test_another_cluster_is_not_served_with_the_same_work_directory(
         once_more(ann)
         assert_refused(ann, "is another cluster than before", "--work-dir")
         assert runs(group) == left, "what belongs to the other cluster stays"
-        assert dump(other.endpoint) == {}
+        assert stand(other.endpoint) == NOTHING
     etcd.restart()
 
 
@@ -170,7 +175,7 @@ def test_another_cluster_under_a_daemon_that_runs(
     etcd.kill()
     with EmbeddedEtcd(port=port, compaction=None) as other:
         assert_refused(ann, "is another cluster than before", "--work-dir")
-        assert dump(other.endpoint) == {}
+        assert stand(other.endpoint) == NOTHING
     etcd.restart()
 
 

@@ -18,8 +18,9 @@ from distop.core.model import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.integration.test_daemons import holders
-from tests.support.daemons import eventually
+from tests.support.daemons import SPARK, eventually
 from tests.support.needs import need
+from tests.support.recording import Recorder, told
 from tests.support.replay import Written, read_history
 from tests.support.writing import Journal, assert_data
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemon, Daemons
+    from tests.support.replay import History
 
     Note = Callable[[str, object], None]
 
@@ -145,9 +147,9 @@ def test_all_of_a_child_is_dead_before_its_lease_can_end(
     assert_dead_in_time(f"daemon {TOLD[end.__name__]}", watcher, known, record_property)
     last = max(when for *_, when in journal.lines())
     assert last <= watcher.died
+    operation.cancel()  # before ann is back: jobs that do not listen would run again
     ann.thaw() if end is freeze else ann.start()
     group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
-    operation.cancel()
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
@@ -168,8 +170,7 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     """The JVM, and PySpark's Python workers, which leave the process group."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     hold = tmp_path / "go"
-    options = (*DEBUG, "--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m")
-    (ann,) = group.start("ann", ttl=4, env=sample_env, options=options)
+    (ann,) = group.start("ann", ttl=4, env=sample_env, options=(*DEBUG, *SPARK))
     arg = {"jobs": 2, "rows": 3, "journal": str(journal.path), "hold": str(hold)}
     operation = group.client.start_operation("sparkwriting", TABLE, arg)
     group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=90)
@@ -207,35 +208,63 @@ def test_etcd_that_does_not_answer(
         assert died < at + margin
     finally:
         etcd.resume()
+    operation.cancel()  # before ann is back, as above
     group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
-    operation.cancel()
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
 
-def test_a_daemon_that_wakes_up_writes_nothing_under_its_old_session(
-    group: Daemons, journal: Journal, sample_env: dict[str, str]
-) -> None:
-    """Frozen for longer than its time to live, in the middle of jobs whose ends it has yet to write."""
-    _, bob = group.start("ann", "bob", env=sample_env)
-    arg = {"jobs": 8, "rows": 5, "pause": 0.05, "journal": str(journal.path)}
-    operation = group.client.start_operation("writing", TABLE, arg)
-    group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
-    (old,) = [inc for inc, node in group.client.nodes().items() if node.executor == "bob"]
-    bob.freeze()
-    assert operation.wait(90).state == "success", group.tails()
-    bob.thaw()
-    group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
-    history = read_history(group.endpoint)
-    node = f"distOpNode.{old}"
+def assert_nothing_was_written(recorder: Recorder, thawed: float) -> None:
+    """By a daemon that reaches etcd through the recorder alone, from the time at which it went on until it asked for a
+    new session: no request that could have changed any key was even sent.
+    """
+    assert any(asked.writes for asked in recorder.requests if asked.at < thawed), "what it writes is recorded"
+    late = recorder.writes_until_grant(thawed)
+    assert not late, f"written under a session that was over:\n{told(late)}"
+
+
+def assert_never_named_again(history: History, incarnation: str) -> None:
+    """Once its node key was gone, no value named this incarnation."""
+    node = f"distOpNode.{incarnation}"
     (ended,) = [n for n, changes in history for c in changes if c.kv.key == node and c.deleted]
     late = [
         (n, c.kv.key, c.kv.value)
         for n, changes in history
         for c in changes
-        if n > ended and not c.deleted and (c.kv.key == node or f'"incarnation":"{old}"'.encode() in c.kv.value)
+        if n > ended and not c.deleted and (c.kv.key == node or incarnation.encode() in c.kv.value)
     ]
     assert not late, "written under a session that was over"
+
+
+def test_a_daemon_that_wakes_up_writes_nothing_under_its_old_session(
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """A coordinator that is frozen for longer than its time to live. Its jobs end meanwhile: it hears of that when it
+    goes on, before anything else.
+    """
+    hold = tmp_path / "go"
+    with Recorder(etcd.endpoint) as recorder:
+        bob = group.spawn("bob", "--etcd", recorder.endpoint, env=sample_env)
+        group.await_ready("bob")
+        (old,) = group.client.nodes()
+        arg = {"jobs": 8, "rows": 5, "journal": str(journal.path), "hold": str(hold)}
+        operation = group.client.start_operation("writing", TABLE, arg)
+        group.eventually(lambda: holders(group)["bob"] == 2, "bob holds claims")
+        group.start("ann", env=sample_env)
+        group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
+        group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 4, "their jobs write")
+        bob.freeze()
+        hold.touch()
+        assert operation.wait(90).state == "success", group.tails()
+        thawed = boottime()
+        bob.thaw()
+        group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
+        assert_nothing_was_written(recorder, thawed)
+        assert bob.stop() == 0
+    history = read_history(group.endpoint)
+    led = [c.kv.key for _, changes in history for c in changes if c.kv.value == old.encode()]
+    assert led == ["distOpCoordinator.t.writing"], "bob coordinated"
+    assert_never_named_again(history, old)
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, 8, 5)
 
 

@@ -17,6 +17,7 @@ from distop.core.model import OperationRef
 from distop.worker.guardian import session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, command
+from tests.support.daemons import SPARK
 from tests.support.needs import need
 from tests.support.replay import Written
 from tests.support.writing import assert_data
@@ -31,10 +32,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
 
 TABLE = "t"
 GUILTY = 1
-SPARK = (
-    *("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m"),
-    *("--spark-conf", "spark.distop.jvmAnswer=4"),
-)
+OPTIONS = (*SPARK, "--spark-conf", "spark.distop.jvmAnswer=4")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +59,7 @@ def test_the_guilty_partition_stands_alone(
     sample_env: dict[str, str],
     record_property: Callable[[str, object], None],
 ) -> None:
-    (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    (ann,) = group.start("ann", ttl=10, env=sample_env, options=OPTIONS)
     child = child_of(ann)
     arg = {"jobs": jobs, "rows": 2, "journal": str(journal.path), "does": {f"p={GUILTY}": action}}
     operation = group.client.start_operation("sparkwriting", TABLE, arg, retry_attempts=1)
@@ -97,7 +95,7 @@ def test_a_jvm_that_is_killed_from_outside_costs_no_job(
 ) -> None:
     """Nobody is guilty: the batch is run again in a new child, and succeeds."""
     hold = tmp_path / "go"
-    (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    (ann,) = group.start("ann", ttl=10, env=sample_env, options=OPTIONS)
     arg = {"jobs": 2, "rows": 2, "journal": str(journal.path), "hold": str(hold)}
     operation = group.client.start_operation("sparkwriting", TABLE, arg)
     group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=90)

@@ -2,90 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from functools import partial
-from typing import TYPE_CHECKING
-
-import grpc
-import grpc.aio
-
+from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from types import TracebackType
-    from typing import Any, Self
-
-WATCH = "/etcdserverpb.Watch/Watch"
-_PASSED_ON = ("hasleader", "token")
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
+from tests.support.forwarding import Forwarder
 
 
-class MuteWatches:
+class MuteWatches(Forwarder):
     """Watches are created here, and then nothing comes: no event, and no answer to how far the server is.
     ``swallowed``: the events that clients were not told of.
     """
 
     def __init__(self, target: str) -> None:
-        self._target = target
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self.endpoint = ""
+        super().__init__(target)
         self.swallowed = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-        self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Everything(self._pass),))
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-
-    async def _stop(self) -> None:
-        await self._server.stop(None)
-        await self._channel.close()
-
-    async def _pass(self, method: str, asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        metadata = [(name, value) for name, value in context.invocation_metadata() if name in _PASSED_ON]
-        call = self._channel.stream_stream(method)(asked, metadata=metadata)
-        try:
-            async for answer in call:
-                if method != WATCH or self._says_that_it_stands(answer):
-                    yield answer
-        except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "")
-        finally:
-            call.cancel()
-
-    def _says_that_it_stands(self, answer: bytes) -> bool:
+    def answers(self, method: str, answer: bytes) -> bool:
+        if method != wire.WATCH.path:
+            return True
         message = rpc.WatchResponse.FromString(answer)
         self.swallowed += len(message.events)
         return bool(message.created or message.canceled)
-
-
-class _Everything(grpc.GenericRpcHandler):
-    """Every method, as streams of bytes: what a call with one request and one answer looks like, too."""
-
-    def __init__(self, passing: Any) -> None:
-        self._passing = passing
-
-    def service(self, details: Any) -> Any:
-        return grpc.stream_stream_rpc_method_handler(partial(self._passing, details.method))
