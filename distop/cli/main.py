@@ -64,7 +64,7 @@ def _globals(
     cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate.")] = "",
     key: Annotated[str, typer.Option(metavar="FILE", help="The key of our certificate.")] = "",
     connect_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for etcd (10).")] = "",
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error.")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error, critical.")] = "",
     log_format: Annotated[str, typer.Option(metavar="F", help="text or json; always on stderr.")] = "",
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
