@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import aio
+from distop.clock import System, source
 from distop.core.model import State
 from tests.support.command import distop_command
 from tests.support.daemons import eventually
@@ -278,7 +279,7 @@ def test_doctor(world: World) -> None:
     assert findings["space"]["status"] == "ok"
     assert findings["keys"]["status"] == "ok"
     assert findings["executors"]["status"] == "ok"
-    assert findings["clock"]["status"] == "ok"
+    assert findings["clock"]["text"] == "within 5 s of etcd's"
 
     async def leave_over(hand: Hand) -> None:
         await hand.put(hand.keys.of(ref("t/noop/9"), "arg"), b"{}")
@@ -291,3 +292,29 @@ def test_doctor(world: World) -> None:
     assert f"{world.options[1]}, 1 member: etcd 3." in etcd
     assert len(etcd) < 160
     assert "#" not in etcd, "issue numbers are for --json"
+@pytest.mark.parametrize(("off", "words"), [(3600.0, "ahead of"), (-3600.0, "behind")])
+def test_doctor_compares_the_clocks(world: World, off: float, words: str) -> None:
+    class Wrong(System):
+        @staticmethod
+        def time() -> float:
+            return System.time() + off
+
+    before = source.set(Wrong())
+    try:
+        ran = world.distop("doctor", "--json")
+    finally:
+        source.reset(before)
+    (found,) = (check for check in ran.json["checks"] if check["name"] == "clock")
+    assert (ran.code, found["status"]) == (1, "error")
+    assert re.fullmatch(rf"this machine's clock is about 3[56]\d\d s {words} etcd's: .*\(NTP\)", found["text"])
+
+
+def test_doctor_tells_that_nobody_looks_at_the_password(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "users" not in {check["name"] for check in world.distop("doctor", "--json").json["checks"]}
+    monkeypatch.setenv("DISTOP_PASSWORD", "x")
+    ran = world.distop("doctor", "--user", "ann", "--json")
+    (found,) = (check for check in ran.json["checks"] if check["name"] == "users")
+    assert (ran.code, found["status"]) == (0, "warning")
+    assert "authentication is off: etcd did not look at the password of 'ann'" in found["text"]
+
+
