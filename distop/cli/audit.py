@@ -35,7 +35,7 @@ def audit(
     checked = Audit(Keys(current.settings().get("namespace")), ref)
 
     async def work(client: Client) -> None:
-        await run(checked, history(client.etcd, client.keys, follow=follow), op)
+        await run(checked, history(client.etcd, client.keys, follow=follow), None if ref is None else str(ref))
 
     try:
         current.with_client(work)
