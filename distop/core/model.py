@@ -355,6 +355,8 @@ class History:
     rerun_of: str = ""
     request_digest: str = ""
     """As in the spec."""
+    submitter: str = ""
+    """As in the spec, shortened."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -369,6 +371,7 @@ class History:
             "failed": self.failed_ranges,
             "request_id": self.request_id,
             "request_digest": self.request_digest,
+            "submitter": self.submitter,
         }
         if self.cancel is not None:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
@@ -402,4 +405,5 @@ class History:
             bool(data.get("failed_truncated", False)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
+            data.get("submitter", ""),
         )
