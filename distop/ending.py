@@ -397,4 +397,4 @@ class Ending:
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
             self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})
         else:
-            self._log.info("%s follows", started, extra={"operation": str(ref)})
+            self._log.info("%s follows", started.ref, extra={"operation": str(ref)})
