@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.model import OperationRef
+    from distop.core.view import Change
     from distop.core.violation import Violation
     from distop.store.client import EtcdClient
     from distop.store.history import Step
@@ -52,9 +53,13 @@ class Audit:
         """The first one."""
         self.known = ref is None
         """Whether the operation that is asked for occurs: its keys, or its history record."""
+        self.concerning = 0
+        """Revisions that were checked and wrote something of the operation that is asked for."""
         self._keys = keys
         self._ref = ref
         self._record = keys.history(ref) if ref is not None else ""
+        self._roots = tuple(f"{root}." for root in (*keys.roots(ref), self._record)) if ref is not None else ()
+        self._own = (keys.gate(ref), keys.pending(ref), self._record) if ref is not None else ()
         self._checker = Checker(keys)
         self._before = (0, 0)
         """Operations and jobs that were seen before history was lost; those that went on are counted again."""
@@ -87,6 +92,8 @@ class Audit:
         totals.changes += len(step.changes)
         totals.last = step.number
         found = [v for v in self._checker.feed(step.number, step.changes) if self._concerns(v)]
+        if self._ref is not None:
+            self.concerning += any(self._is_of_it(change) for change in step.changes)
         self._count(not self.known and any(change.kv.key == self._record for change in step.changes))
         if found:
             self.violation = found[0]
@@ -98,8 +105,40 @@ class Audit:
             totals.jobs = self._before[1] + checker.jobs_seen
             return
         self.known = self.known or recorded or self._ref in checker.operations
-        totals.operations = int(self.known)
-        totals.jobs = max(totals.jobs, checker.jobs_of(self._ref))
+        if self.concerning:
+            totals.operations = 1
+            totals.jobs = max(totals.jobs, checker.jobs_of(self._ref))
+
+    def _is_of_it(self, change: Change) -> bool:
+        """Whether a change is one of the operation's life; that its history is dropped long after is not."""
+        key = change.kv.key
+        if change.deleted and key.startswith(self._record):
+            return False
+        return key in self._own or key.startswith(self._roots)
+
+    @property
+    def unseen(self) -> bool:
+        """Nothing of the operation that is asked for was checked: there is no more of it than its end, or how it stood
+        where the history that is kept begins.
+        """
+        return self._ref is not None and not self.concerning
+
+    def summary(self) -> str:
+        """What was checked, and what was not, in one line."""
+        totals, ref = self.totals, self._ref
+        told = f"checked revisions {totals.first} to {totals.last} ({totals.revisions:,} of distop, "
+        if totals.last < totals.first:
+            told = f"checked nothing: nothing came after revision {totals.last}"
+        elif not totals.revisions:
+            told = f"checked nothing: distop wrote nothing from revision {totals.first} to {totals.last}"
+        elif ref is not None and not self.concerning:
+            told = f"checked nothing of {ref}: revisions {totals.first} to {totals.last} have nothing of it"
+        else:
+            of_it = f"{self.concerning:,} of them of {ref}, " if ref is not None else ""
+            told += f"{of_it}{totals.changes:,} changes): {_so_many(totals.operations, 'operation')}, "
+            told += f"{_so_many(totals.jobs, 'job')}, {len(NUMBERS)} invariants"
+        lost = ", ".join(f"{first}–{last}" for first, last in totals.lost)
+        return f"{told}; not checked: revisions {lost}" if lost else told
 
     def _concerns(self, violation: Violation) -> bool:
         ref = self._ref
@@ -116,6 +155,7 @@ class Audit:
         totals, violation = self.totals, self.violation
         return {
             "ok": violation is None,
+            "summary": self.summary(),
             "first_revision": totals.first,
             "last_revision": totals.last,
             "revisions": totals.revisions,
@@ -134,6 +174,10 @@ class Audit:
                 "story": list(violation.story),
             },
         }
+
+
+def _so_many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _depends(ref: OperationRef, key: ParsedKey) -> bool:

@@ -26,6 +26,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
+from distop.schema import out_of_order
 
 if TYPE_CHECKING:
     import logging
@@ -51,6 +52,7 @@ __all__ = [
     "TableRecord",
     "TableUnavailable",
     "load",
+    "out_of_order",
     "registered",
 ]
 

@@ -290,7 +290,7 @@ class Client:
         return self._loop.run(self._inner.drain(executor, wait=wait, timeout=timeout))
 
     def undrain(self, executor: str) -> None:
-        """Let an executor work again. Raises NotFound, NotAllowed."""
+        """Let an executor work again; nothing changes when it is not drained. Raises NotFound."""
         self._loop.run(self._inner.undrain(executor))
 
     def behaviors(self) -> list[Declaration]:

@@ -205,7 +205,7 @@ class Client:
         return str(await drain(self._etcd, self._keys, executor, wait=wait, timeout=timeout))
 
     async def undrain(self, executor: str) -> None:
-        """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""
+        """Let an executor work again; nothing changes when it is not drained. Raises NotFound, OutcomeUnknown."""
         await undo(self._etcd, self._keys, executor)
 
     async def behaviors(self) -> list[Declaration]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.backoff import Backoff
 from distop.clock import random, time
 from distop.core import decide
 from distop.core import transitions as t
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 LONG_STEP = 5.0
 """Seconds after which a step of an operation is not thrown away for the trouble of another."""
 REFUSED_PAUSE = (0.02, 2.0)
+TOLD_AFTER = 8
+"""Refusals of an operation's decision in a row after which it is said what stands in its way: a view that is behind has
+caught up by then.
+"""
 
 T = TypeVar("T")
 
@@ -81,6 +86,8 @@ class Coordinator:
         self._overtaken: set[OperationRef] = set()
         """Those of them that have left that stage."""
         self._left_alone: set[OperationRef] = set()
+        self._barred: set[OperationRef] = set()
+        """Operations of which it was said that a claim bars their end."""
         self._watching: asyncio.Task[None] | None = None
         self._ready = False
         self._closed = False
@@ -167,6 +174,7 @@ class Coordinator:
             self._keep_arguments(changes)
         changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
         self._left_alone &= self._view.operations.keys()
+        self._barred &= self._view.operations.keys()
         self._ending.keep(self._view.operations)
         self._kick(changed)
 
@@ -197,7 +205,7 @@ class Coordinator:
 
     async def _drive(self, ref: OperationRef) -> None:
         """Do what is next for one operation until there is nothing to do but wait."""
-        pause = REFUSED_PAUSE[0]
+        refused, refusals = Backoff(*REFUSED_PAUSE), 0
         try:
             while self._ready:
                 self._again.discard(ref)
@@ -226,11 +234,14 @@ class Coordinator:
                     applied = True
                     self._trouble(ref)
                 if applied:
-                    pause = REFUSED_PAUSE[0]
+                    refused.reset()
+                    refusals = 0
                 else:
                     # Refused: the view was behind. What it missed is on its way.
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(pause * 2, REFUSED_PAUSE[1])
+                    refusals += 1
+                    if refusals >= TOLD_AFTER:
+                        self._barred_by_claims(op)
+                    await asyncio.sleep(refused.pause())
         except (SessionLost, asyncio.CancelledError):
             pass
         except Later as later:
@@ -254,6 +265,18 @@ class Coordinator:
         now = time.monotonic()
         if all(other == ref or now - begun < LONG_STEP for other, begun in self._begun.items()):
             self._on_trouble()
+
+    def _barred_by_claims(self, op: OperationView) -> None:
+        """Say, once, which claim of a job that has ended bars its operation's end: no part of distop writes one."""
+        if (key := decide.left_claim(self._keys, op)) and op.ref not in self._barred:
+            self._barred.add(op.ref)
+            self._log.warning(
+                "all jobs have ended, but etcd refuses the end of the operation while there is the claim %s, which no "
+                "release of distop writes for a job that has ended: delete that key (`etcdctl del %s`)",
+                key,
+                key,
+                extra={"operation": str(op.ref)},
+            )
 
     def _leave_alone(self, op: OperationView) -> None:
         if op.spec is not None and op.ref not in self._left_alone:

@@ -17,8 +17,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from distop import garbage, logs
+from distop.backoff import Backoff
 from distop.binding import Binding, BindingFile
-from distop.clock import random, time, uuid
+from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.keys import Keys
 from distop.errors import (
@@ -141,7 +142,7 @@ async def serve(
 async def _live_on(
     live: Callable[[], Awaitable[None]], stop: asyncio.Event, log: logs.ContextLogger, binding: Binding
 ) -> None:
-    pause = PAUSE[0]
+    backoff = Backoff(*PAUSE)
     while not stop.is_set():
         began = time.monotonic()
         try:
@@ -160,11 +161,10 @@ async def _live_on(
         if stop.is_set():
             break
         if time.monotonic() - began > LONG_LIFE:
-            pause = PAUSE[0]
+            backoff.reset()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
+            async with asyncio.timeout(backoff.pause()):
                 await stop.wait()
-        pause = min(pause * 2, PAUSE[1])
 
 
 async def _bind(binding: Binding, work_dir: Path) -> None:

@@ -10,7 +10,7 @@ from distop.core.codec import rfc3339
 from distop.core.draining import Drain, NodeState, put_drain
 from distop.core.records import read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, NotFound, WaitTimeout
+from distop.errors import NotFound, WaitTimeout
 from distop.request import seconds, text, whoami
 from distop.status import live_nodes
 from distop.submit import WRITE_LIMIT
@@ -58,20 +58,18 @@ async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
             return
 
 
-async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> None:
-    """Let an executor work again. Raises NotFound, NotAllowed (it is not drained), OutcomeUnknown."""
+async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> bool:
+    """Let an executor work again; whether it was drained. Raises NotFound, OutcomeUnknown."""
     key = keys.drain(text(executor, "the id of an executor"))
     undone = False
     while True:
         seen = (await etcd.read(Get(key)))[0].kv
         if seen is None or not read(Drain.decode, seen).drain:
-            if undone:
-                return
-            if seen is None and executor not in await _known(etcd, keys):
+            if seen is None and not undone and executor not in await _known(etcd, keys):
                 raise NotFound(f"there is no executor {executor!r}; see `distop nodes`")
-            raise NotAllowed(f"the executor {executor!r} is not drained")
+            return undone
         if await _put(etcd, keys, executor, seen.mod_revision, False):
-            return
+            return True
         undone = True  # by us, if an earlier copy won; by another, with the same effect
 
 

@@ -164,6 +164,11 @@ class SessionLost(DistopError):
     """The lease of this incarnation is gone or its deadline has passed: nothing may be written under it."""
 
 
+def no_operation(op: object) -> NotFound:
+    """The error to raise where there is neither an operation's state nor its history."""
+    return NotFound(f"there is no operation {op}: it never was, or it ended so long ago that its history was dropped")
+
+
 def describe(error: BaseException) -> str:
     """One line for people: the message, or the type's name where there is none."""
     text = str(error).strip()

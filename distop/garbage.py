@@ -8,8 +8,8 @@ import gc
 
 YOUNG = 10_000
 """Objects more than at the last look, after which the next one is due; Python's own 700 are made by a quarter of an
-operation of 84 jobs, and almost all of them are gone without any look, once nobody refers to them. Not many more: a look
-takes as long as there are objects.
+operation of 84 jobs, and almost all of them are gone without any look, once nobody refers to them. Not many more: a
+look takes as long as there are objects.
 """
 
 

@@ -8,7 +8,7 @@ import logging
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import random
+from distop.backoff import Backoff
 from distop.core import transitions as t
 from distop.core.codec import shorten
 from distop.core.keys import Keys
@@ -16,7 +16,7 @@ from distop.core.model import Cancel, Decision, History, OperationRef, Phase, St
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, NotFound, WaitTimeout
+from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
 from distop.request import seconds, whoami
 from distop.request import text as check_text
 from distop.rerun import rerun
@@ -38,7 +38,8 @@ _EARLY_POLLS = (0.015, 0.03, 0.06)
 """Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
 etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
 _LONGEST_CANCEL_TEXT = 1_000
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_PAUSE = (0.1, 2.0)
+"""Seconds of back-off while etcd does not answer, first and longest."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
@@ -108,13 +109,13 @@ class Operation:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
 
     async def _history(self) -> History:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(*_PAUSE)
         while True:
             try:
                 ended = await self._until_ended()
                 if ended is not None:
                     return read(History.decode, ended)
-                pause = _FIRST_PAUSE
+                backoff.reset()
             except ClusterChanged:
                 raise
             except EtcdUnavailable as error:
@@ -122,8 +123,7 @@ class Operation:
                 if not self._waiting_for_etcd:
                     self._waiting_for_etcd = True
                     log.warning("waiting for etcd: %s", error, extra={"operation": self.ref})
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.pause())
 
     def _heard(self) -> None:
         """etcd has answered: say so where it was said that it does not."""
@@ -178,9 +178,7 @@ class Operation:
         if history.kv is not None:
             return history.kv
         if not state.count:
-            raise NotFound(
-                f"there is no operation {self.ref}: it never was, or it ended so long ago that its history was dropped"
-            )
+            raise no_operation(self.ref)
         return None
 
     async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
@@ -303,7 +301,7 @@ class Operation:
             record = read(History.decode, history.kv)
             raise NotAllowed(f"{self.ref} ended as {record.state} at {record.finished}: it cannot be {done} any more")
         if state.kv is None:
-            raise NotFound(f"there is no operation {self.ref}")
+            raise no_operation(self.ref)
         if decision.kv is not None:
             verdict = read(Decision.decode, decision.kv).verdict
             raise NotAllowed(f"{self.ref} is completing as {verdict}: it cannot be {done} any more")

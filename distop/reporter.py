@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from distop.backoff import Backoff
 from distop.core import claiming
 from distop.core.limits import DEFAULT, Limits
 from distop.core.txn import TxnResult
@@ -136,7 +137,7 @@ class Reporter:
 
     async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
         writes = [write for write, _ in group]
-        pause = REFUSED_PAUSE[0]
+        backoff = Backoff(*REFUSED_PAUSE)
         while True:
             try:
                 applied = await self._applied(writes)
@@ -146,7 +147,6 @@ class Reporter:
                 if self._lost.done():
                     return
                 self._log.error("reports wait, because etcd refuses them: %s", describe(error), extra={"error": error})
-                await asyncio.wait([self._lost], timeout=pause)
-                pause = min(pause * 2, REFUSED_PAUSE[1])
+                await asyncio.wait([self._lost], timeout=backoff.pause())
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)

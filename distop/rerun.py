@@ -9,9 +9,12 @@ from distop.core import kept
 from distop.core.model import CLUSTER_TABLE, History, State
 from distop.core.records import read
 from distop.core.txn import Get
-from distop.errors import NotAllowed, NotFound
+from distop.errors import NotAllowed, no_operation
 from distop.request import request
 from distop.submit import submit
+
+_TOLD = 200
+"""Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
 
 if TYPE_CHECKING:
     from distop.core.kept import Kept
@@ -47,9 +50,7 @@ async def rerun(
     if history.kv is None:
         if state.count:
             raise NotAllowed(f"{ref} has not ended: wait for it, or cancel it first")
-        raise NotFound(
-            f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
-        )
+        raise no_operation(ref)
     found = kept.decode(beside)
     record = read(History.decode, history.kv)
     names = _names(ref, record, found, record.state is State.CANCELLED if unfinished is None else unfinished)
@@ -83,8 +84,13 @@ def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: b
         raise NotAllowed(f"{ref} ended as {record.state}, but {planned}: no partition can be run again; start it anew")
     names = (*found.failed, *(found.unfinished if unfinished else ())) if found is not None else ()
     if found is None or (unfinished and left and not found.unfinished):
+        which = ""
+        if ranges := record.failed_ranges:
+            first = ranges if len(ranges) <= _TOLD else ranges[: ranges.rindex(",", 0, _TOLD)]
+            more = " and more" if first != ranges or record.failed_truncated else ""
+            which = f" (failed, by their places in its plan, from 0: {first}{more})"
         raise NotAllowed(
             f"{ref} had too many partitions that are not done, or too long names, to be kept for a rerun: start it "
-            "anew, with --partition for some"
+            f"anew, with --partition for some{which}"
         )
     return names

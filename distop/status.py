@@ -20,7 +20,7 @@ from distop.core.plan import Plan
 from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
-from distop.errors import EtcdRejected, InvalidArgument, NotFound
+from distop.errors import EtcdRejected, InvalidArgument, no_operation
 from distop.legible import Legible
 from distop.naming import add_names
 from distop.reading import readable
@@ -117,9 +117,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     if (history := record("history", History.decode)) is not None:
         return Snapshot(ref, history=history)
     if (state := record("state", word(State))) is None:
-        raise NotFound(
-            f"there is no operation {ref}: it never was, or it ended so long ago that its history was dropped"
-        )
+        raise no_operation(ref)
     plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
     jobs = jobs if jobs is not None else JobStates()
     pace = Pace()

@@ -7,14 +7,17 @@ but the laid-out table under ``.demo/``, which makes the next run faster.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import distop  # noqa: E402
+from distop.core.keys import Keys  # noqa: E402
 from tests.support.tables import FLIGHTS_DAYS, lay_out_flights  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator
+
+    from distop.core.model import OperationRef
 
 TABLE = "nyc.flights"
 TTL = 4
@@ -57,14 +63,14 @@ def command(name: str) -> str:
     return str(beside) if beside.exists() else name
 
 
-def shown(words: Sequence[str]) -> str:
-    """A command line as a shell takes it."""
-    return " ".join(f"'{w}'" if any(c in w for c in ' {"*') else w for w in words)
+def announce(*words: str) -> None:
+    """Print a command line as a shell takes it."""
+    print(f"$ {shlex.join(words)}", flush=True)
 
 
 def run(*words: str, env: dict[str, str]) -> int:
     """Print a command line and run it in the open."""
-    print(f"$ {shown(words)}", flush=True)
+    announce(*words)
     return subprocess.run([command(words[0]), *words[1:]], env=env, check=False).returncode
 
 
@@ -74,7 +80,7 @@ def run_watched(client: distop.Client, *words: str, env: dict[str, str]) -> int:
     """
     if sys.stderr.isatty():
         return run(*words, env=env)
-    print(f"$ {shown(words)}", flush=True)
+    announce(*words)
     with subprocess.Popen([command(words[0]), *words[1:]], env=env) as waiting:
         said, quiet = "", 0
         while True:
@@ -111,27 +117,43 @@ def executor(name: str, folder: Path, env: dict[str, str]) -> subprocess.Popen[b
     """Start one executor daemon; its log goes to a file."""
     log = (folder / f"{name}.log").open("wb")
     words = [command("distop"), "executor", "--id", name, "--work-dir", str(folder / name), "--ttl", str(TTL)]
-    print(f"$ distop executor --id {name} --ttl {TTL} &", flush=True)
+    print(f"$ {shlex.join(['distop', 'executor', '--id', name, '--ttl', str(TTL)])} &", flush=True)
     return subprocess.Popen(words, env=env, stdout=log, stderr=log)
 
 
-def wait_for(condition, what: str, log: Path, seconds: float = 60.0):
+def wait_for(condition: Callable[[], object], what: str, log: Path, seconds: float = 60.0) -> None:
     """Poll until ``condition`` gives something true; ends the demo with the log's end where it does not."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
+        if condition():
+            return
         time.sleep(0.02)
     sys.exit(f"demo: {what} did not happen within {seconds:.0f} s; the end of {log.name}:\n{log.read_text()[-3000:]}")
 
 
-def holders(endpoint: str, env: dict[str, str]) -> set[str]:
+def read_keys(env: dict[str, str], prefix: str, *options: str) -> Iterator[tuple[str, str, int]]:
+    """The keys with a prefix as etcdctl itself reads them, each with its value and the revision that wrote it."""
+    words = [command("etcdctl"), "--endpoints", env["DISTOP_ETCD"], "get", "--prefix", prefix, *options]
+    told = subprocess.run([*words, "--write-out=json"], env=env, capture_output=True, text=True, check=True).stdout
+    for kv in json.loads(told).get("kvs", []):
+        key, value = (base64.b64decode(kv.get(part, "")).decode() for part in ("key", "value"))
+        yield key, value, kv["mod_revision"]
+
+
+def holders(env: dict[str, str]) -> set[str]:
     """The executors that hold claims now, by the claims' own records."""
-    words = [command("etcdctl"), "--endpoints", endpoint, "get", "--prefix", "distOpClaim.", "--print-value-only"]
-    shown = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
-    claims = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+    claims = [json.loads(value) for _, value, _ in read_keys(env, "distOpClaim.")]
     return {claim["executor"] for claim in claims if "incarnation" in claim}
+
+
+def shares(env: dict[str, str], ref: OperationRef) -> Counter[str]:
+    """How many partitions each executor has ended, by the outcomes of an operation that is over: etcd still has them as
+    they were before its cleanup, at the revision before that of the history record.
+    """
+    record, root = Keys().history(ref), Keys().root(ref)
+    finished = next(revision for key, _, revision in read_keys(env, record) if key == record)
+    before = read_keys(env, f"{root}.", f"--rev={finished - 1}")
+    return Counter(json.loads(value)["executor"] for key, value, _ in before if key.endswith(".outcome"))
 
 
 def main() -> int:
@@ -187,22 +209,25 @@ def show(
     nulls = next(c for c in report["checks"] if c["check"] == {"not_null": "tailnum"})
     carrier = next(c for c in report["checks"] if c["check"] == {"not_null": "carrier"})
     expected = expected and nulls["violations"] == 2512 and nulls["exact"] and carrier["verdict"] == "valid"
-    print(f"(exit code {code}: the operation failed, because {len(found)} checks gave the verdict {report['verdict']})")
+    violated = [name for name, check in found.items() if check["verdict"] == "violated"]
+    print(f"(exit code {code}: the operation failed, because {' and '.join(violated)} is violated)")
 
     say("A second operation scans every row; one executor is killed while it holds half of the partitions")
-    print(f"$ distop start validate {TABLE} --arg '{json.dumps(FULL_SCAN)}'", flush=True)
+    announce("distop", "start", "validate", TABLE, "--arg", json.dumps(FULL_SCAN))
     operation = client.start_operation("validate", TABLE, FULL_SCAN)
-    wait_for(lambda: "bob" in holders(endpoint, env), "a claim by bob", folder / "bob.log")
+    wait_for(lambda: "bob" in holders(env), "a claim by bob", folder / "bob.log")
     print("$ kill -9 bob", flush=True)
     daemons["bob"].kill()
     daemons["bob"].wait()
     say("The keys, as etcdctl sees them (some of them)")
-    keys(endpoint, env)
+    keys(env)
     run_watched(client, "distop", "watch", operation.ref, env=env)
     result = operation.wait(timeout=60)
-    expected = expected and result.state == "success" and result.jobs["success"] == FLIGHTS_DAYS
+    ended = shares(env, operation.parts)
+    expected = expected and result.state == "success" and result.jobs["success"] == ended.total() == FLIGHTS_DAYS
     done = f"{result.jobs['success']} of {FLIGHTS_DAYS} partitions"
-    print(f"{operation.ref} ended as {result.state}: {done}, by ann alone at the end")
+    by = ", ".join(f"{ended[name]} by {name}" for name in sorted(ended))
+    print(f"{operation.ref} ended as {result.state}: {done}; {by}; bob was killed on the way")
 
     say("The history")
     run("distop", "history", TABLE, env=env)
@@ -212,17 +237,11 @@ def show(
     return expected
 
 
-def keys(endpoint: str, env: dict[str, str]) -> None:
+def keys(env: dict[str, str]) -> None:
     """A few keys of each family with their values, by etcdctl itself."""
-    print("$ etcdctl get --prefix distOp", flush=True)
-    words = [command("etcdctl"), "--endpoints", endpoint, "get", "--prefix", "distOp", "--write-out=json"]
-    shown = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
-    import base64
-
+    announce("etcdctl", "get", "--prefix", "distOp")
     families: dict[str, int] = {}
-    for kv in json.loads(shown).get("kvs", []):
-        key = base64.b64decode(kv["key"]).decode()
-        value = base64.b64decode(kv.get("value", "")).decode()
+    for key, value, _ in read_keys(env, "distOp"):
         family = ".".join(w for w in key.split(".") if not w.isdigit())
         families[family] = families.get(family, 0) + 1
         if families[family] == 1:

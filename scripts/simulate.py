@@ -6,6 +6,7 @@ import argparse
 import functools
 import multiprocessing
 import os
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -83,6 +84,9 @@ def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
         tally.outcomes.append(outcome)
     took = time.perf_counter() - begun
     print(*tally.lines(), sep="\n")
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = spent.ru_utime + spent.ru_stime
+    print(f"{used:.0f} s of processor time, {1000 * used / len(seeds):.0f} ms for each")
     late = within is not None and took > within
     if late:
         print(f"it took {took:.0f} s, and was to take {within:g} s at most")

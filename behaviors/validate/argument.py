@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from distop.behavior import out_of_order
+
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
@@ -64,7 +66,6 @@ _NOT_MORE_PLACES = (
 """In front of the pattern: not two numbers of which the second is greater (the same tens, or none, and more ones; or
 more tens). So a start is refused, not the planning.
 """
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TYPE_IS = "a Spark SQL type of a single value, such as smallint, decimal(9,2) or varchar(20)"
 
 
@@ -91,15 +92,6 @@ def _without_null(schema: Any) -> None:
                     field["anyOf"] = options
 
 
-def _greater(low: Any, high: Any) -> bool:
-    """No row could be between the two, whatever the column is. Other texts may be numbers to one column, and text to
-    another: how they compare is known when the column is.
-    """
-    if isinstance(low, str) and isinstance(high, str):
-        return bool(_DATE.fullmatch(low) and _DATE.fullmatch(high)) and low > high
-    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
-
-
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_without_null)
 
@@ -110,7 +102,8 @@ class _Bounded(_Model):
         if getattr(self, "min", None) is None and getattr(self, "max", None) is None:
             raise _wrong("give min, max, or both")
         low, high = getattr(self, "min", None), getattr(self, "max", None)
-        if _greater(low, high):
+        # No row could be between the two, whatever the column is. How other texts compare is known when the column is.
+        if out_of_order(low, high):
             raise _wrong(f"min ({json.dumps(low)}) is greater than max ({json.dumps(high)})")
         return self
 

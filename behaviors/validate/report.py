@@ -24,6 +24,7 @@ RESULT_ERROR_BYTES = 12 * 1024
 RESULT_SAMPLE_BYTES = 40 * 1024
 REPORT_ERROR_BYTES = 64 * 1024
 REPORT_SAMPLE_BYTES = 256 * 1024
+NOTHING = "there was no partition to check"
 _NAMES = 5
 
 
@@ -189,14 +190,17 @@ def shorten(text: str, limit: int = MAX_ERROR) -> str:
 def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:
     """The report of all partitions: their names with their results, or with the error of a job that gave none.
 
-    Not ``complete``: jobs are missing, so what is valid so far is unknown.
+    Not ``complete``: jobs are missing, so what is valid so far is unknown. Complete without any partition, each check
+    is an error: over nothing, what is said of a column that never existed would hold.
     """
     sums = [_Sum() for _ in argument.checks]
     nowhere_of_where = _Nowhere()
     rows: int | None = 0
     unread = False
+    nothing = NOTHING
     budget = REPORT_SAMPLE_BYTES
     for partition, result in results:
+        nothing = ""
         if isinstance(result, str):
             rows, unread = None, True
             for total in sums:
@@ -212,7 +216,7 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
             if room > 0 and part.samples and budget > 0:
                 kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
                 total.samples.extend(part.samples[: len(kept)])
-    elsewhere = nowhere_of_where.sentence("where: ", unread)
+    elsewhere = nothing or nowhere_of_where.sentence("where: ", unread)
     checks = [
         total.report(name, check.as_given(), elsewhere or total.nowhere.sentence("", unread), argument, complete)
         for name, check, total in zip(argument.names(), argument.checks, sums, strict=True)
@@ -248,7 +252,7 @@ class _Sum:
         self.nowhere.add(part.missing if readable else None)
 
     def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
-        """What it comes to. ``nowhere``: that a column is in none of the files, or ""."""
+        """What it comes to. ``nowhere``: that a column is in none of the files, that there were none, or ""."""
         verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self.error
         evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
         if nowhere and complete:

@@ -35,19 +35,20 @@ def audit(
     checked = Audit(Keys(current.settings().get("namespace")), ref)
 
     async def work(client: Client) -> None:
-        await run(checked, history(client.etcd, client.keys, follow=follow), None if ref is None else str(ref))
+        name = None if ref is None else str(ref)
+        await run(checked, history(client.etcd, client.keys, follow=follow), name, follow=follow)
 
     try:
         current.with_client(work)
     except KeyboardInterrupt:
         if not follow:
             raise
-        raise Interrupted(f"interrupted: {summary(checked)}; no violation") from None
+        raise Interrupted(f"interrupted: {checked.summary()}; no violation") from None
 
 
-async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None) -> None:
+async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None, *, follow: bool = False) -> None:
     """Take in a history, and tell what came of it. Leaves with 1 at a violation. Raises NotFound where the operation
-    does not occur, and what the history raises.
+    does not occur, or nothing of it could be checked and nothing more is to come; and what the history raises.
     """
     from distop.store.history import Beginning, CaughtUp
 
@@ -64,6 +65,8 @@ async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None)
                     raise NotFound(
                         f"there is no operation {op!r} in etcd's history from revision {checked.totals.first} on"
                     )
+                if checked.unseen and not follow:
+                    raise NotFound(compacted_away(op, checked.totals.lost))
                 _show(checked)
 
 
@@ -74,16 +77,10 @@ def lost(first: int, last: int) -> str:
     return f"revisions {first} to {last} were compacted before they could be read: they are not checked"
 
 
-def summary(checked: Audit) -> str:
-    """What was checked, in one line."""
-    totals = checked.totals
-    if not totals.revisions:
-        return f"checked nothing: distop wrote nothing from revision {totals.first} to {totals.last}"
-    return (
-        f"checked revisions {totals.first} to {totals.last} ({totals.revisions:,} of distop, {totals.changes:,} "
-        f"changes): {totals.operations:,} operation{'s' if totals.operations != 1 else ''}, {totals.jobs:,} "
-        f"job{'s' if totals.jobs != 1 else ''}, {len(checked.to_json()['invariants'])} invariants"
-    )
+def compacted_away(op: str | None, lost: list[tuple[int, int]]) -> str:
+    """That nothing of an operation was checked, in one sentence: a result without it would be taken for a good one."""
+    where = f"etcd's history is compacted up to revision {lost[-1][1]}, and " if lost else ""
+    return f"nothing of {op!r} was checked: {where}nothing of its life came after that"
 
 
 def _show(checked: Audit) -> None:
@@ -92,7 +89,7 @@ def _show(checked: Audit) -> None:
         return
     violation = checked.violation
     if violation is None:
-        output.say(f"{summary(checked)}; no violation")
+        output.say(f"{checked.summary()}; no violation")
         return
     output.say(str(violation))
     if violation.story:

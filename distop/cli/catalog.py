@@ -119,15 +119,17 @@ def drain(
 ) -> None:
     """Empty an executor. Its jobs go on elsewhere, and it takes no new ones until --undo."""
     from distop.core.keys import encode
+    from distop.draining import undo as undo_drain
 
     check_waiting(wait, timeout)
     if undo and wait:
         raise UsageError("--wait is for draining: leave it out with --undo")
     encode(executor)
+    undone: list[bool] = []
 
     async def work(client: Client) -> str:
         if undo:
-            await client.undrain(executor)
+            undone.append(await undo_drain(client.etcd, client.keys, executor))
             return "active"
         return await client.drain(executor, wait=wait, timeout=timeout)
 
@@ -135,7 +137,7 @@ def drain(
     if current.json:
         output.write_json({"executor": executor, "state": state})
     elif undo:
-        output.say(f"{executor} works again")
+        output.say(f"{executor} works {'again' if undone[0] else 'already'}")
     else:
         output.say(f"{executor} is {state}")
 

@@ -139,6 +139,12 @@ def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -
     return Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
 
 
+def left_claim(keys: Keys, op: OperationView) -> str:
+    """The key of the first claim that is seen though all jobs have ended, or "". It may just be seen to go late."""
+    ended = op.plan is not None and op.ended >= op.plan.count
+    return keys.claim(op.ref, min(op.claims)) if ended and op.claims else ""
+
+
 def gives_up(rules: Rules, attempts: int) -> bool:
     """So many attempts at planning or completion have failed that the operation fails. Unlike a job's, they are
     counted whatever ``can_fail`` says: it speaks of jobs, and an operation that can neither go on nor end would hold

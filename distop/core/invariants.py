@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace, Requests
 from distop.core.codec import loads
-from distop.core.job_invariants import job_faults
+from distop.core.job_invariants import job_faults, unreadable
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
-from distop.core.operation_invariants import FOLLOWS, all_succeeded, miscounted, unfit_gate, unfit_plan
+from distop.core.operation_invariants import (
+    FOLLOWS,
+    UnreadableChunk,
+    all_succeeded,
+    miscounted,
+    unfit_gate,
+    unfit_plan,
+    unfit_record,
+)
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.view import Change
 from distop.core.violation import Violation
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
 
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading a record raises that somebody wrote by hand, or a release of another form."""
 _LATE = "written after its operation was finished and cleaned up"
 
 
@@ -178,8 +188,8 @@ class Checker:
                 for number, key, text in job_faults(op, partition, job, delta, self._cluster.live, coordinated):
                     self._found(number, key, text, op, job, writes)
             op.fold_job(self.revision, job, partition, delta)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._found(0, writes[0].kv.key, f"a record of the job cannot be read: {error}", op, job, writes)
+        except _UNREADABLE as error:
+            self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
 
     # -------------------------------------------------------------- operations
 
@@ -218,15 +228,15 @@ class Checker:
                 else:
                     op.fold(key.name, key.chunk, change)
                     new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except _UNREADABLE as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
         self._cluster.tally(ref, before in ACTIVE, op.active)
         if created and op.state is not None:
             started.setdefault((ref.table, ref.type), []).append(ref.instance)
         if self._quiet:
             return
-        if new_plan and not had_plan and (wrong := unfit_plan(op)):
-            self._found(13, self.keys.of(ref, "plan"), wrong, op)
+        if new_plan and not had_plan:
+            self._planned(op)
         if decided is None and op.decision is not None and before is not None:
             self._verdict(op, op.decision)
         if op.state is not before:
@@ -235,6 +245,13 @@ class Checker:
             self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
+
+    def _planned(self, op: OperationTrace) -> None:
+        try:
+            if wrong := unfit_plan(op):
+                self._found(13, self.keys.of(op.ref, "plan"), wrong, op)
+        except UnreadableChunk as error:
+            self._found(0, self.keys.chunk(op.ref, error.number), f"the record cannot be read: {error}", op)
 
     def _dropped(self, op: OperationTrace, key: ParsedKey, where: str, had_plan: bool) -> None:
         """What must stay while the operation is not over; chunks only once the plan counts on them."""
@@ -283,7 +300,7 @@ class Checker:
         if change.deleted:
             self._requests.forget(ref)
         elif self._quiet:
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
+            with suppress(*_UNREADABLE):
                 self._requests.began(ref, History.decode(change.kv.value).request_id)
 
     def _elected(self, op: OperationTrace, where: str) -> None:
@@ -318,13 +335,13 @@ class Checker:
         if history is None:
             self._found(5, self.keys.history(op.ref), "finished without a history record", op)
             return
-        record = History.decode(history.kv.value)
-        if (record.op, record.state) != (str(op.ref), op.state):
-            self._found(5, history.kv.key, f"tells of {record.op}: {record.state}; the state is {op.state}", op)
-        if op.spec is not None and record.request_id != op.spec.request_id:
-            self._found(14, history.kv.key, f"tells of the request {record.request_id!r}, not of its own", op)
-        if wrong := miscounted(op, record.total, record.success, record.failed, record.failed_ranges):
-            self._found(5, history.kv.key, wrong, op)
+        try:
+            record = History.decode(history.kv.value)
+        except _UNREADABLE as error:
+            self._found(0, history.kv.key, f"the record cannot be read: {error}", op)
+            return
+        for number, text in unfit_record(op, record):
+            self._found(number, history.kv.key, text, op)
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:

@@ -51,6 +51,24 @@ def job_faults(
         yield 3, delta.progress.kv.key, "progress was saved for a job that nobody held"
 
 
+def unreadable(delta: JobDelta) -> str:
+    """The key of the first of a job's records that cannot be read; of the first, where each can be read alone."""
+    readers = (
+        (delta.claim, Claim.decode),
+        (delta.state, lambda value: JobState(value.decode())),
+        (delta.outcome, Outcome.decode),
+        (delta.progress, bytes),
+    )
+    written = [(change, reader) for change, reader in readers if change is not None]
+    for change, reader in written:
+        try:
+            if not change.deleted:
+                reader(change.kv.value)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return change.kv.key
+    return written[0][0].kv.key
+
+
 def _ended(op: OperationTrace) -> bool:
     return op.state is not None and op.state.terminal
 

@@ -1,5 +1,5 @@
 """The invariants of an operation as a whole that need no look at what was before: its plan (13),
-its counts (5), its gate (12).
+its counts (5), its history record (5, 14), its gate (12).
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from distop.core.plan import decode_chunk
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.core.model import History
     from distop.core.trace import OperationTrace
 
 FOLLOWS: dict[State | None, frozenset[State]] = {
@@ -28,6 +31,14 @@ FOLLOWS: dict[State | None, frozenset[State]] = {
 """Which states may follow which (None: the operation is not there yet)."""
 
 
+class UnreadableChunk(ValueError):
+    """A chunk of a plan cannot be read."""
+
+    def __init__(self, number: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.number = number
+
+
 def all_succeeded(op: OperationTrace) -> bool:
     """All jobs of the plan ended with success."""
     return op.plan is not None and op.success == op.plan.count and not op.failed
@@ -41,7 +52,9 @@ def miscounted(op: OperationTrace, total: int, success: int, failed: int, ranges
 
 
 def unfit_plan(op: OperationTrace) -> str:
-    """How the plan does not fit its chunks, or "". The chunks' bytes are then let go: they are not needed again."""
+    """How the plan does not fit its chunks, or "". The chunks' bytes are then let go: they are not needed again.
+    Raises UnreadableChunk.
+    """
     plan = op.plan
     if plan is None:
         return ""
@@ -50,10 +63,27 @@ def unfit_plan(op: OperationTrace) -> str:
     chunks = [op.chunks[n] for n in range(plan.chunks)]
     if plan_digest(chunks) != plan.digest:
         return "the digest does not fit the chunks"
-    if [p.partition for chunk in chunks for p in decode_chunk(chunk)] != list(range(plan.count)):
+    if [p for number, chunk in enumerate(chunks) for p in _ordinals(number, chunk)] != list(range(plan.count)):
         return f"the chunks do not hold the partitions 0 to {plan.count - 1} in order"
     op.chunks = dict.fromkeys(op.chunks, b"")
     return ""
+
+
+def _ordinals(number: int, chunk: bytes) -> list[int]:
+    try:
+        return [p.partition for p in decode_chunk(chunk)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableChunk(number, error) from error
+
+
+def unfit_record(op: OperationTrace, record: History) -> Iterator[tuple[int, str]]:
+    """What a history record tells that is not so, each with the number of the invariant."""
+    if (record.op, record.state) != (str(op.ref), op.state):
+        yield 5, f"tells of {record.op}: {record.state}; the state is {op.state}"
+    if op.spec is not None and record.request_id != op.spec.request_id:
+        yield 14, f"tells of the request {record.request_id!r}, not of its own"
+    if wrong := miscounted(op, record.total, record.success, record.failed, record.failed_ranges):
+        yield 5, wrong
 
 
 def unfit_gate(op: OperationTrace) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from distop.backoff import Backoff
 from distop.clock import time
 from distop.core.frozen import frozen
 from distop.core.versions import Judgement, judge_etcd, parse_version
@@ -19,7 +20,7 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.codec import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
 from distop.store.config import EtcdConfig
 from distop.store.failures import Failure, Fate
-from distop.store.repeat import FIRST_PAUSE, Attempts, Repeater
+from distop.store.repeat import Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
+_PAUSE = (0.05, 0.5)
+"""Seconds of back-off while connecting, first and longest."""
 SILENT_FOR = 1.0
 """Seconds that a connection may take before it is said what is waited for."""
 
@@ -128,7 +131,7 @@ class EtcdClient:
         config = self.config
         request = rpc.RangeRequest(key=b"distOp", limit=1, keys_only=True)
         started = time.monotonic()
-        pause, last, told = FIRST_PAUSE, None, False
+        backoff, last, told = Backoff(*_PAUSE), None, False
         while True:
             waited = time.monotonic() - started
             left = config.connect_timeout - waited
@@ -156,8 +159,7 @@ class EtcdClient:
                         ) from None
                     await self._repeater.fresh_token(error.token)
             left = config.connect_timeout - (time.monotonic() - started)
-            await asyncio.sleep(min(pause, max(left, 0)))
-            pause = min(pause * 2, 0.5)
+            await asyncio.sleep(min(backoff.pause(), max(left, 0)))
 
     def _why_not(self, reasons: Sequence[str], last: Failure | None) -> str:
         config = self.config

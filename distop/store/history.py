@@ -12,6 +12,7 @@ from contextlib import aclosing
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.backoff import Backoff
 from distop.clock import time
 from distop.core.frozen import frozen
 from distop.core.versions import orders_requested_progress
@@ -93,13 +94,14 @@ class HistoryReader:
         present = await self._client.list(self._start, self._end, keys_only=True)
         self._target = present.revision
         self._wanted = {kv.key: kv.mod_revision for kv in present.kvs}
-        pause, heard, told = _PAUSE[0], time.monotonic(), False
+        backoff, heard, told = Backoff(*_PAUSE), time.monotonic(), False
         while True:
             try:
                 async with aclosing(self._one_stream()) as stream:
                     async for step in stream:
                         yield step
-                        heard, pause, told = time.monotonic(), _PAUSE[0], False
+                        heard, told = time.monotonic(), False
+                        backoff.reset()
                         if isinstance(step, CaughtUp) and not self._follow:
                             return
             except (RequestFailed, EtcdUnavailable) as error:
@@ -109,8 +111,7 @@ class HistoryReader:
                     raise EtcdUnavailable(f"etcd's history cannot be read on: {describe(error)}") from None
                 log.log(logging.DEBUG if told else logging.WARNING, "reading etcd's history: %s; trying again", error)
                 told = True
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _PAUSE[1])
+            await asyncio.sleep(backoff.pause())
 
     async def _one_stream(self) -> AsyncGenerator[Step, None]:
         """What one stream tells, until it ends."""

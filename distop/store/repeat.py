@@ -7,7 +7,8 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.clock import random, time
+from distop.backoff import Backoff
+from distop.clock import time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown, PermissionDenied
 from distop.store.failures import Failure, Fate
 from distop.store.transport import Method, RequestFailed, Transport
@@ -22,8 +23,8 @@ log = logging.getLogger("distop.store")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between repetitions, doubled each time, with jitter."""
+_PAUSE = (0.05, 1.0)
+"""Seconds between repetitions, first and longest."""
 
 _LOG_FIRST, _LOG_EVERY = 4, 30  # repetitions: a passing trouble is not worth a line, a lasting one is worth some
 NO_SPACE = "database space exceeded"
@@ -38,7 +39,7 @@ _TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
 class Attempts:
     """The repetitions of one request. ``deadline``: seconds in all, None for ever. ``harmless``: it changes nothing,
     so no outcome of it can be unknown. ``gives_way``: a full database ends it at once. ``unknown``: a copy was sent
-    whose outcome is not known.
+    whose outcome is not known. ``refused``: how the last copy was refused, if it was; ``refusals``: how many were.
     """
 
     what: str
@@ -48,10 +49,12 @@ class Attempts:
     until: asyncio.Future[Any] | None = None
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
-    pause: float = FIRST_PAUSE
+    backoff: Backoff = field(default_factory=lambda: Backoff(*_PAUSE))
     count: int = 0
     tokens: int = 0
     last: Failure | None = None
+    refused: EtcdRejected | None = None
+    refusals: int = 0
 
     def left(self) -> float | None:
         """Seconds that are left, None for ever."""
@@ -66,8 +69,7 @@ class Attempts:
         """How long to wait before the next attempt; None when time is up, or ``until`` is done."""
         if self.until is not None and self.until.done():
             return None
-        pause = self.pause * random.uniform(0.5, 1.0)
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        pause = self.backoff.pause()
         left = self.left()
         if left is None:
             return pause
@@ -114,8 +116,12 @@ class Repeater:
                         continue
             if failure.fate is Fate.FINAL and refusal is None:
                 refusal = self._transport.rejection(failure, f"the {attempts.what}")
-            if refusal is not None and not (attempts.unknown and isinstance(refusal, PermissionDenied)):
+            if refusal is not None and not attempts.unknown:
+                raise refusal from None
+            if refusal is not None and not isinstance(refusal, PermissionDenied):
                 raise self._refused(attempts, refusal) from refusal
+            attempts.refused = refusal
+            attempts.refusals += refusal is not None
             if failure.fate is Fate.UNKNOWN and not attempts.harmless:
                 attempts.unknown = True
             attempts.count += 1
@@ -129,6 +135,10 @@ class Repeater:
                 await asyncio.wait([attempts.until], timeout=pause)
 
     def _tell(self, attempts: Attempts, failure: Failure) -> None:
+        if attempts.refused is not None:  # it passes when a person acts, who has to be told
+            loud = attempts.refusals % _LOG_EVERY == 1
+            log.log(logging.ERROR if loud else logging.DEBUG, "the %s waits: %s", attempts.what, attempts.refused)
+            return
         loud = attempts.count % _LOG_EVERY == _LOG_FIRST
         if NO_SPACE in failure.detail:
             log.log(logging.ERROR if loud else logging.DEBUG, "the %s waits: %s", attempts.what, NO_SPACE_ADVICE)
@@ -166,19 +176,20 @@ class Repeater:
             log.debug("no fresh token yet: %s", error)
 
     @staticmethod
-    def _refused(attempts: Attempts, refused: EtcdRejected) -> EtcdRejected | OutcomeUnknown:
-        """A refusal answers only for the copy that was refused, not for one before it."""
-        if not attempts.unknown:
-            return refused
+    def _refused(attempts: Attempts, refused: EtcdRejected) -> OutcomeUnknown:
+        """A refusal answers only for the copy that was refused, not for one before it. Of rights it says what to do."""
+        told = refused if isinstance(refused, PermissionDenied) else refused.detail or refused
         return OutcomeUnknown(
             f"whether etcd applied the {attempts.what} is not known: an earlier copy was not answered, and its "
-            f"repetition was refused: {refused.detail or refused}"
+            f"repetition was refused: {told}"
         )
 
     def _given_up(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
         heard = f" (last heard: {attempts.last})" if attempts.last else ""
         if attempts.last is not None and NO_SPACE in attempts.last.detail:
             heard = f"{heard}; its database is full: compact and defragment it, then disarm the alarm"
+        if attempts.unknown and attempts.refused is not None:
+            return self._refused(attempts, attempts.refused)
         if attempts.unknown:
             return OutcomeUnknown(
                 f"whether etcd applied the {attempts.what} is not known{heard}: only the identical transaction tells"

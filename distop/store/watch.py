@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from distop.backoff import Backoff
 from distop.clock import random
 from distop.core.versions import orders_requested_progress
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
@@ -37,7 +38,7 @@ _DELETE = kv_pb2.Event.DELETE
 _PATIENCE = 10.0  # seconds without a response before the server is asked for its progress, and again until it is dead
 _OLD_PATIENCE = 60.0  # the same where asking is not safe (W3): the stream is then replaced
 _GRACE = 3.0  # seconds that reached() waits for an event before it asks for progress, then for a listing
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
 def _wanted(events: Any, ignore: tuple[bytes, ...]) -> Any:
@@ -230,22 +231,21 @@ class Feed:
     # ---- the loop
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(*_PAUSE)
         try:
             while True:
                 try:
                     if self._list_due:
                         await self._list_now()
                     if await self._follow():
-                        pause = _FIRST_PAUSE
+                        backoff.reset()
                         continue
                 except RequestFailed as error:
                     self._trouble(str(error))
                 except (EtcdUnavailable, EtcdRejected) as error:
                     self._client.transport.check()
                     self._trouble(describe(error))
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.pause())
         except asyncio.CancelledError:
             raise
         except ClusterChanged as error:

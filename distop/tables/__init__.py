@@ -69,8 +69,8 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None) -> 
     Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
     none is, all files count, and one that is something else fails its partition's job by name.
 
-    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here. A
-    location without files has no partitions.
+    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here or
+    holds no file: with no partitions, every promise about the table would hold.
     """
     from distop.tables.parquet import data_files, plan
 
@@ -81,6 +81,8 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None) -> 
         if len(entries) % _CHECKED_EVERY == 0:
             check()
         entries.append(entry)
+    if not entries:
+        raise location.nothing_there()
     return plan(data_files(entries, location), location, check_options(table.options))
 
 

@@ -116,14 +116,21 @@ class Location:
                 yield Entry(relative, entry.path, info.st_size, info.st_mtime_ns)
 
     def check(self) -> None:
-        """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty."""
+        """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty, or
+        holds what a child of ours has written there meanwhile.
+        """
         if self.filesystem is None and os.path.isdir(self.root):
             try:
                 with os.scandir(self.root) as entries:
-                    if next(entries, None) is None:
-                        raise TableUnavailable(f"the location {self.text!r} is empty")
+                    if all(hidden(entry.name) for entry in entries):
+                        raise self.nothing_there()
             except OSError as e:
                 raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
+
+    def nothing_there(self) -> TableUnavailable:
+        """The error to raise: a missing disk looks no different from a table whose files were removed."""
+        why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
+        return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
     def _walk_remote(self) -> Iterator[Entry]:
         from pyarrow import fs

@@ -11,7 +11,7 @@ from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
-from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, UsageError
+from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.worker import protocol, shared
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
@@ -78,7 +78,7 @@ class Call:
                 self._on_spark_died(why)
             told = isinstance(error, DistopError)
             fatal = isinstance(error, UsageError) or (behavior is not None and is_fatal(behavior, error, self._env.log))
-            if not fatal and not self._stop.is_set():
+            if not fatal and not self._stop.is_set() and not isinstance(error, TableUnavailable):
                 self._env.log.exception("%s of %s failed", self._message["t"], self._message["op"])
             text = str(error) if fatal and told and str(error) else explain(error)
             text = shorten(text.encode(errors="replace").decode(), MAX_ERROR_TEXT)

@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from distop.core.codec import MAX_ERROR_TEXT, shorten
-from distop.errors import describe
+from distop.errors import TableUnavailable, describe
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -17,7 +17,11 @@ _JAVA_ERROR = re.compile(r"^: ?((?:[a-z]\w*\.)+[A-Z][\w$]*(?:: .*)?)$", re.MULTI
 
 
 def explain(error: BaseException) -> str:
-    """``Type: message`` and the last frames of the traceback, within :data:`MAX_ERROR_TEXT` characters."""
+    """``Type: message`` and the last frames of the traceback, within :data:`MAX_ERROR_TEXT` characters; of a table that
+    cannot be reached the message alone, which is a sentence about files and not about code.
+    """
+    if isinstance(error, TableUnavailable):
+        return shorten(describe(error), MAX_ERROR_TEXT)
     frames = traceback.extract_tb(error.__traceback__)
     # The worker's own frames say nothing about the behavior.
     own = [f for f in frames if "/distop/worker/" not in f.filename.replace("\\", "/")] or list(frames)

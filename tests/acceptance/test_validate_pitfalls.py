@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from distop.errors import TableUnavailable
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
 from tests.support.checked import Table, between
@@ -143,9 +144,13 @@ def test_files_without_rows(table: Table) -> None:
 
 
 def test_a_table_without_files(table: Table) -> None:
+    """Nobody may read that NOT NULL holds because a disk is missing, or because the data has been removed."""
     table.directory.mkdir()
-    ran = table.run({"not_null": "x"})
-    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 0)
+    with pytest.raises(TableUnavailable, match="is empty"):
+        table.run({"not_null": "x"})
+    ran = run_operation(Validate(), table.record, {"checks": [{"not_null": "x"}]}, table.context, partitions=[])
+    assert (ran.report["verdict"], ran.report["rows"]) == ("error", 0)
+    assert ran.message == "x_not_null: error: there was no partition to check"
 
 
 def test_seventeen_equal_leading_bytes(table: Table) -> None:

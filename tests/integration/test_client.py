@@ -417,9 +417,6 @@ async def test_waiting_has_an_end(client: aio.Client, hand: Hand) -> None:
     op = await client.start_operation("noop", TABLE)
     with pytest.raises(distop.WaitTimeout, match=r"nyc.flights/noop/1 has not ended within 0.05 s; it goes on"):
         await op.wait(0.05)
-    for look in (client.operation("nyc.flights/noop/9").wait(30), client.operation("nyc.flights/noop/9").status()):
-        with pytest.raises(distop.NotFound, match="no operation nyc.flights/noop/9"):
-            await look
     with pytest.raises(distop.InvalidArgument, match="is not an operation"):
         client.operation("noop/9")
 
@@ -451,8 +448,17 @@ async def test_pause_resume_and_cancel(client: aio.Client, hand: Hand) -> None:
     for command in (op.pause(), op.resume()):
         with pytest.raises(distop.NotAllowed, match="is cancelling"):
             await command
-    with pytest.raises(distop.NotFound):
-        await client.operation("nyc.flights/noop/9").cancel()
+
+
+async def test_an_operation_that_is_not_there_is_told_alike_by_all(client: aio.Client, hand: Hand) -> None:
+    unknown = client.operation("nyc.flights/noop/9")
+    said = (
+        "^there is no operation nyc.flights/noop/9: it never was, or it ended so long ago that its history was dropped$"
+    )
+    calls = (unknown.wait(30), unknown.status(), unknown.pause(), unknown.resume(), unknown.cancel(), unknown.rerun())
+    for call in calls:
+        with pytest.raises(distop.NotFound, match=said):
+            await call
 
 
 # ------------------------------------------------------------------------ tables

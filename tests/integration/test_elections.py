@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import elections, logs
+from distop import coordinator, elections, logs
 from distop.capability import Capability
 from distop.config import ExecutorConfig
 from distop.coordinator import Coordinator
 from distop.core import keys as K
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.declaration import Rules
+from distop.core.digest import plan_digest
+from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.limits import Limits
 from distop.core.model import History, Node, OperationRef, Phase, Spec, State
-from distop.core.txn import Delete, Put, Txn
+from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
+from distop.core.txn import Delete, Put, Txn, TxnResult
 from distop.core.view import Change, ClusterView
 from distop.elections import Elections
 from distop.incarnation import Context
@@ -253,6 +256,54 @@ async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
     gone = await life.write(*(Delete(keys.of(REF, name)) for name in ("spec", "state", "arg")))
     await role._jobs.reached(gone)
     assert not role._left_alone
+
+
+@pytest.mark.parametrize("completes", [False, True])
+async def test_a_claim_that_bars_the_end_is_named_once(
+    life: Life, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, completes: bool
+) -> None:
+    """Somebody wrote it by hand, for a job that has ended: the decision was refused for ever, and no log said why."""
+    monkeypatch.setattr(coordinator, "REFUSED_PAUSE", (0.001, 0.01))
+    keys, now = life.ctx.keys, rfc3339(time.time())
+    chunks = [encode_chunk([PartitionPlan(0, "a")])]
+    claim = keys.claim(REF, 0)
+    outcome = Outcome("a", "ex", "inc-1", 1, now, now)
+    await life.write(
+        Put(keys.run_ops("t"), b'{"noop":1}'),
+        Put(keys.of(REF, "spec"), Spec("request", now, "tester", Rules(completes=completes)).encode()),
+        Put(keys.of(REF, "arg"), b"{}"),
+        Put(keys.of(REF, "state"), State.RUNNING.encode()),
+        Put(keys.chunk(REF, 0), chunks[0]),
+        Put(keys.of(REF, "plan"), Plan(1, "", plan_digest(chunks), 1).encode()),
+        Put(keys.job(REF, 0, "state"), JobState.SUCCESS.encode()),
+        Put(keys.job(REF, 0, "outcome"), outcome.encode()),
+        Put(claim, Claim("ex", "inc-1", 2, 0).encode()),
+        Put(keys.gate(REF), Gate(1).encode()),
+    )
+
+    def told() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "refuses the end of the operation" in r.getMessage()]
+
+    refused: list[None] = []
+    commit = life.ctx.commit
+
+    async def counted(txn: Txn) -> TxnResult:
+        result = await commit(txn)
+        refused.extend([None] * (not result.succeeded))
+        return result
+
+    monkeypatch.setattr(life.ctx, "commit", counted)
+    await until(lambda: len(refused) > 3 * coordinator.TOLD_AFTER, "it is refused again and again")
+    (said,) = told()
+    assert said.endswith(f"delete that key (`etcdctl del {claim}`)")
+    role = life.role
+    assert role is not None
+    await life.write(Delete(claim))
+    await until(
+        lambda: (op := role._view.operations.get(REF)) is None or op.decision is not None or op.state is State.SUCCESS,
+        "it is decided",
+    )
+    assert len(told()) == 1
 
 
 async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

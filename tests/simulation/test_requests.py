@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -72,13 +73,44 @@ def test_an_unknown_outcome_outlives_a_role_that_is_taken_away(denied: World, to
 
 
 def test_what_is_refused_to_the_end_stays_unknown(denied: World) -> None:
+    """It said that etcd did not answer, and not which rights are missing; and a plain refusal was its own cause."""
+
     async def work(client: EtcdClient) -> None:
-        with pytest.raises(OutcomeUnknown, match="permission denied"):
+        with pytest.raises(OutcomeUnknown, match=r"was refused: etcd does not permit the user 'me' .*grant-permission"):
             await client.commit(write("a"), deadline=5.0)
-        with pytest.raises(PermissionDenied):
+        with pytest.raises(PermissionDenied) as refused:
             await client.commit(write("b"), deadline=5.0)  # no copy of this one may have been applied
+        assert refused.value.__cause__ is None
 
     denied.run(work, **USER)
+
+
+def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
+    denied: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told from the fourth time on, as an etcd that does not answer, and without what is to be done."""
+
+    async def work(client: EtcdClient) -> None:
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(client.commit(write("a"), until=lost))
+        users = denied.etcd.users
+        while users.refused < 70:
+            await asyncio.sleep(0.1)
+            assert told() or users.refused < 2
+        lost.set_result(None)
+        with pytest.raises(OutcomeUnknown, match="does not permit the user 'me'"):
+            await task
+
+    def told() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    with caplog.at_level(logging.WARNING, "distop"):
+        denied.run(work, **USER)
+    assert [record.levelname for record in told()] == ["ERROR"] * 3
+    for record in told():
+        said = record.getMessage()
+        assert said.startswith("the transaction waits: etcd does not permit the user 'me' the transaction: ")
+        assert "grant-permission" in said
 
 
 def test_holds_that_overlap_do_not_change_the_order_of_a_stream(world: World) -> None:

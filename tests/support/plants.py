@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
@@ -512,11 +512,101 @@ def the_spec_changes(world: World, ref: OperationRef) -> None:
     world.tamper(Put(world.keys.of(ref, "spec"), replace(world.spec(ref), submitter="other").encode()))
 
 
-@plant(0)
-def a_record_that_cannot_be_read(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.claim(ref, 0), b"{not json"))
+# Every record that distop keeps, with something else in its place: what reads it may say so, and must not break.
+
+GARBAGE, EMPTY = b"\x80 no record", b"[]"
+
+Spoiling: TypeAlias = "Callable[[World, OperationRef, bytes], tuple[Put | Delete, ...]]"
 
 
-@plant(0)
-def a_state_that_is_none(world: World, ref: OperationRef) -> None:
-    world.tamper(Put(world.keys.of(ref, "cancel"), b"]"), Put(world.keys.pending(ref), b"dreaming"))
+def _of(name: str) -> Spoiling:
+    return lambda world, ref, value: (Put(world.keys.of(ref, name), value),)
+
+
+def _spoiled_history(world: World, ref: OperationRef, value: bytes) -> tuple[Put | Delete, ...]:
+    keys = world.keys
+    return (
+        Put(keys.of(ref, "state"), b"failed"),
+        Put(keys.history(ref), value),
+        Put(keys.run_ops(TABLE), b"{}"),
+        Delete(keys.gate(ref)),
+        Put(keys.pending(ref), b"cleaning"),
+    )
+
+
+def _spoiled_chunk(world: World, ref: OperationRef, value: bytes) -> tuple[Put | Delete, ...]:
+    second = world.next_ref()
+    world.do(world.start(second))
+    keys = world.keys
+    return (
+        Put(keys.chunk(second, 0), value),
+        Put(keys.of(second, "plan"), Plan(1, "", plan_digest([value]), 1).encode()),
+        Put(keys.gate(second), b"open"),
+        Delete(keys.pending(second)),
+    )
+
+
+def _spoiled_state(world: World, ref: OperationRef, value: bytes) -> tuple[Put | Delete, ...]:
+    world.do(world.claim(ref, "a", [0]))
+    return _report(world, ref, 0, outcome(0, Claim("ex-a", "a", 1, 0)), value)
+
+
+def _spoiled_outcome(world: World, ref: OperationRef, value: bytes) -> tuple[Put | Delete, ...]:
+    world.do(world.claim(ref, "a", [0]))
+    keys = world.keys
+    return (
+        Put(keys.job(ref, 0, "state"), b"success"),
+        Put(keys.job(ref, 0, "outcome"), value),
+        Delete(keys.claim(ref, 0)),
+    )
+
+
+def _spoiled_progress(world: World, ref: OperationRef, value: bytes) -> tuple[Put | Delete, ...]:
+    world.do(world.claim(ref, "a", [0]))
+    return (Put(world.keys.job(ref, 0, "progress"), value),)
+
+
+SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
+    "state": ((0, 0), _of("state")),
+    "spec": ((0, 0), _of("spec")),
+    "arg": ((14, 14), _of("arg")),
+    "cancel": ((0, 0), _of("cancel")),
+    "plan": ((0, 0), _of("plan")),
+    "planning": ((0, 0), _of("planning")),
+    "decision": ((0, 0), _of("decision")),
+    "chunk": ((0, 13), _spoiled_chunk),
+    "gate": ((-1, -1), lambda world, ref, value: (Put(world.keys.gate(ref), value),)),
+    "pending": ((0, 0), lambda world, ref, value: (Put(world.keys.pending(ref), value),)),
+    "job_state": ((0, 0), _spoiled_state),
+    "outcome": ((0, 0), _spoiled_outcome),
+    "progress": ((-1, -1), _spoiled_progress),
+    "claim": ((0, 0), lambda world, ref, value: (Put(world.keys.claim(ref, 0), value),)),
+    "history": ((0, 0), _spoiled_history),
+    "history_arg": ((-1, -1), lambda world, ref, value: (Put(world.keys.beside_history(ref, "arg"), value),)),
+    "history_spec": ((-1, -1), lambda world, ref, value: (Put(world.keys.beside_history(ref, "spec"), value),)),
+    "history_chunk": ((-1, -1), lambda world, ref, value: (Put(world.keys.history_chunk(ref, 0), value),)),
+    "run_ops": ((0, 0), lambda world, ref, value: (Put(world.keys.run_ops(TABLE), value),)),
+    "next_instance": ((0, 0), lambda world, ref, value: (Put(world.keys.next_instance(TABLE, TYPE), value),)),
+    "current": ((0, 0), lambda world, ref, value: (Put(world.keys.current(TABLE, TYPE), value),)),
+    "coordinator": ((0, 8), lambda world, ref, value: (Put(world.keys.coordinator(TABLE, TYPE), value),)),
+    "node": ((-1, -1), lambda world, ref, value: (Put(world.keys.node("a"), value),)),
+    "drain": ((-1, -1), lambda world, ref, value: (Put(world.keys.drain("ex-a"), value),)),
+    "behavior": ((-1, -1), lambda world, ref, value: (Put(world.keys.behavior(TYPE), value),)),
+    "table": ((-1, -1), lambda world, ref, value: (Put(world.keys.table(TABLE), value),)),
+}
+"""Record → the numbers of what garbage and an empty list in its place break (-1: the audit does not read it), and the
+writes that put a value there.
+"""
+
+
+def _spoil(writes: Spoiling, value: bytes) -> Callable[[World, OperationRef], None]:
+    def spoil(world: World, ref: OperationRef) -> None:
+        world.tamper(*writes(world, ref, value))
+
+    return spoil
+
+
+for _record, (_numbers, _writes) in SPOILED.items():
+    for _number, _kind, _value in zip(_numbers, ("garbage", "an_empty_list"), (GARBAGE, EMPTY), strict=True):
+        if _number >= 0:
+            PLANTS.append((_number, f"{_record}_is_{_kind}", _spoil(_writes, _value)))

@@ -14,7 +14,8 @@ from distop.audit import Audit
 from distop.cli import audit as command
 from distop.cli.context import Context, use
 from distop.core.jobs import JobState
-from distop.core.txn import Delete, Put
+from distop.core.txn import Delete, KeyValue, Put
+from distop.core.view import Change
 from distop.errors import NotFound
 from distop.store.history import Beginning, CaughtUp, Revision
 from tests.support.plants import PLANTS, opened
@@ -127,15 +128,78 @@ def test_with_an_operation_only_what_concerns_it_is_told() -> None:
     assert run(world, ref) == 1, "it depends on the counters of its table"
 
 
-def test_an_operation_of_which_only_the_record_is_left_is_known(
-    as_json: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = World()
-    ref = world.life(1)
+def told_of(ref: OperationRef, world: World, *after: Step, follow: bool = False) -> Audit:
+    """The audit of an operation where history is compacted up to the present."""
     listing = Beginning(world.store.revision, 1, tuple(world.store.listing()))
     checked = Audit(world.keys, ref)
-    asyncio.run(command.run(checked, told(listing, CaughtUp(world.store.revision)), str(ref)))
-    assert json.loads(capsys.readouterr().out)["operations"] == 1
+    history = told(listing, *after, CaughtUp(world.store.revision + len(after)))
+    asyncio.run(command.run(checked, history, str(ref), follow=follow))
+    return checked
+
+
+def stranger(world: World) -> Revision:
+    """One more revision, of nothing but a node."""
+    return Revision(world.store.revision + 1, (Change(KeyValue(world.keys.node("z"), b"{}", 1, 1)),))
+
+
+def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None:
+    world = World()
+    ref = world.life(1)
+    at = world.store.revision
+    with pytest.raises(
+        NotFound, match=f"nothing of '{ref}' was checked: etcd's history is compacted up to revision {at}"
+    ):
+        told_of(ref, world, stranger(world))
+
+
+def test_the_end_of_its_record_does_not_make_it_checked() -> None:
+    world = World()
+    ref = world.life(1)
+    dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
+    with pytest.raises(NotFound, match="was checked"):
+        told_of(ref, world, dropped)
+
+
+def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
+    kv = world.store.get(world.keys.history(ref))
+    assert kv is not None
+    return [Change(replace(kv, value=b"", mod_revision=world.store.revision + 1), deleted=True)]
+
+
+def test_one_that_goes_on_unchanged_was_not_checked_either() -> None:
+    world, ref = opened()
+    with pytest.raises(NotFound, match="nothing of its life came after that"):
+        told_of(ref, world, stranger(world))
+
+
+def test_one_that_goes_on_unchanged_is_followed(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    told_of(ref, world, stranger(world), follow=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["operations"], said["jobs"]) == (0, 0)
+    assert said["summary"] == (
+        f"checked nothing of {ref}: revisions {at + 1} to {at + 1} have nothing of it; not checked: revisions 1–{at}"
+    )
+
+
+def test_nothing_came_since_the_compaction(capsys: pytest.CaptureFixture[str]) -> None:
+    world, _ = opened()
+    at = world.store.revision
+    listing = Beginning(at, 1, tuple(world.store.listing()))
+    asyncio.run(command.run(Audit(world.keys), told(listing, CaughtUp(at)), None))
+    assert capsys.readouterr().out == (
+        f"checked nothing: nothing came after revision {at}; not checked: revisions 1–{at}; no violation\n"
+    )
+
+
+def test_of_one_operation_it_is_said_how_much_concerned_it(capsys: pytest.CaptureFixture[str]) -> None:
+    world, _ = opened()
+    before = len(world.store.history)
+    second = world.next_ref()
+    world.do(world.start(second))
+    assert run(world, second) == 0
+    assert f"({before + 1} of distop, 1 of them of {second}, " in capsys.readouterr().out
 
 
 def test_an_unknown_operation_is_not_found() -> None:
@@ -177,6 +241,19 @@ def test_history_lost_in_between_is_told_and_the_audit_goes_on(
     assert (found["first_revision"], found["lost"]) == (1, [[at + 1, wrong - 1]])
     assert found["violation"]["invariant"] == 1
     assert f"revisions {at + 1} to {wrong - 1} were compacted before they could be read" in printed.err
+
+
+def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    world, ref = opened()
+    at = world.store.revision
+    before = [Revision(n, tuple(changes)) for n, changes in world.store.history]
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    gap = Beginning(at + 2, at + 1, tuple(world.store.listing()))
+    checked = Audit(world.keys)
+    asyncio.run(command.run(checked, told(*before, gap, CaughtUp(at + 2)), None))
+    assert capsys.readouterr().out.endswith(f" 13 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
+    assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
 
 
 def test_following_it_goes_on_after_the_present() -> None:

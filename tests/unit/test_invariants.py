@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
 from distop.core.jobs import JobState
 from distop.core.model import Cancel, OperationRef
 from distop.core.txn import Delete, Put
-from tests.support.plants import PLANTS, begin, opened
+from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, opened
 from tests.support.world import TABLE, World
 
 if TYPE_CHECKING:
@@ -127,6 +128,43 @@ def test_planted_violations_are_found(number: int, name: str, spoil: Callable[[W
 
 def test_every_visible_invariant_has_a_planted_violation() -> None:
     assert {number for number, _, _ in PLANTS} == set(range(15)) - {11}
+
+
+@pytest.mark.parametrize("value", [GARBAGE, EMPTY], ids=["garbage", "empty-list"])
+@pytest.mark.parametrize("record", SPOILED)
+def test_a_record_that_cannot_be_read_is_a_violation_of_its_key(record: str, value: bytes) -> None:
+    numbers, writes = SPOILED[record]
+    world, ref = opened()
+    spoiled = writes(world, ref, value)
+    keys = {op.key for op in spoiled if isinstance(op, Put) and op.value == value}
+    world.tamper(*spoiled)
+    violations = found(world)
+    expected = numbers[value == EMPTY]
+    if expected == 0:
+        assert {v.key for v in violations if v.invariant == 0} == keys, [str(v) for v in violations]
+    elif expected < 0:
+        assert violations == []
+    Checker(world.keys).begin(world.store.listing())
+
+
+def test_a_claim_by_nobody_that_there_can_be_does_not_break_the_check() -> None:
+    world, ref = opened()
+    world.tamper(Put(world.keys.claim(ref, 0), b'{"v":1,"executor":"ex-a","incarnation":["a"],"attempt":1}'))
+    assert [(v.invariant, v.key) for v in found(world)] == [(0, world.keys.claim(ref, 0))]
+
+
+def test_every_record_has_been_spoiled() -> None:
+    world = World()
+    written = [op for _, writes in SPOILED.values() for op in writes(*opened(), EMPTY)]
+    parsed = [world.keys.parse(op.key) for op in written if isinstance(op, Put) and op.value == EMPTY]
+    assert {(key.family, key.name, key.chunk >= 0, key.partition >= 0) for key in parsed} == {
+        *((K.OP, name, False, False) for name in {*K.OPERATION_NAMES, "runOps", "nextInstanceId", "current"}),
+        *((K.OP, name, False, True) for name in K.JOB_NAMES),
+        *((K.HISTORY, name, False, False) for name in {*K.HISTORY_NAMES, ""}),
+        *((family, "plan", True, False) for family in (K.OP, K.HISTORY)),
+        *((f, "", False, False) for f in (K.OPEN, K.PENDING, K.NODE, K.NODE_DRAIN, K.COORDINATOR, K.BEHAVIOR, K.TABLE)),
+        (K.CLAIM, "", False, True),
+    }
 
 
 def test_a_violation_tells_its_story() -> None:

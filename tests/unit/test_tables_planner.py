@@ -191,8 +191,27 @@ def test_an_unknown_format_or_option_is_named(tmp_path: Path) -> None:
         plan_table(record(tmp_path, partition_types={"q": "int"}))
 
 
-def test_a_location_without_files_has_no_partitions(tmp_path: Path) -> None:
-    assert plan_table(record(tmp_path)).partitions == []
+@pytest.mark.parametrize(
+    "left", [(), ("_SUCCESS", ".keep", "_distop/t/plan.json", ".p=1/a.parquet"), ("p=1/_SUCCESS",)]
+)
+@pytest.mark.parametrize("options", [{}, {"partition_types": {"p": "int"}}])
+def test_a_location_without_data_is_no_table_of_no_partitions(
+    tmp_path: Path, left: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    """All that is promised of nothing holds; and what is not mounted here may be mounted on another node."""
+    put(tmp_path, *left)
+    (tmp_path / "p=2").mkdir()
+    with pytest.raises(TableUnavailable) as caught:
+        plan_table(record(tmp_path, **options))
+    assert str(caught.value) == (
+        f"the location {str(tmp_path)!r} is empty: its files were removed, or its disk is not mounted here"
+    )
+
+
+def test_folders_without_files_beside_others_are_no_partitions(tmp_path: Path) -> None:
+    put(tmp_path, "p=1/a.parquet", "p=2/_SUCCESS")
+    (tmp_path / "p=3").mkdir()
+    assert [p.name for p in plan_table(record(tmp_path)).partitions] == ["p=1"]
 
 
 def test_a_location_that_is_gone_is_named_when_planned(tmp_path: Path) -> None:
@@ -252,6 +271,7 @@ def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
     assert remote.begins_as_parquet(entries[0])
+    assert str(remote.nothing_there()) == "the location 'mem://bucket/t' is empty"
 
 
 def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:

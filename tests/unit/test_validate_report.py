@@ -43,6 +43,17 @@ def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
     assert combine(argument, nowhere, complete=True).checks[0].error == "the column 'x' is in none of the table's files"
 
 
+def test_of_no_partition_nothing_is_valid() -> None:
+    argument = Argument.model_validate({"checks": [{"not_null": "never"}, {"check": "x > 1"}], "where": "y > 0"})
+    report = combine(argument, [], complete=True)
+    assert (report.verdict, report.rows) == ("error", 0)
+    said = "there was no partition to check"
+    assert [(c.verdict, c.error, c.exact) for c in report.checks] == [("error", said, False)] * 2
+    assert sentence(argument.names(), report.checks) == f"never_not_null, check: error: {said}"
+    cut = combine(argument, [], complete=False)
+    assert (cut.verdict, [c.error for c in cut.checks]) == ("unknown", [None, None])
+
+
 def stored(found: Result, names: list[str]) -> tuple[Result, int]:
     """As it comes back from etcd, and the bytes of the result and its sentence."""
     text = json.dumps(found.compact(), ensure_ascii=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
-from distop.errors import DistopError, InvalidArgument, describe
+from distop.errors import DistopError, InvalidArgument, TableUnavailable, describe
 from distop.worker import logs, shared
 from distop.worker.calls import select
 from distop.worker.explain import explain, headline
@@ -56,6 +56,13 @@ def test_explain_names_the_place_and_the_cause_and_stays_bounded() -> None:
     assert text.startswith("RuntimeError: outer")
     assert "KeyError" in text
     assert len(text) <= MAX_ERROR_TEXT
+
+
+def test_a_table_that_cannot_be_reached_is_told_in_a_sentence() -> None:
+    try:
+        raise TableUnavailable("the location '/mnt/t' is empty") from OSError("a reason")
+    except TableUnavailable as error:
+        assert explain(error) == "the location '/mnt/t' is empty"
 
 
 def test_errors_of_the_worker_are_told_like_all_of_distops() -> None:

@@ -119,7 +119,7 @@ async def _empty(client: Client, executor: str) -> NodeState:
 
 
 async def _undrain(client: Client, executor: str) -> None:
-    with contextlib.suppress(NotAllowed, NotFound):  # somebody else did it, or it was never drained
+    with contextlib.suppress(NotFound):  # it is not alive, and was never drained
         await _insist(client.undrain, executor)
 
 
