@@ -118,6 +118,11 @@ class Operation:
         """Table, type, object and instance."""
         return self._inner.parts
 
+    @property
+    def already_started(self) -> bool:
+        """An earlier call with the same request id had started it."""
+        return self._inner.already_started
+
     def __repr__(self) -> str:
         return repr(self._inner)
 

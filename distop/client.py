@@ -119,7 +119,8 @@ class Client:
             retry_attempts,
             submitter if submitter is not None else whoami(),
         )
-        return Operation(self._etcd, self._keys, await self._starts.start(wanted))
+        started = await self._starts.start(wanted)
+        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
     async def rerun(
         self,

@@ -49,9 +49,10 @@ class ExecutorConfig:
     """What an executor daemon is told.
 
     ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
-    under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds until
-    a silent daemon counts as gone. ``poll``: seconds between the listings that back every watch. ``history_limit``:
-    history records kept per table. ``limits``: no setting; the simulator gives others.
+    under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds
+    until a silent daemon counts as gone. ``poll``: seconds between the listings behind the watches of gates, nodes
+    and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
+    table. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig

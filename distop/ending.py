@@ -43,6 +43,8 @@ ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
 ERROR_TEXT = 2_000
 MAX_HISTORY_BYTES = 1024 * 1024
+SUBMITTER_KEPT = 1_000
+"""Characters: follow-ups are submitted by an operation, whose name may be long."""
 FOLLOW_UP_TIME = 600.0
 """Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
@@ -246,6 +248,7 @@ class Ending:
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
+            submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
@@ -394,4 +397,4 @@ class Ending:
         except (InvalidArgument, UnknownBehavior, NotFound) as error:
             self._log.error("what should follow cannot be started: %s", error, extra={"operation": str(ref)})
         else:
-            self._log.info("%s follows", started, extra={"operation": str(ref)})
+            self._log.info("%s follows", started.ref, extra={"operation": str(ref)})

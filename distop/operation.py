@@ -55,10 +55,11 @@ class Operation:
     Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
     """
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
+    def __init__(self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, already_started: bool = False) -> None:
         self._etcd = etcd
         self._keys = keys
         self._ref = ref
+        self._already_started = already_started
         self._jobs = JobStates()
         self._waiting_for_etcd = False
 
@@ -76,6 +77,13 @@ class Operation:
     def parts(self) -> OperationRef:
         """Table, type, object and instance."""
         return self._ref
+
+    @property
+    def already_started(self) -> bool:
+        """The start that gave this handle had a request id by which an earlier call had started the operation: it may
+        have ended by now.
+        """
+        return self._already_started
 
     def __repr__(self) -> str:
         return f"<Operation {self.ref}>"
@@ -260,7 +268,7 @@ class Operation:
         """
         if unfinished is not None and not isinstance(unfinished, bool):
             raise InvalidArgument(f"unfinished is True, False or None, not {unfinished!r}")
-        ref = await rerun(
+        started = await rerun(
             self._etcd,
             self._keys,
             self._ref,
@@ -270,7 +278,7 @@ class Operation:
             retry_attempts=retry_attempts,
             submitter=submitter if submitter is not None else whoami(),
         )
-        return Operation(self._etcd, self._keys, ref)
+        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
     async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Txn | None]) -> None:
         keys, ref = self._keys, self._ref

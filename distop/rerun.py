@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.store.client import EtcdClient
+    from distop.submit import Started
 
 
 async def rerun(
@@ -33,7 +34,7 @@ async def rerun(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
-) -> OperationRef:
+) -> Started:
     """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
     no end; None: the latter where it was cancelled.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import from_rfc3339
+from distop.core.codec import SCHEMA_VERSION, from_rfc3339
 from distop.core.model import State
 from distop.errors import OperationCancelled, OperationFailed
 
@@ -102,6 +102,9 @@ class OperationStatus:
     ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: at the pace
     since work last began; None while it waits, or nothing can be said.
     ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
+    ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``,
+    and none where they are not told apart (``exact`` False). ``request_id``, ``submitter`` and ``rerun_of`` are those
+    of the start.
     """
 
     op: str
@@ -117,6 +120,12 @@ class OperationStatus:
     exact: bool = True
     result: OperationResult | None = None
     """How it ended, once it has."""
+    failed: str = ""
+    failed_truncated: bool = False
+    request_id: str = ""
+    request_digest: str = field(default="", repr=False)
+    submitter: str = ""
+    rerun_of: str = ""
 
     @property
     def ended(self) -> bool:
@@ -124,19 +133,33 @@ class OperationStatus:
         return self.result is not None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for ``--json``; those of the history record once it has ended."""
+        """The fields for ``--json``: the history record once it has ended; before, its fields as far as they are known,
+        and what is told of one that goes on.
+        """
         if self.result is not None:
             return dict(self.result.record)
-        return {
+        data: dict[str, Any] = {
+            "v": SCHEMA_VERSION,
             "op": self.op,
             "state": self.state,
             "stage": self.stage,
             "started": self.started,
+            "finished": None,
             "jobs": dict(self.jobs),
             "progress": round(self.progress, 4),
             "eta_seconds": None if self.eta_seconds is None else round(self.eta_seconds, 1),
             "waiting_for": self.waiting_for,
             "cancel": dict(self.cancel) if self.cancel else None,
+            "report": None,
             "errors": [dict(e) for e in self.errors],
+            "failed": self.failed,
             "exact": self.exact,
+            "request_id": self.request_id,
+            "request_digest": self.request_digest,
+            "submitter": self.submitter,
         }
+        if self.failed_truncated:
+            data["failed_truncated"] = True
+        if self.rerun_of:
+            data["rerun_of"] = self.rerun_of
+        return data

@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time
 from distop.core.transitions import STARTS_PER_TXN
 from distop.errors import EtcdUnavailable, OutcomeUnknown
-from distop.submit import Apart, Lost, NotSent, Try, note_cut_off, overdue, pause, submit, too_contended, try_to_start
+from distop.submit import (
+    Apart,
+    Lost,
+    NotSent,
+    Started,
+    Try,
+    note_cut_off,
+    overdue,
+    pause,
+    submit,
+    too_contended,
+    try_to_start,
+)
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
-    from distop.core.model import OperationRef
     from distop.request import Request
     from distop.store.client import EtcdClient
 
@@ -34,11 +45,11 @@ class _Waiting:
     wanted: Request
     began: float | None
     """Since when it loses."""
-    answer: asyncio.Future[OperationRef | Exception | None]
+    answer: asyncio.Future[Started | Exception | None]
     sent: bool = False
     """It is being started: whether it was is not known before the answer."""
 
-    def settle(self, verdict: OperationRef | Exception | None) -> None:
+    def settle(self, verdict: Started | Exception | None) -> None:
         if not self.answer.done():
             self.answer.set_result(verdict)
 
@@ -53,7 +64,7 @@ class Starts:
         """Where a start is under way, those that wait for its end."""
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def start(self, wanted: Request) -> OperationRef:
+    async def start(self, wanted: Request) -> Started:
         """As :func:`distop.submit.submit`, beside others. Who is cancelled while it waits is not started; what was sent
         by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
         """
@@ -71,7 +82,7 @@ class Starts:
             self._next(place, line, lost=int(waiting is not None), silent=_silent(one))
         return one.result() if waiting is None else await self._answer(waiting)
 
-    async def _answer(self, waiting: _Waiting) -> OperationRef:
+    async def _answer(self, waiting: _Waiting) -> Started:
         try:
             verdict = await waiting.answer
         except asyncio.CancelledError as error:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import keys as K
-from distop.core.codec import rfc3339
+from distop.core.codec import failed_text, rfc3339
 from distop.core.decide import parse_time
+from distop.core.declaration import Rules
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
@@ -41,6 +42,7 @@ MANY_JOBS = 20_000
 _ERRORS = 5
 NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
 _READS_IN_FLIGHT = 4
+_NO_SPEC = Spec("", "", "", Rules())
 
 
 @frozen
@@ -66,6 +68,8 @@ class Snapshot:
     history: History | None = None
     success: int = 0
     failed: int = 0
+    failed_ranges: str = ""
+    failed_truncated: bool = False
     exact: bool = True
     claims: Mapping[int, Claim] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
@@ -119,6 +123,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     pace = Pace()
     claims: dict[int, Claim] = {}
     success = failed = 0
+    ranges, truncated = "", False
     exact = True
     if plan is not None and decision is None:
         listing = await etcd.list(*keys.claims_range(ref))
@@ -133,6 +138,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         else:
             await _read_jobs(etcd, keys, ref, jobs)
             success, failed = jobs.success, jobs.failed
+            ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
             pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
         await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     return Snapshot(
@@ -147,6 +153,8 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         None,
         success,
         failed,
+        ranges,
+        truncated,
         exact,
         claims,
         dict(jobs.names),
@@ -246,16 +254,24 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
             cancel=_cancel(history.cancel),
             errors=result.errors,
             result=result,
+            failed=history.failed_ranges,
+            failed_truncated=history.failed_truncated,
+            request_id=history.request_id,
+            request_digest=history.request_digest,
+            submitter=history.submitter,
+            rerun_of=history.rerun_of,
         )
     stage = stage_of(snapshot)
     decision, total = snapshot.decision, snapshot.plan.count if snapshot.plan else None
     success, failed = snapshot.success, snapshot.failed
+    ranges, truncated = snapshot.failed_ranges, snapshot.failed_truncated
     if decision is not None:
         total, success, failed = decision.total, decision.success, decision.failed
+        ranges, truncated = decision.failed_ranges, decision.failed_truncated
     running = sum(1 for c in snapshot.claims.values() if not c.waiting and c.incarnation in nodes)
     waiting = len(snapshot.claims) - running
     ended = success + failed
-    started = snapshot.spec.time if snapshot.spec else ""
+    spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC
     progress = min(1.0, ended / total) if total else float(total == 0)
     full = "NOSPACE" in alarms
     waits_for = NO_SPACE if full else waiting_for(snapshot, stage, nodes, running, ended, total)
@@ -264,13 +280,19 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
         str(snapshot.state),
         "pausing" if stage is Stage.PAUSED and running else str(stage),
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
-        started,
+        spec.time,
         progress,
         _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
         waits_for,
         _cancel(snapshot.cancel),
         tuple(_errors(snapshot)),
         snapshot.exact,
+        failed=ranges,
+        failed_truncated=truncated,
+        request_id=spec.request_id,
+        request_digest=spec.request_digest,
+        submitter=spec.submitter,
+        rerun_of=spec.rerun_of,
     )
 
 

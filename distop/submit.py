@@ -15,6 +15,7 @@ from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
 from distop.core.digest import plan_digest, request_digest
+from distop.core.frozen import frozen
 from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, TableRecord
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.records import read, word
@@ -80,6 +81,14 @@ def _never() -> bool:
     return False
 
 
+@frozen
+class Started:
+    """The operation that a request has started. ``earlier``: an earlier call with its request id has, not this one."""
+
+    ref: OperationRef
+    earlier: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Try:
     """One request in a try to start it, and what became of that: the operation, or why there is none; Lost and Apart
@@ -88,9 +97,9 @@ class Try:
 
     wanted: Request
     withdrawn: Callable[[], bool] = _never
-    verdict: OperationRef | Exception | None = None
+    verdict: Started | Exception | None = None
 
-    def result(self) -> OperationRef:
+    def result(self) -> Started:
         """The operation. Raises why there is none."""
         assert self.verdict is not None
         if isinstance(self.verdict, Exception):
@@ -98,7 +107,7 @@ class Try:
         return self.verdict
 
 
-async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> OperationRef:
+async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
     """Start the operation, once for each request id (invariant 14).
 
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
@@ -242,19 +251,19 @@ async def _look_back(etcd: EtcdClient, keys: Keys, own: Sequence[Try]) -> None:
     """Callers that chose their request ids may have made these calls before."""
     try:
         for one, found in zip(own, await find_earlier(etcd, keys, [one.wanted for one in own]), strict=True):
-            one.verdict = found
+            one.verdict = Started(found, earlier=True) if isinstance(found, OperationRef) else found
     except DistopError as error:
         _share(own, error)
 
 
-def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | None) -> OperationRef | Exception:
+def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | None) -> Started | Exception:
     """``instead``: what was found by a start that was refused."""
     ref = begun.ref
     if instead is None:
-        return ref
+        return Started(ref)
     try:
         if _won(instead, wanted, ref):
-            return ref
+            return Started(ref)
     except InvalidArgument as error:
         return error
     if begun.spec.one_at_a_time and instead.current is not None:
@@ -311,8 +320,8 @@ def _choose(declaration: Declaration, objects: Mapping[Try, str]) -> tuple[list[
 def _told_by_the_first(one: Try, obj: str, first: Try) -> None:
     """What became of the one that excludes it is what it would be told right after it."""
     ref = OperationRef(one.wanted.table, one.wanted.type, obj, 0)
-    if isinstance(first.verdict, OperationRef):
-        one.verdict = _excluded(ref, first.verdict)
+    if isinstance(first.verdict, Started):
+        one.verdict = _excluded(ref, first.verdict.ref)
     elif isinstance(first.verdict, Incompatible):
         one.verdict = _copy(first.verdict)
 

@@ -15,10 +15,12 @@ def goes_on(op: str) -> str:
     return f"{op} goes on: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 
 
-def may_have_begun(table: str, request_id: str) -> str:
-    """Of a start that etcd had not answered when it was interrupted."""
+def may_have_begun(request_id: str) -> str:
+    """Of a start that etcd had not answered when it was interrupted. No list tells of it for certain: it may have ended
+    by now, or begin only then.
+    """
     again = f"--request-id {shlex.quote(request_id)}"
     return (
-        f"interrupted before etcd answered, so whether the operation began is not known: {command('ls', table)} shows "
-        f"it if it did, and the same command with `{again}` starts it only if it did not"
+        "interrupted before etcd answered, so whether the operation began is not known: the same command with "
+        f"`{again}` starts it only if it did not, and tells its state if it did"
     )

@@ -86,9 +86,7 @@ def schedules(seeds: Sequence[int], jobs: int, within: float | None) -> int:
     print(*tally.lines(), sep="\n")
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = spent.ru_utime + spent.ru_stime
-    print(
-        f"{used:.0f} s of processor time, {1000 * used / len(seeds):.0f} ms for each"
-    )
+    print(f"{used:.0f} s of processor time, {1000 * used / len(seeds):.0f} ms for each")
     late = within is not None and took > within
     if late:
         print(f"it took {took:.0f} s, and was to take {within:g} s at most")

@@ -35,7 +35,8 @@ def audit(
     checked = Audit(Keys(current.settings().get("namespace")), ref)
 
     async def work(client: Client) -> None:
-        await run(checked, history(client.etcd, client.keys, follow=follow), op, follow=follow)
+        name = None if ref is None else str(ref)
+        await run(checked, history(client.etcd, client.keys, follow=follow), name, follow=follow)
 
     try:
         current.with_client(work)

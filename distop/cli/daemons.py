@@ -14,7 +14,14 @@ SLOTS = Annotated[str | None, typer.Option(metavar="N", help="Jobs or batches at
 MASTER = Annotated[str | None, typer.Option(metavar="URL", help="Spark's master (local[*]).")]
 CONF = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A Spark setting (repeatable).")]
 TTL = Annotated[str | None, typer.Option(metavar="S", help="Seconds until a silent daemon counts as gone (10).")]
-POLL = Annotated[str | None, typer.Option(metavar="S", help="Seconds between the listings behind watches (30).")]
+POLL = Annotated[
+    str | None,
+    typer.Option(
+        metavar="S",
+        help="Seconds between the listings behind the watches of gates, nodes and elections (30); those of claims and "
+        "jobs: 300, or as many where these are more.",
+    ),
+]
 LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records kept per table (1000).")]
 
 

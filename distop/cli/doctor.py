@@ -10,6 +10,7 @@ import typer
 
 from distop.cli import output
 from distop.cli.context import current
+from distop.clock import time as clock
 from distop.core.frozen import frozen
 from distop.errors import DistopError, describe
 
@@ -94,6 +95,7 @@ async def _store(client: Client) -> list[Finding]:
     return [
         await _version(client),
         await _space(client),
+        *_authentication(client),
         await _clock(client),
         await _nodes(client),
         *await _keys(client),
@@ -140,19 +142,41 @@ def judge_space(size: int, quota: int) -> Finding:
     )
 
 
-async def _clock(client: Client) -> Finding:
-    """etcd has no clock to ask; what can be told is that ours does not stand before what others have written."""
-    from distop.core.decide import parse_time
-
-    newest = await client.history(limit=1)
-    if not newest:
-        return Finding("clock", "ok", "nothing has ended yet that this machine's clock could be compared with")
-    ahead = parse_time(str(newest[0].record.get("finished", ""))) - time.time()
-    if ahead > _CLOCK_TOLERANCE:
-        return Finding(
-            "clock", "error", f"{newest[0].op} ended {ahead:.0f} s in this machine's future: set the clocks (NTP)"
+def _authentication(client: Client) -> list[Finding]:
+    user = client.config.etcd.username
+    if not user:
+        return []
+    if client.etcd.transport.users_off:
+        text = (
+            f"authentication is off: etcd did not look at the password of {user!r}, and everybody who reaches it may "
+            "read and write everything (`etcdctl auth enable`)"
         )
-    return Finding("clock", "ok", "not before the newest history record")
+        return [Finding("users", "warning", text)]
+    return [Finding("users", "ok", f"etcd knows us as {user!r}")]
+
+
+async def _clock(client: Client) -> Finding:
+    """Compared with the clock of the member in use, and with what executors have written by theirs."""
+    from distop.core.decide import parse_time
+    from distop.store import server_clock
+
+    ahead, unknown = None, ""
+    try:
+        ahead = await server_clock.ahead(client.config.etcd, client.etcd.transport.address)
+    except server_clock.Untold as error:
+        unknown = str(error)
+    newest = await client.history(limit=1)
+    future = parse_time(str(newest[0].record.get("finished", ""))) - clock.time() if newest else 0.0
+    if ahead is not None and abs(ahead) > _CLOCK_TOLERANCE:
+        where = f"about {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} etcd's"
+        return Finding("clock", "error", f"this machine's clock is {where}: set the clocks (NTP)")
+    if future > _CLOCK_TOLERANCE:
+        return Finding(
+            "clock", "error", f"{newest[0].op} ended {future:.0f} s in this machine's future: set the clocks (NTP)"
+        )
+    if ahead is None:
+        return Finding("clock", "skipped", f"it could not be compared with etcd's: {unknown}")
+    return Finding("clock", "ok", f"within {_CLOCK_TOLERANCE:.0f} s of etcd's")
 
 
 async def _nodes(client: Client) -> Finding:

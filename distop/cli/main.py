@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from distop.cli import audit, catalog, daemons, doctor, operations
+from distop.cli import audit, catalog, daemons, doctor, operations, starting
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import one_line
 from distop.errors import DistopError, describe
@@ -64,7 +64,7 @@ def _globals(
     cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate.")] = "",
     key: Annotated[str, typer.Option(metavar="FILE", help="The key of our certificate.")] = "",
     connect_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for etcd (10).")] = "",
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error.")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error, critical.")] = "",
     log_format: Annotated[str, typer.Option(metavar="F", help="text or json; always on stderr.")] = "",
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
@@ -86,7 +86,7 @@ app.add_typer(table, name="table")
 _MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
 _OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
 _OTHERS: tuple[Callable[..., None], ...] = (
-    *(operations.start, operations.rerun, operations.ls, operations.show, operations.watch, operations.cancel),
+    *(starting.start, starting.rerun, operations.ls, operations.show, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.history, catalog.nodes, catalog.drain, catalog.behaviors),
     *(audit.audit, doctor.doctor),
 )

@@ -11,6 +11,8 @@ from distop.errors import InvalidArgument, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distop.core.model import OperationRef
+
 _DIGITS = 19
 """Nobody counts so far."""
 
@@ -46,6 +48,13 @@ def count(option: str) -> Callable[[Any], int]:
         return int(text)
 
     return read
+
+
+def parse(op: str) -> OperationRef:
+    """The operation that is named, read before etcd is asked. Raises InvalidArgument."""
+    from distop.operation import parse_ref
+
+    return parse_ref(op)
 
 
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]

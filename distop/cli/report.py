@@ -27,14 +27,20 @@ def show_status(status: OperationStatus) -> None:
             "operation": status.op,
             "state": state_of(status),
             "started": status.started,
+            **_of_start(status.submitter, status.request_id, status.rerun_of),
             "jobs": f"{jobs(counts)} ended, {counts.get('running')} running, {counts.get('waiting')} to retry",
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
             "cancelled": _reason(status.cancel),
+            "failed jobs": status.failed,
         }
     )
     show_errors(status.errors)
+
+
+def _of_start(submitter: str | None, request_id: str | None, rerun_of: str | None) -> dict[str, str | None]:
+    return {"by": submitter, "request id": request_id, "runs again": rerun_of}
 
 
 def state_of(status: OperationStatus) -> str:
@@ -52,12 +58,12 @@ def show_result(result: OperationResult) -> None:
             "operation": result.op,
             "state": result.state,
             "started": result.record.get("started"),
+            **_of_start(*(result.record.get(name) for name in ("submitter", "request_id", "rerun_of"))),
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
             "failed jobs": result.record.get("failed"),
             "without an end": _without_end(result),
-            "runs again": result.record.get("rerun_of"),
             "cancelled": _reason(result.record.get("cancel")),
         }
     )

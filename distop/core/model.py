@@ -63,6 +63,7 @@ class Phase(StrEnum):
 
 
 _REF_SAFE = re.compile(r"[/%]")
+_NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def _part(text: str) -> str:
@@ -85,12 +86,14 @@ class OperationRef:
 
     @classmethod
     def parse(cls, text: str) -> OperationRef:
-        """The reverse of ``str``. Raises InvalidArgument where the text is no operation."""
+        """The reverse of ``str``; escapes that it does not write, such as those of keys, are read as well: ``str`` of
+        what is returned is the one name. Raises InvalidArgument where the text is no operation.
+        """
         parts = text.split("/")
         try:
             if len(parts) not in (3, 4) or not all(parts) or not (parts[-1].isascii() and parts[-1].isdigit()):
                 raise ValueError(text)
-            if parts[-1] != str(int(parts[-1])) or parts[-1] == "0":  # one name for each
+            if parts[-1] != str(int(parts[-1])) or parts[-1] == "0" or _NO_ESCAPE.search(text):
                 raise ValueError(text)
             named = [unquote(part, errors="strict") for part in parts[:-1]]
             return cls(named[0], named[1], named[2] if len(named) == 3 else "", int(parts[-1]))
@@ -352,6 +355,8 @@ class History:
     rerun_of: str = ""
     request_digest: str = ""
     """As in the spec."""
+    submitter: str = ""
+    """As in the spec, shortened."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -366,6 +371,7 @@ class History:
             "failed": self.failed_ranges,
             "request_id": self.request_id,
             "request_digest": self.request_digest,
+            "submitter": self.submitter,
         }
         if self.cancel is not None:
             data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
@@ -399,4 +405,5 @@ class History:
             bool(data.get("failed_truncated", False)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
+            data.get("submitter", ""),
         )

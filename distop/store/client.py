@@ -349,15 +349,15 @@ class EtcdClient:
         return self._versions.get(address, ())
 
     async def judge_server(self) -> tuple[Judgement, int]:
-        """What is to be thought of the server's version, and the number of members (0: we may not ask for it, and the
-        endpoints that we know were counted).
+        """What is to be thought of the server's version, and the number of members (0: we may not ask for it). It is
+        judged as a cluster of as many members as it has, or as we know endpoints of, where those are more.
         """
         status = await self.status()
         try:
             members = len(await self.members())
         except EtcdRejected:
             members = 0
-        return judge_etcd(status.version, members or self.transport.size), members
+        return judge_etcd(status.version, max(members, self.transport.size)), members
 
     async def check_server(self) -> None:
         """Warn (once) of a server that is not to be relied on. Raises EtcdRejected for one that must not be used."""

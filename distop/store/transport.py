@@ -191,6 +191,11 @@ class Transport:
         """The endpoint in use."""
         return self._members[self._current].address if self._members else self._config.members[0].address
 
+    @property
+    def users_off(self) -> bool:
+        """A user is given, and etcd, asked for a token, has said that authentication is off: it lets everybody in."""
+        return self._token == ""
+
     def move_on(self, address: str) -> None:
         """The endpoint failed: use the next one, unless someone else has moved on already."""
         if len(self._members) > 1 and self._members[self._current].address == address:

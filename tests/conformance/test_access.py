@@ -13,6 +13,7 @@ import pytest
 
 from distop.core.txn import Put, Txn
 from distop.errors import EtcdUnavailable, PermissionDenied
+from distop.store import server_clock
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
@@ -168,10 +169,13 @@ async def test_client_certificates(certificates: Certificates) -> None:
         ours = {"ca_cert": certificates.ca, "cert": certificates.client_cert, "key": certificates.client_key}
         async with connected(server.endpoint, **ours) as client:
             assert await client.get("a") is None
+            assert await server_clock.ahead(client.config, client.transport.address) == 0.0
         stranger = EtcdClient(EtcdConfig((server.endpoint,), ca_cert=certificates.ca, connect_timeout=0.7))
         with pytest.raises(EtcdUnavailable, match="certificate"):
             await stranger.connect()
         await stranger.close()
+        with pytest.raises(server_clock.Untold):
+            await server_clock.ahead(stranger.config, stranger.transport.address)
 
 
 def test_tls_that_does_not_fit_is_one_line_for_people(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.core.versions import judge_etcd
 from distop.errors import EtcdUnavailable
 from distop.store.embedded import EmbeddedEtcd, free_ports
 from tests.support.etcd import connected, until
@@ -37,6 +38,15 @@ async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pyt
         assert "etcd answers" in caplog.text
     finally:
         await asyncio.to_thread(etcd.stop)
+
+
+async def test_a_server_is_judged_as_a_cluster_of_as_many_members_as_it_has_endpoints(
+    shared_etcd: EmbeddedEtcd,
+) -> None:
+    async with connected(f"{shared_etcd.endpoint},http://localhost:{shared_etcd.port}") as client:
+        judged, members = await client.judge_server()
+        assert members == 1
+        assert judged == judge_etcd((await client.status()).version, 2)
 
 
 async def test_what_takes_connections_and_is_silent_is_told_from_what_is_not_there() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import aio
+from distop.clock import System, source
 from distop.core.model import State
 from tests.support.command import distop_command
 from tests.support.daemons import eventually
@@ -98,7 +99,7 @@ def test_start_ls_show_and_the_commands(world: World) -> None:
     ]
     assert set(listed[0]) >= {"op", "state", "started", "jobs", "waiting_for"}
     assert "nyc.flights/noop/1" in world.distop("ls").out
-    assert "waits for  planning" in world.distop("show", "nyc.flights/noop/1").out
+    assert "waits for   planning" in world.distop("show", "nyc.flights/noop/1").out
     assert world.distop("pause", "nyc.flights/noop/1", "--json").json["state"] == "paused"
     assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "paused"
     assert world.distop("resume", "nyc.flights/noop/1").out == "nyc.flights/noop/1 is running\n"
@@ -213,9 +214,14 @@ def test_a_table_that_is_named(world: World) -> None:
 
 
 def test_waiting_has_a_limit(world: World) -> None:
-    ran = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--json")
-    assert (ran.code, ran.out) == (6, "")
+    ran = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--request-id", "r", "--json")
+    assert (ran.code, ran.json) == (6, {"op": "nyc.flights/noop/1", "instance": 1, "state": "running"})
     assert "nyc.flights/noop/1 goes on: follow it with `distop watch nyc.flights/noop/1`" in ran.err
+    world.distop("pause", "nyc.flights/noop/1")
+    again = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1", "--request-id", "r", "--json")
+    assert (again.code, again.json["state"]) == (6, "paused")
+    people = world.distop("start", "noop", TABLE, "--wait", "--timeout", "0.1")
+    assert (people.code, people.out) == (6, "")
 
 
 def test_wait_ends_with_the_record(world: World) -> None:
@@ -250,6 +256,66 @@ def test_an_interrupt_leaves_the_operation_going(world: World) -> None:
     assert world.distop("show", "nyc.flights/noop/1", "--json").json["state"] == "running"
 
 
+def test_an_interrupt_leaves_its_name_to_programs(world: World) -> None:
+    watch = b"distOpHistory.nyc%2Eflights.noop.1\x12"  # a range from there on: a start asks for the key alone
+    port = int(world.endpoint.rpartition(":")[2])
+    with ThreadedProxy(port, trap=(watch, Mode.BLACK_HOLE)) as proxy:
+        start = ("start", "noop", TABLE, "--wait", "--json", "--etcd", proxy.endpoint, "--namespace", world.namespace)
+        command = [sys.executable, "-m", "distop.cli", *start]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            eventually(lambda: proxy.sprung or waiting.poll() is not None, "the end is waited for")
+            waiting.send_signal(signal.SIGINT)
+            out, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, json.loads(out)) == (
+        130,
+        {"op": "nyc.flights/noop/1", "instance": 1, "state": "running"},
+    )
+    assert "nyc.flights/noop/1 goes on" in err
+
+
+def test_a_start_that_was_made_before_tells_what_became_of_it(world: World) -> None:
+    start = ("start", "noop", TABLE, "--request-id", "abc")
+    assert world.distop(*start).out == "started nyc.flights/noop/1\n"
+    assert world.distop(*start).out == "already started: nyc.flights/noop/1 (running)\n"
+    world.distop("pause", "nyc.flights/noop/1")
+    assert world.distop(*start, "--json").json["state"] == "paused"
+    world.distop("resume", "nyc.flights/noop/1")
+    world.play(lambda hand: end(hand, "nyc.flights/noop/1"))
+    world.play(lambda hand: hand.clean(ref("nyc.flights/noop/1"), "n1"))
+    ran = world.distop(*start, "--json")
+    assert ran.json == {"op": "nyc.flights/noop/1", "instance": 1, "state": "success"}
+    assert world.distop(*start).out == "already started: nyc.flights/noop/1 (success)\n"
+    waited = world.distop(*start, "--wait")
+    assert (waited.code, waited.err) == (0, "already started: nyc.flights/noop/1 (success)\n")
+
+
+@pytest.mark.parametrize("typed", ["nyc%2Eflights/noop/1", "nyc.flights/%6eoop/1"])
+def test_an_operation_has_one_name_however_it_is_typed(world: World, typed: str) -> None:
+    world.distop("start", "noop", TABLE)
+    for command in ("pause", "resume", "show", "cancel"):
+        assert world.distop(command, typed, "--json").json["op"] == "nyc.flights/noop/1"
+    world.distop("start", "noop", TABLE)
+    assert world.distop("pause", typed.replace("/1", "/2")).out == "nyc.flights/noop/2 is paused\n"
+    assert world.distop("resume", typed.replace("/1", "/2")).out == "nyc.flights/noop/2 is running\n"
+
+
+def test_what_goes_on_and_what_has_ended_have_one_shape(world: World) -> None:
+    world.distop("start", "noop", TABLE, "--request-id", "mine")
+    (listed,) = world.distop("ls", "--json").json
+    shown = world.distop("show", "nyc.flights/noop/1", "--json").json
+    people = world.distop("show", "nyc.flights/noop/1").out
+    assert (shown["finished"], shown["report"], shown["failed"], shown["request_id"]) == (None, None, "", "mine")
+    assert f"by          {shown['submitter']}\nrequest id  mine\n" in people
+    world.play(lambda hand: end(hand, "nyc.flights/noop/1"))
+    ended = world.distop("show", "nyc.flights/noop/1", "--json").json
+    assert set(ended) <= set(shown)
+    assert set(shown) == set(listed)
+    for same in ("v", "op", "request_id", "request_digest", "submitter"):
+        assert ended[same] == shown[same]
+    people = world.distop("show", "nyc.flights/noop/1").out
+    assert f"by          {shown['submitter']}\nrequest id  mine\n" in people
+
+
 @pytest.mark.parametrize("mode", [Mode.DROP_ANSWERS, Mode.BLACK_HOLE])
 def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(world: World, mode: Mode) -> None:
     """Whether etcd has it or not, the command cannot know."""
@@ -264,7 +330,7 @@ def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(
             out, err = starting.communicate(timeout=60)
     assert (starting.returncode, out, err.count("\n")) == (130, "", 1), err
     assert err.startswith("interrupted before etcd answered, so whether the operation began is not known: ")
-    assert f"`distop ls {TABLE}` shows it if it did" in err
+    assert "distop ls" not in err, "it may have ended by then, or not begun yet"
     (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it only if it did not", err)
     if mode is Mode.DROP_ANSWERS:
         eventually(lambda: len(world.distop("ls", TABLE, "--json").json) == 1, "etcd has applied it")
@@ -273,12 +339,38 @@ def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(
     assert len(world.distop("ls", TABLE, "--json").json) == 1
 
 
+@pytest.mark.parametrize(("off", "words"), [(3600.0, "ahead of"), (-3600.0, "behind")])
+def test_doctor_compares_the_clocks(world: World, off: float, words: str) -> None:
+    class Wrong(System):
+        @staticmethod
+        def time() -> float:
+            return System.time() + off
+
+    before = source.set(Wrong())
+    try:
+        ran = world.distop("doctor", "--json")
+    finally:
+        source.reset(before)
+    (found,) = (check for check in ran.json["checks"] if check["name"] == "clock")
+    assert (ran.code, found["status"]) == (1, "error")
+    assert re.fullmatch(rf"this machine's clock is about 3[56]\d\d s {words} etcd's: .*\(NTP\)", found["text"])
+
+
+def test_doctor_tells_that_nobody_looks_at_the_password(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "users" not in {check["name"] for check in world.distop("doctor", "--json").json["checks"]}
+    monkeypatch.setenv("DISTOP_PASSWORD", "x")
+    ran = world.distop("doctor", "--user", "ann", "--json")
+    (found,) = (check for check in ran.json["checks"] if check["name"] == "users")
+    assert (ran.code, found["status"]) == (0, "warning")
+    assert "authentication is off: etcd did not look at the password of 'ann'" in found["text"]
+
+
 def test_doctor(world: World) -> None:
     findings = {c["name"]: c for c in world.distop("doctor", "--json").json["checks"]}
     assert findings["space"]["status"] == "ok"
     assert findings["keys"]["status"] == "ok"
     assert findings["executors"]["status"] == "ok"
-    assert findings["clock"]["status"] == "ok"
+    assert findings["clock"]["text"] == "within 5 s of etcd's"
 
     async def leave_over(hand: Hand) -> None:
         await hand.put(hand.keys.of(ref("t/noop/9"), "arg"), b"{}")

@@ -276,8 +276,17 @@ async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions
 async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand) -> None:
     wanted = request("noop", TABLE, b"{}", None, "mine", None, None, "me")
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [None]
-    ref = await submit(client.etcd, client.keys, wanted)
+    ref = (await submit(client.etcd, client.keys, wanted)).ref
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [ref]
+
+
+async def test_a_handle_tells_whether_an_earlier_call_had_started_it(client: aio.Client, hand: Hand) -> None:
+    first = await client.start_operation("noop", TABLE, request_id="r")
+    assert not first.already_started
+    again = await client.start_operation("noop", TABLE, request_id="r")
+    assert (again.ref, again.already_started) == (first.ref, True)
+    other = await client.start_operation("noop", TABLE)
+    assert not other.already_started
 
 
 async def test_options_of_a_start_override_the_declaration(client: aio.Client, hand: Hand) -> None:

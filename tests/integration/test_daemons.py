@@ -53,9 +53,10 @@ def test_an_operation_goes_on_when_its_caller_has_left(group: Daemons) -> None:
     """Nobody waits for it, or asks about it, until it is over."""
     group.start("ann")
     with distop.connect(group.endpoint) as caller:
-        ref = caller.start_operation("noop", TABLE, {"jobs": 4, "sleep": 0.2}).ref
+        ref = caller.start_operation("noop", TABLE, {"jobs": 4, "sleep": 0.2}, submitter="ann from afar").ref
     group.eventually(lambda: group.client.history(TABLE), "it is over")
-    assert [(result.op, result.state) for result in group.client.history(TABLE)] == [(ref, "success")]
+    (result,) = group.client.history(TABLE)
+    assert (result.op, result.state, result.record["submitter"]) == (ref, "success", "ann from afar")
 
 
 def test_kill_of_an_executor_in_the_middle(group: Daemons) -> None:

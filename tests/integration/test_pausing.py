@@ -38,7 +38,7 @@ def test_a_pause_lets_running_jobs_finish_and_tells_when_it_is_complete(
     where = ("--etcd", group.endpoint)
     ran = distop_command("pause", op.ref, *where)
     assert (ran.code, ran.out) == (0, f"{op.ref} is pausing: 2 jobs still run\n")
-    assert "waits for  2 jobs to finish" in distop_command("show", op.ref, *where).out
+    assert "waits for   2 jobs to finish" in distop_command("show", op.ref, *where).out
     steps.go("a", 3)
     group.eventually(lambda: op.status().jobs["running"] == 1, "a has ended")
     assert op.status().stage == "pausing"

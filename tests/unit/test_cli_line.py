@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.cells import cell_len
 
-from distop.cli import operations
+from distop.cli import starting
 from distop.cli.catalog import absolute
 from distop.cli.context import parse_argument, parse_options, take_globals
 from distop.cli.output import console, duration, table
@@ -164,7 +164,7 @@ def test_a_defect_is_one_sentence_without_debug_and_a_traceback_with_it(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by zero\nand more")
 
-    monkeypatch.setattr(operations, "parse_argument", broken)
+    monkeypatch.setattr(starting, "parse_argument", broken)
     ran = distop_command("start", "a", "b")
     assert ran.code == 1
     assert "ZeroDivisionError: by zero" in ran.sentence

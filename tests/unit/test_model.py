@@ -135,11 +135,16 @@ def test_refs_as_text() -> None:
     assert str(m.OperationRef("nyc.flights", "validate", "", 7)) == "nyc.flights/validate/7"
 
 
+@pytest.mark.parametrize("text", ["nyc%2Eflights/validate/7", "nyc.flights/%76alidate/7", "nyc%2eflights/validate/7"])
+def test_a_ref_that_is_escaped_as_keys_are_has_the_one_name(text: str) -> None:
+    assert str(m.OperationRef.parse(text)) == "nyc.flights/validate/7"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *("", "a", "a/b", "a/b/c", "a//7", "/b/7", "a/b/c/d/7", "a/b/-7", "a/b/٣", "a/b/7 ", "%FF/b/7"),
-        *("a/b/007", "a/b/0", "a/b/" + "9" * 5000),
+        *("a/b/007", "a/b/0", "a/b/" + "9" * 5000, "50%/b/7", "a%2/b/7", "a%zz/b/7"),
     ],
 )
 def test_what_is_no_ref_is_refused(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from distop.cli import operations, output
+from distop.cli import following, output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -
     terminal = Console(file=screen, force_terminal=True, width=200, highlight=False)
     monkeypatch.setattr(output, "console", lambda **_: terminal)
     operation: Any = Watched()
-    result: Any = await operations.follow(operation)
+    result: Any = await following.follow(operation)
     assert result == "its result"
     assert REF in screen.getvalue()
     assert "cannot list [/data/flights]" in screen.getvalue()

@@ -48,7 +48,7 @@ class Etcd(ModelClient):
         self.store.apply(Txn((), (Put(KEYS.behavior(name), Declaration(name, **fields).encode()),)))
 
     async def start(self, n: int = 0, request_id: str | None = None, type_name: str = "noop", **arg: Any) -> str:
-        return str(await self.starts.start(wanted(n, request_id, type_name, **arg)))
+        return str((await self.starts.start(wanted(n, request_id, type_name, **arg))).ref)
 
     def args(self) -> dict[str, Any]:
         """The argument of each operation."""
@@ -214,7 +214,7 @@ def test_a_type_that_excludes_itself_is_started_once() -> None:
 def test_starts_that_bring_their_plan_go_together() -> None:
     async def planned(etcd: Etcd) -> None:
         calls = [etcd.starts.start(wanted(n, table=CLUSTER_TABLE)) for n in range(30)]
-        started = await asyncio.gather(*calls)
+        started = [one.ref for one in await asyncio.gather(*calls)]
         assert started == [OperationRef(CLUSTER_TABLE, "noop", "", n) for n in range(1, 31)]
         assert etcd.numbered() == [1, 21, 8], "six keys of each"
 
@@ -500,7 +500,7 @@ def test_a_start_beside_the_line_is_one_like_any_other() -> None:
 
     async def beside(etcd: Etcd) -> None:
         alone = submit(etcd, KEYS, wanted(9))  # type: ignore[arg-type]
-        started = await asyncio.gather(alone, *(etcd.start(n) for n in range(10)))
-        assert sorted(int(str(one).rpartition("/")[2]) for one in started) == list(range(1, 12))
+        one, *started = await asyncio.gather(alone, *(etcd.start(n) for n in range(10)))
+        assert sorted([str(one.ref), *started]) == sorted(ref(n) for n in range(1, 12))
 
     run(beside)

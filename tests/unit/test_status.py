@@ -10,7 +10,7 @@ import pytest
 from distop.core.codec import rfc3339
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim
-from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.status import Pace, Snapshot, judge
 
@@ -50,6 +50,24 @@ OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
 def test_what_it_waits_for(snapshot: Snapshot, stage: str, words: str | None) -> None:
     seen = judge(snapshot, CAPABLE, STARTED + 10)
     assert (seen.stage, seen.waiting_for) == (stage, words)
+
+
+def test_a_status_has_the_fields_of_the_record_that_will_be() -> None:
+    record = History("t/noop/1", State.SUCCESS, "", "", 0, 0, 0).to_json()
+    for snapshot in (RUNNING, OPEN, replace(OPEN, state=State.PAUSED), replace(OPEN, decision=DECIDED)):
+        told = judge(snapshot, CAPABLE, STARTED).to_json()
+        assert set(record) <= set(told)
+        assert (told["finished"], told["report"], told["request_id"], told["submitter"]) == (None, None, "r", "me")
+    again = replace(RUNNING, spec=Spec("r", "", "me", Rules(), rerun_of="t/noop/1"))
+    assert judge(again, CAPABLE, STARTED).to_json()["rerun_of"] == "t/noop/1"
+
+
+def test_the_jobs_that_failed_so_far_are_named() -> None:
+    snapshot = replace(OPEN, success=7, failed=3, failed_ranges="3,7-8")
+    assert judge(snapshot, CAPABLE, STARTED).to_json()["failed"] == "3,7-8"
+    decided = replace(DECIDED, failed=3, failed_ranges="1-2", failed_truncated=True)
+    told = judge(replace(OPEN, decision=decided), CAPABLE, STARTED).to_json()
+    assert (told["failed"], told["failed_truncated"]) == ("1-2", True)
 
 
 @pytest.mark.parametrize("nodes", [{}, {"i2": Node("e2", "h", 2, ("other",))}])

@@ -1,0 +1,205 @@
+"""Commands that start operations: start, rerun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distop.cli import output
+from distop.cli.context import Interrupted, current, parse_argument
+from distop.cli.following import ended, follow
+from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse
+from distop.errors import DistopError
+from distop.suggest import goes_on, may_have_begun
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from distop.client import Client
+    from distop.operation import Operation
+    from distop.results import OperationResult
+
+_LAST_LOOK = 1.0
+"""Seconds for the state of an operation that is no longer waited for."""
+
+
+def _check_start(
+    type_name: str,
+    table: str,
+    argument: Any,
+    partitions: list[str] | None,
+    request_id: str | None,
+    failure_policy: str | None,
+    retry_attempts: int | None,
+) -> None:
+    """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
+    from distop.request import request
+    from distop.schema import encode_argument
+
+    arg = encode_argument(argument)
+    request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "")
+
+
+def start(
+    type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
+    arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
+    partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
+    timeout: TIMEOUT = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Repeating a start with the same id starts it once.")
+    ] = None,
+    failure_policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
+    ] = None,
+    retry_attempts: ATTEMPTS = None,
+) -> None:
+    """Start an operation."""
+    check_waiting(wait, timeout)
+    argument = parse_argument(arg)
+    _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
+
+    async def work(client: Client) -> Operation:
+        return await client.start_operation(
+            type_name,
+            table,
+            argument,
+            partitions=partition or None,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+        )
+
+    _start(work, wait, timeout)
+
+
+class _Start:
+    """What is known of a start. ``further``: fields that stand beside the others in its JSON."""
+
+    def __init__(self, further: Mapping[str, str]) -> None:
+        self.op: Operation | None = None
+        self.unknown: str | None = None
+        """Its request id, where etcd was being asked for it when the command was interrupted."""
+        self._state: str | None = "running"
+        """When it was last seen; None: it was not."""
+        self._further = further
+
+    async def begin(self, starting: Awaitable[Operation]) -> Operation:
+        """Start it. One that an earlier call has started may be in any state by now: it is asked for."""
+        import asyncio
+
+        from distop.submit import cut_off
+
+        try:
+            self.op = await starting
+        except asyncio.CancelledError as error:
+            self.unknown = cut_off(error)
+            raise
+        if self.op.already_started:
+            self._state = None
+            self._state = (await self.op.status()).state
+        return self.op
+
+    async def follow(self, op: Operation, timeout: float | None) -> OperationResult:
+        """Wait for the end. Where the time is over, its state is that of this moment, if etcd tells it at once."""
+        import asyncio
+        from contextlib import suppress
+
+        from distop.errors import WaitTimeout
+
+        try:
+            return await follow(op, timeout)
+        except WaitTimeout:
+            with suppress(DistopError, TimeoutError):
+                async with asyncio.timeout(_LAST_LOOK):
+                    seen = await op.status()
+                    self._state = seen.state
+                    if seen.result is not None:
+                        return seen.result
+            raise
+
+    def sentence(self) -> str:
+        assert self.op is not None
+        if self.op.already_started:
+            return f"already started: {self.op.ref} ({self._state})"
+        return f"started {self.op.ref}"
+
+    def write_json(self) -> None:
+        """The document of a start that was not waited for, or not to the end; nothing where it did not begin."""
+        if self.op is not None and current.json:
+            output.write_json(
+                {"op": self.op.ref, "instance": self.op.instance_id, "state": self._state, **self._further}
+            )
+
+
+def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout: float | None, **further: str) -> None:
+    """Start an operation, and with ``wait`` see it to its end. ``further``: more fields of the JSON."""
+    started = _Start(further)
+
+    async def work(client: Client) -> OperationResult | None:
+        op = await started.begin(begin(client))
+        if not wait:
+            return None
+        if not current.json:
+            output.note(started.sentence())
+        return await started.follow(op, timeout)
+
+    try:
+        result = current.with_client(work)
+    except KeyboardInterrupt:
+        started.write_json()
+        if started.unknown is not None:
+            raise Interrupted(may_have_begun(started.unknown)) from None
+        if started.op is None:
+            raise
+        raise Interrupted(f"interrupted; {goes_on(started.op.ref)}") from None
+    except DistopError:  # whatever ends the waiting, the operation goes on
+        started.write_json()
+        raise
+    if result is not None:
+        ended(result)
+    elif current.json:
+        started.write_json()
+    else:
+        output.say(started.sentence())
+
+
+def rerun(
+    op: OP,
+    unfinished: Annotated[
+        bool | None,
+        typer.Option("--unfinished/--failed", help="Also partitions that had no end (default: if it was cancelled)."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
+    timeout: TIMEOUT = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Repeating a rerun with the same id starts it once.")
+    ] = None,
+    failure_policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
+    ] = None,
+    retry_attempts: ATTEMPTS = None,
+) -> None:
+    """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
+    check_waiting(wait, timeout)
+    ref = parse(op)
+    _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
+
+    async def work(client: Client) -> Operation:
+        # Asked for before the start: from then on nothing may keep its name from being told.
+        ended = (await client.operation(ref).status()).result
+        again = await client.rerun(
+            ref,
+            unfinished=unfinished,
+            request_id=request_id,
+            failure_policy=failure_policy,
+            retry_attempts=retry_attempts,
+        )
+        left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0
+        if left and not unfinished and ended is not None and (unfinished is False or ended.state == "failed"):
+            output.note(f"{left} partitions of {ref} that had no end are left out: --unfinished takes them as well")
+        return again
+
+    _start(work, wait, timeout, rerun_of=str(ref))
