@@ -154,19 +154,8 @@ class Run:
         return [p for p in group if p in self._cancelled]
 
     def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
-        partition, attempt, fence, progress = self._items[ordinal]
-        ctx = Context(
-            self._env,
-            self.op,
-            self._table,
-            number=self.number,
-            partition=partition,
-            attempt=attempt,
-            fence=fence,
-            incarnation=self._incarnation,
-            progress=progress,
-            cancelled=self._is_cancelled,
-        )
+        partition, _, _, progress = self._items[ordinal]
+        ctx = self._job_context(partition)
         self._set_current((ordinal,), ctx.tag)
         started = time.time()
         try:
@@ -202,8 +191,7 @@ class Run:
             if error is None or not left:
                 continue
             if len(left) == 1 and len(group) == 1:
-                fatal = is_fatal(behavior, error, self._env.log)
-                self._end(left[0], "fatal" if fatal else "error", None, explain(error), started)
+                self._end_alone(behavior, self._items[left[0]][0], error, started)
                 continue
             self._env.log.warning(
                 "a batch of %d of %s broke with %d left, which are run again in halves: %s",
@@ -228,12 +216,12 @@ class Run:
             for ordinal in group:
                 partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
                 if ordinal in self._cancelled:
-                    self._end_cancelled(behavior, ctx, partition, cleans, started)
+                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
                 elif late:
                     self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 else:
                     if cleanup:
-                        behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+                        behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
                     todo.append(partition)
             if todo:
                 assert behavior.run_batch is not None
@@ -242,14 +230,13 @@ class Run:
                     if partition.partition not in self._open or partition.partition not in loaded:
                         continue
                     if isinstance(value, BaseException):
-                        self._end_with_error(behavior, ctx, partition, cleans, value, started)
+                        partition = loaded[partition.partition]
+                        own = self._job_context(partition, ctx)
+                        self._end_with_error(behavior, own, partition, cleans, value, started)
                     else:
                         self._end(partition.partition, "success", value, "", started)
                     if self._cancelled and ctx.cancelled:
                         break  # all that is left was cancelled: do not wait for the generator to notice
-        except UsageError as error:
-            for ordinal in [p for p in group if p in self._open]:
-                self._end(ordinal, kind_of(error), None, str(error), started)
         except BaseException as error:
             self._check_spark(error)
             broke = error
@@ -257,10 +244,33 @@ class Run:
             return None, started
         for ordinal in [p for p in group if p in self._open]:
             if ordinal in self._cancelled:
-                self._end_cancelled(behavior, ctx, loaded[ordinal], cleans, started)
+                own = self._job_context(loaded[ordinal], ctx)
+                self._end_cancelled(behavior, own, loaded[ordinal], cleans, started)
             elif broke is None:
                 self._end(ordinal, "error", None, "run_batch gave no outcome for this partition", started)
+            elif kind_of(broke) == "unable":
+                # Of the node, not of a partition: no half of the batch could do better here.
+                self._end(ordinal, "unable", None, str(broke), started)
         return broke, started
+
+    def _job_context(self, partition: PartitionPlan, batch: Context | None = None) -> Context:
+        """What a job is given; in a ``batch``: what the cleanup of one of its jobs is given. That one has the batch's
+        tag: Spark keeps it for the thread, and what the batch did next would run under another, out of a cancel's
+        reach."""
+        _, attempt, fence, progress = self._items[partition.partition]
+        return Context(
+            self._env,
+            self.op,
+            self._table,
+            number=self.number,
+            partition=partition,
+            attempt=attempt,
+            fence=fence,
+            incarnation=self._incarnation,
+            progress=progress,
+            cancelled=self._is_cancelled,
+            tag=batch.tag if batch is not None else "",
+        )
 
     def _batch_context(self, group: list[int]) -> Context:
         def cancelled(ordinal: int | None) -> bool:
@@ -324,12 +334,17 @@ class Run:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
-        elif is_fatal(behavior, error, self._env.log):
+        else:
+            self._end_alone(behavior, partition, error, started)
+
+    def _end_alone(self, behavior: Behavior, partition: PartitionPlan, error: BaseException, started: float) -> None:
+        """An unexpected error of this job and no other: whether a retry mends it."""
+        if is_fatal(behavior, error, self._env.log):
             text = str(error) if isinstance(error, DistopError) else explain(error)
-            self._end(ordinal, kind_of(error), None, text or headline(error), started)
+            self._end(partition.partition, kind_of(error), None, text or headline(error), started)
         else:
             self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
-            self._end(ordinal, "error", None, explain(error), started)
+            self._end(partition.partition, "error", None, explain(error), started)
 
     def _end_cancelled(
         self, behavior: Behavior, ctx: Context, partition: PartitionPlan, cleans: bool, started: float
