@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
@@ -16,13 +13,16 @@ from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
+from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import Context, Environment
-from distop.worker.explain import explain, explain_argument, headline
+from distop.worker.explain import explain, headline
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
 
 OUTCOME_MARGIN = 1024
 """What an outcome's other fields take at most, besides result and error."""
@@ -63,6 +63,8 @@ class Run:
         self._since = time.monotonic()
         self._tag = ""
         self._arg: Any = None
+        self._declared: type[BaseModel] | None = None
+        """What the results are to be."""
         # No renewal that arrives after the run makes up for this.
         self._arrived_late = bool(self._deadline) and boottime() >= max(self._deadline, env.deadline)
         self.add(message)
@@ -132,6 +134,7 @@ class Run:
         except UnknownBehavior as error:
             raise Refused(str(error)) from error
         self._arg = validate(behavior, self._arg_json)
+        self._declared = behavior.Result
         cleans = type(behavior).cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
         if self._batch and behavior.run_batch is not None:
             self._run_batches(behavior, list(self._items), cleans)
@@ -367,18 +370,20 @@ class Run:
 
     def _end(self, ordinal: int, kind: protocol.Kind, result: Any, error: str, started: float) -> None:
         text = b"null"
+        name = self._items[ordinal][0].name
         # A lone surrogate (from a file name, say) is no UTF-8, and etcd's records are.
         error = shorten(error.encode(errors="replace").decode(), MAX_ERROR_TEXT)
-        if result is not None:
+        if result is not None or (kind == "success" and self._declared is not None):
             try:
-                text = dump(result)
+                text = dump(fitted(self._declared, result, f"the result of partition {name}"))
                 if len(text) + len(error.encode()) > MAX_OUTCOME_BYTES - OUTCOME_MARGIN:
                     raise ValueError(
                         f"it has {len(text)} bytes, at most {MAX_OUTCOME_BYTES - OUTCOME_MARGIN} are kept: "
                         "put large results into a file and return its path"
                     )
+            except InvalidArgument as problem:
+                kind, text, error = "fatal", b"null", str(problem)
             except (TypeError, ValueError, RecursionError) as problem:
-                name = self._items[ordinal][0].name
                 kind, text = "fatal", b"null"
                 error = f"the result of partition {name} cannot be stored: {problem}"
         with self._lock:
@@ -391,18 +396,3 @@ class Run:
         now = time.time()
         for ordinal in list(self._open):
             self._end(ordinal, kind, None, error, now)
-
-
-def dump(value: Any) -> bytes:
-    """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json")
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def validate(behavior: Behavior, arg: Any) -> Any:
-    """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
-    try:
-        return type(behavior).Arg.model_validate({} if arg is None else arg)
-    except ValidationError as error:
-        raise InvalidArgument(explain_argument(behavior.type_name, error)) from error
