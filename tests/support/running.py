@@ -12,7 +12,7 @@ from distop.worker.outbox import Outbox
 from distop.worker.runner import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from distop.behavior import Behavior
@@ -48,7 +48,7 @@ class Sent(Outbox):
 class Child:
     """One that has a single behavior; partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``."""
 
-    def __init__(self, behavior: Behavior, folder: Path) -> None:
+    def __init__(self, behavior: Behavior, folder: Path, arg: Any = None) -> None:
         self.sent = Sent()
         self.deaths: list[str] = []
         config = {
@@ -60,12 +60,17 @@ class Child:
         }
         self.env = Environment(config, folder / "work", self.sent)
         self.env._behaviors[behavior.type_name] = behavior
-        self._type = behavior.type_name
+        self._type, self._arg = behavior.type_name, arg
 
     def run(
-        self, names: str, *, batch: bool = True, cleanup: bool = False, progress: Mapping[str, Any] | None = None
+        self,
+        names: Sequence[str],
+        *,
+        batch: bool = True,
+        cleanup: bool = False,
+        progress: Mapping[str, Any] | None = None,
     ) -> Run:
-        """A run of one-letter partitions, which begins with ``run()``."""
+        """A run of partitions, which begins with ``run()``."""
         message = {
             "run": 1,
             **self._of_operation(names, progress or {}),
@@ -77,12 +82,12 @@ class Child:
         }
         return Run(self.env, message, self.deaths.append)
 
-    def ends(self, names: str, **settings: Any) -> dict[str, JobEnded]:
+    def ends(self, names: Sequence[str], **settings: Any) -> dict[str, JobEnded]:
         """The ends of a run by the names of its partitions."""
         self.run(names, **settings).run()
         return {name: self.sent.ends[i] for i, name in enumerate(names)}
 
-    def clean(self, names: str) -> None:
+    def clean(self, names: Sequence[str]) -> None:
         """The cleanup of jobs that run nowhere."""
         Call(self.env, {"t": "cleanup", "call": 2, **self._of_operation(names, {})}, self.deaths.append).run()
 
@@ -92,12 +97,12 @@ class Child:
         Call(self.env, {"t": "complete", "call": 3, **self._of_operation("", {}), **counts}, self.deaths.append).run()
         return self.sent.messages[-1]
 
-    def _of_operation(self, names: str, progress: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_operation(self, names: Sequence[str], progress: Mapping[str, Any]) -> dict[str, Any]:
         items = [({"partition": i, "name": n}, i + 1, 100 + i, progress.get(n)) for i, n in enumerate(names)]
         return {
             "op": OP,
             "type": self._type,
-            "arg": None,
+            "arg": self._arg,
             "table": None,
             "items": items,
             "incarnation": INCARNATION,
