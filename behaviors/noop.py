@@ -1,38 +1,33 @@
-"""``noop``: an operation that does nothing, for trying out, measuring and testing distop itself."""
+"""``noop``: an operation that does nothing, for trying out and measuring distop itself."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.behavior import Behavior, JobCancelled, JobFailed, PartitionPlan, Planned
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, TableRecord
 
-EXIT_CODE = 9
-"""The exit code of a job that is told to crash."""
 STEP = 0.02
 """Seconds between two looks at ``ctx.cancelled`` while a job sleeps."""
 
 
 class NoopArg(BaseModel):
-    """What the jobs shall do; names are partition names, ``"0"`` … ``"<jobs - 1>"`` on a table."""
+    """What the jobs shall do. Names are those of partitions: ``"0"`` … ``"<jobs - 1>"`` on a table, ``"all"`` on
+    @cluster."""
 
     model_config = ConfigDict(extra="forbid")
 
-    jobs: int = Field(1, ge=0, le=1_000_000, description="How many jobs, on whatever table.")
+    jobs: int = Field(1, ge=0, le=1_000_000, description="How many jobs, on whatever table; on @cluster there is one.")
     sleep: float = Field(0, ge=0, description="Seconds that each job takes.")
     fail: list[str] = Field(default_factory=list, description="Partitions whose verdict is failure.")
-    error: list[str] = Field(default_factory=list, description="Partitions that meet an unexpected error.")
-    crash: list[str] = Field(default_factory=list, description="Partitions that kill the worker process.")
-    batch_error: list[str] = Field(default_factory=list, description="Partitions that break the batch they are in.")
-    stubborn: list[str] = Field(default_factory=list, description="Partitions that do not stop when told to.")
 
 
 class Noop(Behavior):
@@ -46,40 +41,38 @@ class Noop(Behavior):
         return Planned([PartitionPlan(i, str(i)) for i in range(arg.jobs)])
 
     def start_or_resume_job(self, arg: NoopArg, partition: PartitionPlan, ctx: JobContext) -> Any:
-        if partition.name in arg.batch_error:
-            raise RuntimeError(f"partition {partition.name} was told to break")
-        self._one(arg, partition, ctx)
+        """Raises InvalidArgument for what @cluster does not have."""
+        if ctx.table is None:
+            _check_cluster(arg, partition)
+        if arg.sleep:
+            self._sleep(arg, partition, ctx)
+        if partition.name in arg.fail:
+            raise JobFailed(f"partition {partition.name} was told to fail")
 
     def run_batch(
         self, arg: NoopArg, partitions: Sequence[PartitionPlan], ctx: JobContext
     ) -> Iterator[tuple[PartitionPlan, Any]]:
-        breaking = set(arg.batch_error)
-        plain = not (arg.sleep or arg.fail or arg.error or arg.crash)
+        """Every partition with None, or with what its job raises."""
+        plain = ctx.table is not None and not (arg.sleep or arg.fail)
         for partition in partitions:
-            if partition.name in breaking:
-                raise RuntimeError(f"partition {partition.name} was told to break")
             try:
                 if not plain:
-                    self._one(arg, partition, ctx)
+                    self.start_or_resume_job(arg, partition, ctx)
                 yield partition, None
             except Exception as error:
                 yield partition, error
 
-    def _one(self, arg: NoopArg, partition: PartitionPlan, ctx: JobContext) -> None:
-        if arg.sleep:
-            self._sleep(arg, partition, ctx)
-        if partition.name in arg.crash:
-            os._exit(EXIT_CODE)
-        if partition.name in arg.fail:
-            raise JobFailed(f"partition {partition.name} was told to fail")
-        if partition.name in arg.error:
-            raise RuntimeError(f"partition {partition.name} was told to meet an error")
-
     @staticmethod
     def _sleep(arg: NoopArg, partition: PartitionPlan, ctx: JobContext) -> None:
         end = time.monotonic() + arg.sleep
-        listens = partition.name not in arg.stubborn
         while (left := end - time.monotonic()) > 0:
-            if listens and ctx.is_cancelled(partition):
+            if ctx.is_cancelled(partition):
                 raise JobCancelled(f"partition {partition.name} was told to stop")
             time.sleep(min(STEP, left))
+
+
+def _check_cluster(arg: NoopArg, partition: PartitionPlan) -> None:
+    if arg.jobs != 1:
+        raise InvalidArgument(f"an operation on @cluster has one job: leave out jobs ({arg.jobs} here)")
+    if unknown := [name for name in arg.fail if name != partition.name]:
+        raise InvalidArgument(f"@cluster has one partition, {partition.name!r}: fail names {unknown[0]!r}")

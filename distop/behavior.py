@@ -180,7 +180,9 @@ class Behavior(ABC):
     type_name: ClassVar[str]
     Arg: ClassVar[type[BaseModel]]
     Result: ClassVar[type[BaseModel] | None] = None
+    """What a job gives, also as the result of JobFailed: an instance, or what fits it. None: anything JSON."""
     Report: ClassVar[type[BaseModel] | None] = None
+    """The same of complete_operation and OperationFailed, which may give None as well."""
     needs_table: ClassVar[bool] = False
     object_field: ClassVar[str | None] = None
     instances: ClassVar[Literal["many", "one"]] = "many"
@@ -204,8 +206,8 @@ class Behavior(ABC):
 
     @abstractmethod
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Do one partition's part and return its Result (or anything JSON). Raise JobFailed for a verdict;
-        any other exception is an unexpected error and is retried. Running it twice must equal running it once.
+        """Do one partition's part and return its Result (anything JSON where none is declared). Raise JobFailed for a
+        verdict; any other exception is an unexpected error and is retried. Running it twice must equal running it once.
         """
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
@@ -223,7 +225,8 @@ class Behavior(ABC):
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Run once all jobs ended; may run again after a crash, so it must be idempotent (I37). Returns the
-        history record's report. Raise OperationFailed(message, report) for a verdict.
+        history record's report, which fits Report where that is declared. Raise OperationFailed(message, report) for a
+        verdict.
         """
         return None
 

@@ -53,9 +53,9 @@ class Validate(Behavior):
             if isinstance(result, Exception):
                 yield plan, result
             elif result.verdict in ("violated", "error"):
-                yield plan, JobFailed(sentence(names, result.checks), result.compact())
+                yield plan, JobFailed(sentence(names, result.checks), Answer(result))
             else:
-                yield plan, result.compact()
+                yield plan, Answer(result)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """The report; raises OperationFailed with it unless every check is valid."""
@@ -72,10 +72,9 @@ class Validate(Behavior):
                 )
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
-        data = report.model_dump(mode="json")
         if report.verdict == "valid" or summary.verdict == "cancelled":
-            return data
-        raise OperationFailed(sentence(argument.names(), report.checks), data)
+            return report
+        raise OperationFailed(sentence(argument.names(), report.checks), report)
 
 
 def _argument(arg: Any) -> Argument:

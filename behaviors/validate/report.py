@@ -99,7 +99,7 @@ class Result:
     """One partition: its checks in the argument's order. ``missing``: columns that ``where`` names and none of the
     partition's files has; null where the files could not be read, and no missing column is known of any check.
 
-    A plain value, since a large table makes many of them; what comes from outside is read by :class:`Answer`.
+    A plain value, since a large table makes many of them; :class:`Answer` is what is stored of it.
     """
 
     verdict: Verdict
@@ -141,6 +141,10 @@ class Answer(RootModel[Result]):
         reasons = data["reasons"]
         checks = [{**c, "error": reasons[c["reason"]]} if "reason" in c else c for c in data["checks"]]
         return {**data, "checks": checks}
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """As it is stored: JSON values without defaults. pydantic's own way looks at each of them once more."""
+        return self.root.compact()
 
 
 def _size(value: Any) -> int:

@@ -13,10 +13,10 @@ from distop.core.model import TableRecord
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.worker import protocol, shared
+from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
 from distop.worker.explain import explain
-from distop.worker.runner import dump, validate
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
@@ -116,8 +116,10 @@ class Call:
             report = behavior.complete_operation(arg, self._table, summary, ctx)
         except OperationFailed as error:
             report, failure = error.report, str(error) or "the operation failed"
+        if report is not None:
+            report = fitted(behavior.Report, report, "the report")
         try:
-            encoded = dump({"report": _plain(report), "follow_ups": self._follow_ups})
+            encoded = dump({"report": plain(report), "follow_ups": self._follow_ups})
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"the report cannot be stored: {error}") from error
         if len(encoded) > protocol.MAX_REPORT_BYTES:
@@ -183,7 +185,3 @@ def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> 
     if len(partitions) > MAX_PARTITIONS:
         raise InvalidArgument(f"there are {len(partitions)} partitions: at most {MAX_PARTITIONS} are allowed")
     return [p if p.partition == i else replace(p, partition=i) for i, p in enumerate(partitions)]
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

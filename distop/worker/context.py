@@ -134,6 +134,7 @@ class Context(JobContext):
         cancelled: Callable[[int | None], bool] = lambda _: False,
         fences: Mapping[int, int] | None = None,
         follow_ups: list[Mapping[str, Any]] | None = None,
+        tag: str = "",
     ) -> None:
         self._env = env
         self._number = number
@@ -143,6 +144,7 @@ class Context(JobContext):
         self._loaded = progress
         self._cancelled = cancelled
         self._follow_ups = follow_ups
+        self._tag = tag
         self._last_status = float("-inf")
         self.operation = op
         self.table = table
@@ -153,7 +155,9 @@ class Context(JobContext):
 
     @property
     def tag(self) -> str:
-        """The Spark tag of this job: operation, job, attempt (a comma may not stand in it)."""
+        """The Spark tag of this job: operation, job, attempt (a comma may not stand in it); or the one it was given."""
+        if self._tag:
+            return self._tag
         job = self.call or (f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._number}")
         return f"{self.operation}-{job}-{self.attempt}".replace(",", "%2C")
 

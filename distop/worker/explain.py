@@ -46,11 +46,9 @@ def headline(error: BaseException) -> str:
     return name if message == name else f"{name}: {message}"
 
 
-def explain_argument(type_name: str, error: ValidationError) -> str:
-    """One sentence for an argument that does not fit."""
-    parts = [
-        f"{'.'.join(str(p) for p in e['loc']) or 'the argument'}: {e['msg'].rstrip('.')}" for e in error.errors()[:5]
-    ]
+def explain_misfit(what: str, model: str, error: ValidationError) -> str:
+    """One sentence for a value that does not fit its model."""
+    parts = [f"{'.'.join(str(p) for p in e['loc']) or what}: {e['msg'].rstrip('.')}" for e in error.errors()[:5]]
     more = error.error_count() - len(parts)
     rest = f"; and {more} more" if more > 0 else ""
-    return shorten(f"the argument does not fit {type_name}: {'; '.join(parts)}{rest}", MAX_ERROR_TEXT)
+    return shorten(f"{what} does not fit {model}: {'; '.join(parts)}{rest}", MAX_ERROR_TEXT)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
@@ -16,13 +13,16 @@ from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
 from distop.worker import protocol, shared
+from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import Context, Environment
-from distop.worker.explain import explain, explain_argument, headline
+from distop.worker.explain import explain, headline
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
 
 OUTCOME_MARGIN = 1024
 """What an outcome's other fields take at most, besides result and error."""
@@ -63,6 +63,8 @@ class Run:
         self._since = time.monotonic()
         self._tag = ""
         self._arg: Any = None
+        self._declared: type[BaseModel] | None = None
+        """What the results are to be."""
         # No renewal that arrives after the run makes up for this.
         self._arrived_late = bool(self._deadline) and boottime() >= max(self._deadline, env.deadline)
         self.add(message)
@@ -132,6 +134,7 @@ class Run:
         except UnknownBehavior as error:
             raise Refused(str(error)) from error
         self._arg = validate(behavior, self._arg_json)
+        self._declared = behavior.Result
         cleans = type(behavior).cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
         if self._batch and behavior.run_batch is not None:
             self._run_batches(behavior, list(self._items), cleans)
@@ -154,19 +157,8 @@ class Run:
         return [p for p in group if p in self._cancelled]
 
     def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
-        partition, attempt, fence, progress = self._items[ordinal]
-        ctx = Context(
-            self._env,
-            self.op,
-            self._table,
-            number=self.number,
-            partition=partition,
-            attempt=attempt,
-            fence=fence,
-            incarnation=self._incarnation,
-            progress=progress,
-            cancelled=self._is_cancelled,
-        )
+        partition, _, _, progress = self._items[ordinal]
+        ctx = self._job_context(partition)
         self._set_current((ordinal,), ctx.tag)
         started = time.time()
         try:
@@ -202,8 +194,7 @@ class Run:
             if error is None or not left:
                 continue
             if len(left) == 1 and len(group) == 1:
-                fatal = is_fatal(behavior, error, self._env.log)
-                self._end(left[0], "fatal" if fatal else "error", None, explain(error), started)
+                self._end_alone(behavior, self._items[left[0]][0], error, started)
                 continue
             self._env.log.warning(
                 "a batch of %d of %s broke with %d left, which are run again in halves: %s",
@@ -228,12 +219,12 @@ class Run:
             for ordinal in group:
                 partition = loaded[ordinal] = shared.with_files(self._items[ordinal][0], ctx.shared_dir)
                 if ordinal in self._cancelled:
-                    self._end_cancelled(behavior, ctx, partition, cleans, started)
+                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
                 elif late:
                     self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 else:
                     if cleanup:
-                        behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+                        behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
                     todo.append(partition)
             if todo:
                 assert behavior.run_batch is not None
@@ -242,14 +233,13 @@ class Run:
                     if partition.partition not in self._open or partition.partition not in loaded:
                         continue
                     if isinstance(value, BaseException):
-                        self._end_with_error(behavior, ctx, partition, cleans, value, started)
+                        partition = loaded[partition.partition]
+                        own = self._job_context(partition, ctx)
+                        self._end_with_error(behavior, own, partition, cleans, value, started)
                     else:
                         self._end(partition.partition, "success", value, "", started)
                     if self._cancelled and ctx.cancelled:
                         break  # all that is left was cancelled: do not wait for the generator to notice
-        except UsageError as error:
-            for ordinal in [p for p in group if p in self._open]:
-                self._end(ordinal, kind_of(error), None, str(error), started)
         except BaseException as error:
             self._check_spark(error)
             broke = error
@@ -257,10 +247,33 @@ class Run:
             return None, started
         for ordinal in [p for p in group if p in self._open]:
             if ordinal in self._cancelled:
-                self._end_cancelled(behavior, ctx, loaded[ordinal], cleans, started)
+                own = self._job_context(loaded[ordinal], ctx)
+                self._end_cancelled(behavior, own, loaded[ordinal], cleans, started)
             elif broke is None:
                 self._end(ordinal, "error", None, "run_batch gave no outcome for this partition", started)
+            elif kind_of(broke) == "unable":
+                # Of the node, not of a partition: no half of the batch could do better here.
+                self._end(ordinal, "unable", None, str(broke), started)
         return broke, started
+
+    def _job_context(self, partition: PartitionPlan, batch: Context | None = None) -> Context:
+        """What a job is given; in a ``batch``: what the cleanup of one of its jobs is given. That one has the batch's
+        tag: Spark keeps it for the thread, and what the batch did next would run under another, out of a cancel's
+        reach."""
+        _, attempt, fence, progress = self._items[partition.partition]
+        return Context(
+            self._env,
+            self.op,
+            self._table,
+            number=self.number,
+            partition=partition,
+            attempt=attempt,
+            fence=fence,
+            incarnation=self._incarnation,
+            progress=progress,
+            cancelled=self._is_cancelled,
+            tag=batch.tag if batch is not None else "",
+        )
 
     def _batch_context(self, group: list[int]) -> Context:
         def cancelled(ordinal: int | None) -> bool:
@@ -324,12 +337,17 @@ class Run:
             self._end_cancelled(behavior, ctx, partition, cleans, started)
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but nobody cancelled the job", started)
-        elif is_fatal(behavior, error, self._env.log):
+        else:
+            self._end_alone(behavior, partition, error, started)
+
+    def _end_alone(self, behavior: Behavior, partition: PartitionPlan, error: BaseException, started: float) -> None:
+        """An unexpected error of this job and no other: whether a retry mends it."""
+        if is_fatal(behavior, error, self._env.log):
             text = str(error) if isinstance(error, DistopError) else explain(error)
-            self._end(ordinal, kind_of(error), None, text or headline(error), started)
+            self._end(partition.partition, kind_of(error), None, text or headline(error), started)
         else:
             self._env.log.error("%s of %s: %s", partition.name, self.op, headline(error), exc_info=error)
-            self._end(ordinal, "error", None, explain(error), started)
+            self._end(partition.partition, "error", None, explain(error), started)
 
     def _end_cancelled(
         self, behavior: Behavior, ctx: Context, partition: PartitionPlan, cleans: bool, started: float
@@ -352,18 +370,20 @@ class Run:
 
     def _end(self, ordinal: int, kind: protocol.Kind, result: Any, error: str, started: float) -> None:
         text = b"null"
+        name = self._items[ordinal][0].name
         # A lone surrogate (from a file name, say) is no UTF-8, and etcd's records are.
         error = shorten(error.encode(errors="replace").decode(), MAX_ERROR_TEXT)
-        if result is not None:
+        if result is not None or (kind == "success" and self._declared is not None):
             try:
-                text = dump(result)
+                text = dump(fitted(self._declared, result, f"the result of partition {name}"))
                 if len(text) + len(error.encode()) > MAX_OUTCOME_BYTES - OUTCOME_MARGIN:
                     raise ValueError(
                         f"it has {len(text)} bytes, at most {MAX_OUTCOME_BYTES - OUTCOME_MARGIN} are kept: "
                         "put large results into a file and return its path"
                     )
+            except InvalidArgument as problem:
+                kind, text, error = "fatal", b"null", str(problem)
             except (TypeError, ValueError, RecursionError) as problem:
-                name = self._items[ordinal][0].name
                 kind, text = "fatal", b"null"
                 error = f"the result of partition {name} cannot be stored: {problem}"
         with self._lock:
@@ -376,18 +396,3 @@ class Run:
         now = time.time()
         for ordinal in list(self._open):
             self._end(ordinal, kind, None, error, now)
-
-
-def dump(value: Any) -> bytes:
-    """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json")
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def validate(behavior: Behavior, arg: Any) -> Any:
-    """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
-    try:
-        return type(behavior).Arg.model_validate({} if arg is None else arg)
-    except ValidationError as error:
-        raise InvalidArgument(explain_argument(behavior.type_name, error)) from error

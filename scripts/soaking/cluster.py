@@ -49,6 +49,7 @@ SETTLED = 120.0
 
 _PLAIN = """\
 writing = tests.support.writing:Writing
+rough = tests.support.rough:Rough
 stepwriting = tests.support.stepwriting:StepWriting
 lone = tests.support.stepwriting:Lone
 following = tests.support.stepwriting:Following

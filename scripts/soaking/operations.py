@@ -86,7 +86,8 @@ def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
         return Wish(name, number, kind, "tripping", arg, 0, None, acts, policy)
     if kind == "validate":
         return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
-    return Wish(name, number, kind, "noop", _noop(chance, kind), 0, None, acts, policy)
+    type_name = "rough" if kind in ("crash", "break", "error") else "noop"
+    return Wish(name, number, kind, type_name, _noop(chance, kind), 0, None, acts, policy)
 
 
 def _stepping(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import distop
 from distop.core.model import OperationRef
+from tests.support.behaviors import sample_env
 from tests.support.contract import dump
 from tests.support.replay import Written
 
 if TYPE_CHECKING:
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
+
+__all__ = ["sample_env"]
 
 TABLE = "t"
 
@@ -219,9 +222,11 @@ def test_paused_before_the_plan_and_resumed(group: Daemons) -> None:
     assert operation.wait(30).jobs["success"] == 4
 
 
-def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons) -> None:
-    group.start("ann")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 6, "sleep": 0.3, "error": ["0"]}, retry_attempts=4)
+def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons, sample_env: dict[str, str]) -> None:
+    group.start("ann", env=sample_env)
+    operation = group.client.start_operation(
+        "rough", TABLE, {"jobs": 6, "sleep": 0.3, "error": ["0"]}, retry_attempts=4
+    )
     group.eventually(lambda: holders(group)["ann"] > 0, "ann holds claims")
     operation.pause()
     operation.resume()
@@ -230,18 +235,20 @@ def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons) -> None:
     assert result.jobs == {"total": 6, "success": 5, "failed": 1}
 
 
-def test_a_poison_partition_ends_as_failed_and_blames_no_neighbour(group: Daemons) -> None:
-    group.start("ann", "bob")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 12, "crash": ["5"]}, retry_attempts=2)
+def test_a_poison_partition_ends_as_failed_and_blames_no_neighbour(group: Daemons, sample_env: dict[str, str]) -> None:
+    group.start("ann", "bob", env=sample_env)
+    operation = group.client.start_operation("rough", TABLE, {"jobs": 12, "crash": ["5"]}, retry_attempts=2)
     result = operation.wait(90)
     assert result.state == "failed", group.tails()
     assert result.jobs == {"total": 12, "success": 11, "failed": 1}
     assert result.record["failed"] == "5"
 
 
-def test_a_broken_batch_is_split_until_the_broken_partition_stands_alone(group: Daemons) -> None:
-    group.start("ann")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 16, "batch_error": ["11"]}, retry_attempts=1)
+def test_a_broken_batch_is_split_until_the_broken_partition_stands_alone(
+    group: Daemons, sample_env: dict[str, str]
+) -> None:
+    group.start("ann", env=sample_env)
+    operation = group.client.start_operation("rough", TABLE, {"jobs": 16, "batch_error": ["11"]}, retry_attempts=1)
     result = operation.wait(60)
     assert result.state == "failed"
     assert result.jobs == {"total": 16, "success": 15, "failed": 1}

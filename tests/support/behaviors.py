@@ -14,6 +14,7 @@ ENTRY_POINTS = """\
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
 restarting = tests.support.step_behavior:Restarting
+rough = tests.support.rough:Rough
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting

@@ -109,7 +109,7 @@ def run_operation(
     try:
         return Ran(_stored(behavior.complete_operation(argument, table, summary, context(table))), "", rows)
     except OperationFailed as e:
-        return Ran(e.report, str(e), rows)
+        return Ran(_stored(e.report), str(e), rows)
 
 
 def _stored(value: Any) -> Any:

@@ -45,7 +45,6 @@ class Sample(Behavior):
 
     type_name = "sample"
     Arg = SampleArg
-    Result = SampleResult
     conflicts_with = ("other",)
 
     def partitions(self, table: TableRecord, arg: SampleArg, ctx: JobContext) -> Planned:

@@ -47,7 +47,7 @@ def test_a_file_that_is_gone_is_a_verdict_on_its_partition(table: TableRecord, t
     (tmp_path / "mounted/p=0/a.parquet").unlink()
     gone, there = run(table, plans, tmp_path)
     assert "is gone since the operation was planned" in str(gone)
-    assert there["checks"][0]["verdict"] == "valid"
+    assert there.root.checks[0].verdict == "valid"
 
 
 @pytest.mark.parametrize("left", [None, ".", "_distop"])
@@ -76,7 +76,7 @@ def test_a_time_that_does_not_tell_files_apart_is_not_relied_on(table: TableReco
         os.utime(file, ns=(0, 1_700_000_000_000_000_000))
         found = run(table, plan_table(table).partitions, tmp_path, arg)[0]
         result = found.result if isinstance(found, JobFailed) else found
-        return str(result["checks"][0]["verdict"])
+        return str(result.root.checks[0].verdict)
 
     assert verdict(1) == "valid"
     size = file.stat().st_size

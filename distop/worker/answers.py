@@ -1,0 +1,49 @@
+"""What goes into a behavior's code and comes out of it, held against the models that the behavior declares."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from distop.errors import InvalidArgument
+from distop.worker.explain import explain_misfit, headline
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from distop.behavior import Behavior
+
+
+def validate(behavior: Behavior, arg: Any) -> Any:
+    """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
+    try:
+        return type(behavior).Arg.model_validate({} if arg is None else arg)
+    except ValidationError as error:
+        raise InvalidArgument(explain_misfit("the argument", behavior.type_name, error)) from error
+
+
+def fitted(declared: type[BaseModel] | None, value: Any, what: str) -> Any:
+    """A result or report as the model declared for it. An instance of that is taken as it is, and so is anything where
+    none is declared. Raises InvalidArgument in one sentence, which calls the value ``what``.
+    """
+    if declared is None or isinstance(value, declared):
+        return value
+    try:
+        return declared.model_validate(value)
+    except ValidationError as error:
+        raise InvalidArgument(explain_misfit(what, declared.__name__, error)) from error
+    except Exception as error:
+        # A validator of the model that meets what it did not expect.
+        raise InvalidArgument(f"{what} does not fit {declared.__name__}: {headline(error)}") from error
+
+
+def plain(value: Any) -> Any:
+    """A model as JSON values, by the names that its schema has; anything else as it is."""
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+
+
+def dump(value: Any) -> bytes:
+    """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,114 @@
+"""Runs and calls of the child's own code in the test's process, with a behavior that needs no installation."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from distop.worker.calls import Call
+from distop.worker.context import Environment
+from distop.worker.model import JobEnded
+from distop.worker.outbox import Outbox
+from distop.worker.runner import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from distop.behavior import Behavior
+
+OP = "t/sample/1"
+INCARNATION = "inc-1"
+
+
+class Sent(Outbox):
+    """What the child would send to its daemon. Checkpoints are saved in ``progress``."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, JobEnded] = {}
+        self.messages: list[Mapping[str, Any]] = []
+        self.progress: dict[int, Any] = {}
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    def ended(self, run: int, partition: int, kind: Any, result: bytes, error: str, started: float) -> None:
+        assert partition not in self.ends, "a job ends once"
+        self.ends[partition] = JobEnded(partition, kind, json.loads(result), error, started, started)
+
+    def flush(self) -> None:
+        pass
+
+    def ask(self, message: Any, timeout: float) -> Any:
+        assert message["t"] == "progress"
+        self.progress[message["partition"]] = message["value"]
+        return True
+
+
+class Child:
+    """One that has a single behavior; partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``."""
+
+    def __init__(self, behavior: Behavior, folder: Path, arg: Any = None) -> None:
+        self.sent = Sent()
+        self.deaths: list[str] = []
+        config = {
+            "shared_dir": str(folder / "shared"),
+            "spark_master": "local[1]",
+            "executor": "ex",
+            "ttl": 10.0,
+            "spark_conf": {},
+        }
+        self.env = Environment(config, folder / "work", self.sent)
+        self.env._behaviors[behavior.type_name] = behavior
+        self._type, self._arg = behavior.type_name, arg
+
+    def run(
+        self,
+        names: Sequence[str],
+        *,
+        batch: bool = True,
+        cleanup: bool = False,
+        progress: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """A run of partitions, which begins with ``run()``."""
+        message = {
+            "run": 1,
+            **self._of_operation(names, progress or {}),
+            "batch": batch,
+            "cleanup": cleanup,
+            "careful": False,
+            "cancelled": [],
+            "deadline": 0.0,
+        }
+        return Run(self.env, message, self.deaths.append)
+
+    def ends(self, names: Sequence[str], **settings: Any) -> dict[str, JobEnded]:
+        """The ends of a run by the names of its partitions."""
+        self.run(names, **settings).run()
+        return {name: self.sent.ends[i] for i, name in enumerate(names)}
+
+    def clean(self, names: Sequence[str]) -> None:
+        """The cleanup of jobs that run nowhere."""
+        Call(self.env, {"t": "cleanup", "call": 2, **self._of_operation(names, {})}, self.deaths.append).run()
+
+    def complete(self, verdict: str = "success") -> Mapping[str, Any]:
+        """The completion of an operation without jobs: what the daemon is told of it."""
+        counts = {"verdict": verdict, "total": 0, "success": 0, "failed": 0, "following": None}
+        Call(self.env, {"t": "complete", "call": 3, **self._of_operation("", {}), **counts}, self.deaths.append).run()
+        return self.sent.messages[-1]
+
+    def _of_operation(self, names: Sequence[str], progress: Mapping[str, Any]) -> dict[str, Any]:
+        items = [({"partition": i, "name": n}, i + 1, 100 + i, progress.get(n)) for i, n in enumerate(names)]
+        return {
+            "op": OP,
+            "type": self._type,
+            "arg": self._arg,
+            "table": None,
+            "items": items,
+            "incarnation": INCARNATION,
+        }
+
+
+def kinds(ends: Mapping[str, JobEnded]) -> str:
+    """``a:success b:error``"""
+    return " ".join(f"{name}:{ends[name].kind}" for name in sorted(ends))
