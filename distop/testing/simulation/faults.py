@@ -6,16 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_USERS
-from distop.testing.simulation.network import CLOSED, EVERYTHING, Fate
+from distop.testing.simulation.links import EVERYTHING
+from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Sequence
 
+    from distop.testing.simulation.links import Hold, Link
     from distop.testing.simulation.loop import Process
     from distop.testing.simulation.machine import Machine
-    from distop.testing.simulation.network import Hold, Link
     from distop.testing.simulation.quorum import Member
     from distop.testing.simulation.run import Simulation
     from distop.testing.simulation.scenario import Fault
@@ -246,32 +247,25 @@ class Injector:
             return
         self.count["late-renewal"] += 1
         interval = self._sim.scenario.ttl / 3
-        for link in links:
-            link.slow["Lease"] = interval * (0.99 - 0.4 * fault.aim[1] ** 2)
+        late = {"Lease": interval * (0.99 - 0.4 * fault.aim[1] ** 2)}
+        slowed = [network.hold(link, slow=late) for link in links]
 
         def hold() -> None:
             holds = [network.hold(link, EVERYTHING, ("KV", "Watch")) for link in links]
             loop.world_at(loop.now + interval + fault.lasts, release, holds)
 
         def release(holds: list[Hold]) -> None:
-            for link in links:
-                link.slow.clear()
-            network.release(holds)
+            network.release([*holds, *slowed])
 
         loop.world_at(loop.now + interval + 0.01, hold)
 
     def _refuse(self, fault: Fault) -> None:
-        links = self._links(fault)
+        network, links = self._sim.network, self._links(fault)
+        self.count["refuse"] += len(links)
+        holds = [network.hold(link, refuses=True) for link in links]
         for link in links:
-            self.count["refuse"] += 1
-            link.refuses = True
-            self._sim.network.cut(link)
-
-        def let_in() -> None:
-            for link in links:
-                link.refuses = False
-
-        self._later(fault, let_in)
+            network.cut(link)
+        self._later(fault, lambda: network.release(holds))
 
     # ------------------------------------------------------------------- etcd
 
