@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_USERS
+from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_DISKS, OF_USERS
 from distop.testing.simulation.links import EVERYTHING
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.users import DENIED
@@ -33,7 +33,7 @@ class Injector:
         self.struck: Counter[str] = Counter()
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
-            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS)
+            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS, *OF_DISKS)
         }
         sim.network.fate = self._fate
 
@@ -146,6 +146,17 @@ class Injector:
     def _clock(self, fault: Fault) -> None:
         self.count["clock"] += 1
         self._machine(fault).source.skew += (fault.aim[1] - 0.5) * (20.0 if fault.aim[2] < 0.7 else 7200.0)
+
+    def _disk(self, fault: Fault) -> None:
+        """The disk of a machine is full, for what its executor writes down of runs."""
+        disk = self._machine(fault).disk
+        self.count["disk"] += 1
+        disk.full += 1
+
+        def free() -> None:
+            disk.full -= 1
+
+        self._later(fault, free)
 
     def _client_crash(self, fault: Fault) -> None:
         clients = [client for client in self._sim.clients if not client.dead]
