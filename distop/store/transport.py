@@ -37,6 +37,20 @@ PING_EVERY, PING_LIMIT = 6.0, 2.0
 without a reset is noticed in time for a session of the default TTL to go on over a new connection (F7).
 """
 
+
+@frozen
+class Reconnect:
+    """Seconds between the beginnings of two attempts to connect to an endpoint: the first pause and the longest; and
+    those that an attempt has at least, whatever the pause.
+    """
+
+    first: float
+    longest: float
+    least: float
+
+
+RECONNECT = Reconnect(0.1, 2.0, 1.0)
+
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),  # an answer may pass Python's 4 MiB (T2)
     ("grpc.max_send_message_length", -1),  # the server says what is too large
@@ -47,9 +61,9 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.http2.ping_timeout_ms", int(PING_LIMIT * 1000)),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", int(RECONNECT.first * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(RECONNECT.least * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(RECONNECT.longest * 1000)),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),  # a write is never repeated behind our back (T7)
     ("grpc.enable_http_proxy", 0),

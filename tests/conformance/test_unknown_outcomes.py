@@ -6,11 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from grpc.aio import AioRpcError
 
 from distop.core.txn import Get, GetResult, Put, Txn, absent, unchanged
 from distop.errors import EtcdUnavailable, OutcomeUnknown
+from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
+from distop.store.failures import Failure, Fate
+from distop.store.transport import RANGE, WATCH, RequestFailed
 from tests.support.etcd import connected, until
 from tests.support.proxy import Mode, TcpProxy
 
@@ -131,3 +135,36 @@ async def test_no_etcd_is_one_sentence() -> None:
     await client.close()
     with pytest.raises(EtcdUnavailable, match="closed"):
         await client.get("a")
+
+
+async def failure_of(client: EtcdClient, key: str) -> Failure:
+    """What a single request ends by, which may take as long as a silent connection is kept."""
+    with pytest.raises(RequestFailed) as failed:
+        await client.transport.unary(RANGE, rpc.RangeRequest(key=key.encode()), 12.0)
+    return failed.value.failure
+
+
+async def test_what_cannot_connect_was_never_sent(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+    """A hole that lasts. What is under way when the connection falls silent may have been applied; once that is given
+    up, attempts to connect time out, and requests and streams are refused unsent (T7).
+    """
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
+        await far.get(prefix)
+        proxy.set(Mode.BLACK_HOLE)
+        failures: list[Failure] = []
+        while not failures or failures[-1].fate is Fate.UNKNOWN:  # gRPC may still give one to a connection that is gone
+            failures.append(await failure_of(far, prefix))
+        failures += [await failure_of(far, prefix) for _ in range(2)]
+        assert failures[0].fate is Fate.UNKNOWN
+        for failure in failures[-3:]:
+            assert (failure.fate, failure.code, failure.elsewhere) == (Fate.NOT_DONE, "UNAVAILABLE", True)
+            assert "failed to connect to all addresses" in failure.detail
+        stream, _ = await far.transport.stream(WATCH)
+        with pytest.raises(AioRpcError, match="failed to connect to all addresses"):
+            await stream.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=prefix.encode())))
+        with pytest.raises(EtcdUnavailable, match="did not take the claim"):
+            await far.commit(claim(f"{prefix}c", b"me"), deadline=0.5)
+        assert await client.get(f"{prefix}c") is None
+        proxy.set(Mode.PASS)
+        result = await far.commit(claim(f"{prefix}c", b"me"))
+        assert (result.succeeded, result.repeated) == (True, False)

@@ -21,11 +21,11 @@ from distop.core.keys import Keys
 from distop.core.limits import DEFAULT
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
-from distop.store.position import Reopen, WatchPosition
 from distop.store.session import Session
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act, Fault
-from tests.simulation.planting import BUGS, Patch, bug, give, substitute, wrap
+from tests.simulation.planted_watches import BUGS
+from tests.simulation.planting import Patch, bug, give, substitute, wrap
 
 ALWAYS = absent("no such key")
 
@@ -71,10 +71,6 @@ def a_silent_watch_beside_a_restart(wanted: Scenario) -> Scenario:
         faults=(silent, restart),
         calm=9.6,
     )
-
-
-def three_members(wanted: Scenario) -> Scenario:
-    return replace(wanted, members=3)
 
 
 def planned_in_chunks(wanted: Scenario) -> Scenario:
@@ -259,62 +255,6 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
         return (replace(claim, failures=given.seen.value.failures), mod, False) if given.seen is not None else found
 
     wrap(patch, decide, "claim_for", uncounted)
-
-
-# --------------------------------------------------------------------- watches
-
-
-# Seldom: a watch has to break with an event still to come that its last header passed over.
-@bug("liveness", first=24)
-def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
-    def beyond(step: Any, given: Any) -> Any:
-        if given.response.events and not given.response.fragment:
-            given.self.next_revision = max(given.self.next_revision, given.response.revision + 1)
-        return step
-
-    wrap(patch, WatchPosition, "feed", beyond)
-
-
-@bug("liveness")
-def apply_fragments_singly(patch: Patch) -> None:
-    former = WatchPosition.feed
-    substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
-
-
-@bug("liveness", focus=("compaction", "refuse", "member-killed"))
-def ignore_compaction(patch: Patch) -> None:
-    former = WatchPosition.feed
-
-    def feed(self: WatchPosition, response: Any) -> Any:
-        if response.compact_revision:
-            self.next_revision = response.compact_revision
-            return Reopen("compacted")
-        return former(self, response)
-
-    substitute(patch, WatchPosition, "feed", feed)
-
-
-# Seldom: a watch has to move to a member that lags, at the right moment.
-@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
-def take_old_events_for_new(patch: Patch) -> None:
-    former = WatchPosition.feed
-
-    def feed(self: WatchPosition, response: Any) -> Any:
-        if response.events and not response.fragment and response.events[0].kv.mod_revision < self.next_revision:
-            self.next_revision = response.events[0].kv.mod_revision
-        return former(self, response)
-
-    substitute(patch, WatchPosition, "feed", feed)
-
-
-@bug("not the coordinator")
-def a_prefix_without_its_delimiter(patch: Patch) -> None:
-    def wider(found: tuple[str, str], _: Any) -> tuple[str, str]:
-        start = found[0][:-1]
-        return start, start[:-1] + chr(ord(start[-1]) + 1)
-
-    wrap(patch, Keys, "type_range", wider)
-    wrap(patch, Keys, "type_claims", wider)
 
 
 # ------------------------------------------------------------ sessions, clients

@@ -4,6 +4,7 @@ log alone would tell.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from distop.core.model import Phase
 from distop.core.txn import Delete
 from distop.executor import Executor
 from distop.jobs import Jobs
+from distop.localjobs import LocalJobs
 from distop.openop import OpenOperation
-from distop.testing.simulation import Scenario
+from distop.testing.simulation import Scenario, run
 from distop.testing.simulation.scenario import Act, DrainAct
 from tests.simulation.planted import BUGS
 from tests.simulation.planting import Mistake, Patch, Planted, bug, substitute, wrap
@@ -33,6 +35,13 @@ def minutes_long(wanted: Scenario, *acts: Act) -> Scenario:
     )
     hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts, drains=())
+
+
+def few_jobs(wanted: Scenario) -> Scenario:
+    """Two in each operation, which save a few times on their way, minutes apart."""
+    long = minutes_long(wanted)
+    wishes = tuple(replace(w, names=None, rerun="", arg={**w.arg, "partitions": 2}) for w in long.wishes)
+    return replace(long, wishes=wishes)
 
 
 def paused_for_long(wanted: Scenario) -> Scenario:
@@ -114,6 +123,24 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
     substitute(patch, Executor, "_closed", closed)
 
 
+# ------------------------------------------------------------------------ ends
+
+
+@bug("liveness: still at it", shape=few_jobs)
+def a_job_that_is_done_begins_anew(patch: Patch) -> None:
+    """It is let go of, without its checkpoint, and saves the next ones: something gets on for ever."""
+    former = Jobs._write
+
+    def write(self: Jobs, op: Any, held: Any, event: Any) -> Any:
+        if event.kind != "success":
+            return former(self, op, held, event)
+        found = former(self, op, held, replace(event, kind="cancelled"))
+        return replace(found, ops=(*found.ops, Delete(self._ctx.keys.job(op.ref, event.partition, "progress"))))
+
+    substitute(patch, Jobs, "_write", write)
+    patch.setattr(run, "LAST_WORD", 3)  # an hour of it would take long, and tell no more
+
+
 # ---------------------------------------------------------------------- drains
 
 
@@ -183,6 +210,18 @@ def a_rerun_that_leaves_some_out(patch: Patch) -> None:
 
 
 # --------------------------------------------------------- nodes that cannot
+
+
+@bug("job not written down")
+def start_without_writing_down(patch: Patch) -> None:
+    """A node whose disk is full runs its jobs all the same."""
+    former = LocalJobs.begin
+
+    async def begin(self: LocalJobs, op: Any, arg: Any, table: Any, items: Any) -> None:
+        with contextlib.suppress(OSError):
+            await former(self, op, arg, table, items)
+
+    substitute(patch, LocalJobs, "begin", begin)
 
 
 @bug("blamed")

@@ -17,8 +17,9 @@ from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.etcd import SimEtcd
+from distop.testing.simulation.links import PATIENCE
 from distop.testing.simulation.loop import Process, VirtualLoop
-from distop.testing.simulation.network import PATIENCE, Network
+from distop.testing.simulation.network import Network
 from distop.testing.simulation.source import SimSource
 from tests.conformance import (
     test_cluster,

@@ -6,11 +6,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import grpc.aio
 import pytest
 
 from distop.core.txn import Get, GetResult, Put, Txn, absent
 from distop.errors import OutcomeUnknown, PermissionDenied
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.transport import RANGE, RECONNECT, WATCH, RequestFailed
 from distop.store.watch import Batch, Feed
+from distop.testing.simulation.links import EVERYTHING, PATIENCE
 from distop.testing.simulation.network import Fate
 
 if TYPE_CHECKING:
@@ -144,5 +148,113 @@ def test_holds_that_overlap_do_not_change_the_order_of_a_stream(world: World) ->
         await feed.reached(world.etcd.revision)
         assert applied == names
         await feed.close()
+
+    world.run(work)
+
+
+def test_a_held_watch_delivers_before_its_stream_ends(world: World) -> None:
+    """The end of a stream overtook what was held back of one of its watches, and that never came."""
+
+    async def work(client: EtcdClient) -> None:
+        network = world.network
+        stream, _ = await client.transport.stream(WATCH)
+        await stream.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k")))
+        assert (await stream.read()).created
+        (link,) = network.links()
+        hold = network.hold(link, muted=("k",))
+        await client.commit(Txn((), (Put("k", b""),)))
+        (sent,) = link.streams
+        sent.fail(None)
+        reading = asyncio.ensure_future(stream.read())
+        await asyncio.sleep(10.0)
+        assert not reading.done()
+        network.release([hold])
+        assert [event.kv.key for event in (await reading).events] == [b"k"]
+        assert await stream.read() is grpc.aio.EOF
+
+    world.run(work)
+
+
+def test_windows_that_overlap_end_each_for_itself(world: World) -> None:
+    """The first of two that ended let everything in, and made all of it fast."""
+
+    async def work(client: EtcdClient) -> None:
+        network = world.network
+        await client.get("k")
+        (link,) = network.links()
+        refused = [network.hold(link, refuses=True) for _ in range(2)]
+        late = [network.hold(link, slow={"Lease": seconds}) for seconds in (1.0, 2.0, 0.5)]
+        network.release([refused[0], late[1]])
+        with pytest.raises(RequestFailed, match="failed to connect"):
+            await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 5.0)
+        assert link.slow == {"Lease": 1.0}
+        network.release([refused[1], late[0], late[2]])
+        await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 5.0)
+        assert link.slow == {}
+
+    world.run(work)
+
+
+def test_a_hole_that_lasts_refuses_what_comes_after_the_connection(world: World) -> None:
+    """The second request in a hole hung for as long as its client let it: no attempt to connect ever failed. Now the
+    first one fails when its attempt to connect has timed out, others at once, and the way is open again when the
+    attempt ends that is under way at the hole's end.
+    """
+
+    async def work(client: EtcdClient) -> None:
+        network = world.network
+
+        async def ask() -> tuple[str, float]:
+            """What a request ends by, and after how long."""
+            began = world.loop.now
+            try:
+                await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 60.0)
+            except RequestFailed as error:
+                return error.failure.fate.name, world.loop.now - began
+            return "answered", world.loop.now - began
+
+        await ask()
+        (link,) = network.links()
+        hold = network.hold(link, EVERYTHING, EVERYTHING)
+        fate, after = await ask()
+        assert (fate, round(after)) == ("UNKNOWN", round(PATIENCE)), "it was sent"
+        both = await asyncio.gather(ask(), ask())
+        assert [(fate, round(after, 1)) for fate, after in both] == [("NOT_DONE", RECONNECT.least)] * 2
+        fate, after = await ask()
+        assert (fate, round(after, 1)) == ("NOT_DONE", 0.0)
+        stream, _ = await client.transport.stream(WATCH)
+        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect to all addresses"):
+            await stream.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k")))
+        await asyncio.sleep(20.0)
+        network.release([hold])
+        ended = world.loop.now
+        while (await ask())[0] != "answered":
+            assert world.loop.now < ended + RECONNECT.longest
+            await asyncio.sleep(0.05)
+
+    world.run(work)
+
+
+def test_what_waits_for_a_connection_is_sent_where_the_hole_ends_in_time(world: World) -> None:
+    async def work(client: EtcdClient) -> None:
+        network = world.network
+        await client.get("k")
+        (link,) = network.links()
+        hold = network.hold(link, EVERYTHING, EVERYTHING)
+        network.cut(link)
+        stream, _ = await client.transport.stream(WATCH)
+        created = rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k"))
+        opening = asyncio.ensure_future(stream.write(created))
+        asking = asyncio.ensure_future(client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 5.0))
+        given_up = asyncio.ensure_future(client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 0.2))
+        await asyncio.sleep(RECONNECT.least / 2)
+        assert not opening.done()
+        assert not asking.done()
+        with pytest.raises(RequestFailed, match="Deadline"):
+            await given_up
+        network.release([hold])
+        await asyncio.gather(opening, asking)
+        assert (await stream.read()).created
+        stream.cancel()
 
     world.run(work)

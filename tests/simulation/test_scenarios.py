@@ -9,6 +9,7 @@ import pytest
 
 from distop.core.jobs import Claim, JobState
 from distop.core.txn import Put, Txn
+from distop.jobs import DISK_PAUSE
 from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import Process
@@ -128,6 +129,37 @@ def test_executors_drained_one_after_the_other_fail_nothing(seed: int) -> None:
     assert jobs_of(sim) == ([JobState.SUCCESS] * 20, 0)
     asked = [changes[0].kv.key for _, changes in sim.etcd.store.history if changes[0].kv.key.startswith("distOpNodeDr")]
     assert sorted(asked) == sorted(2 * [f"distOpNodeDrain.exec-{n % 3}" for n in range(6)])
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_node_whose_disk_is_full_starts_nothing_and_blames_no_job(hosts: int, slots: int) -> None:
+    """What it cannot write down it lets go of; it claims nothing more for a while, and others do, or it does later."""
+    full = Fault("disk", 0.1, 8.0, (0.0, 0.0, 0.0, 0.0))  # of exec-0
+    wish = Wish(0, 0.5, "check", "a", argument(3, 6, 0.3), None, "collect_all", ())
+    with quietly():
+        sim = Simulation(small(3, hosts, wish, full, slots=slots))
+        report = sim.run()
+    assert report.breaches == []
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 6, 0)
+    (struck,) = sim.machines[0].incarnations
+    began = {here: [e.begun for e in sim.effects.all if (e.incarnation == struck) is here] for here in (True, False)}
+    assert all(at > full.at + full.lasts for at in began[True])
+    assert len(began[True]) + len(began[False]) == 6
+    assert any(at < full.at + full.lasts for at in began[False]) is (hosts == 2)
+    when = {revision: at for at, revision, _, _ in sim.log}
+    claims = [
+        (when[revision], Claim.decode(change.kv.value))
+        for revision, changes in sim.etcd.store.history
+        for change in changes
+        if change.kv.key.startswith("distOpClaim.") and not change.deleted
+    ]
+    claimed = sorted({at for at, claim in claims if claim.incarnation == struck})
+    released = [at for at, claim in claims if claim.waiting and claim.executor == "exec-0"]
+    assert released, "it had won some"
+    again = [at for at in claimed if at > released[0]]
+    assert all(at > released[0] + 0.9 * DISK_PAUSE for at in again)
+    assert bool(again) is (hosts == 1)
 
 
 @pytest.mark.parametrize("seed", range(6))

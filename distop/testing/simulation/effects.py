@@ -97,6 +97,11 @@ class Effects:
                 self._found("job without claim", self._keys.claim(ref, partition), text, op, partition)
         return effect
 
+    def unwritten(self, ref: OperationRef, effect: Effect) -> None:
+        """It began, and its node would not know of what it leaves (I29)."""
+        text = f"a job began that is not written down on its node: {effect}"
+        self._found("job not written down", self._keys.claim(ref, effect.partition), text, effect.op, effect.partition)
+
     def end(self, effect: Effect, how: str) -> None:
         """It has stopped."""
         if effect.ended is None:

@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[int, float, float]] = {
     "client-freeze": (3, 0.1, 5.0),
     "answers-lost": (8, 0.3, 4.0),  # F1
     "requests-lost": (4, 0.3, 4.0),
-    "requests-late": (8, 0.3, 4.0),  # F2, F23, F24, F25, F26, F28
+    "requests-late": (8, 0.3, 4.0),  # F2, F23, F24, F25, F26
     "errors": (5, 0.3, 3.0),
     "cut": (6, 0.0, 0.0),  # F7, F9, F11
     "hole": (6, 0.5, 20.0),  # F7
@@ -56,7 +56,11 @@ OF_USERS: dict[str, tuple[int, float, float]] = {
     "role": (2, 0.2, 4.0),  # F14
 }
 """What happens in clusters with users alone."""
-FURTHER_SHARE, USERS_SHARE = 0.3, 0.15
+OF_DISKS: dict[str, tuple[int, float, float]] = {
+    "disk": (1, 0.3, 8.0),
+}
+"""What happens to the disks of nodes, drawn by itself like the others."""
+FURTHER_SHARE, USERS_SHARE, DISKS_SHARE = 0.3, 0.15, 0.1
 """Of the seeds; in these, some such faults happen."""
 
 
@@ -64,7 +68,7 @@ def draw_faults(
     chance: random.Random, busy: Sequence[tuple[float, float]], focus: Sequence[str] = ()
 ) -> tuple[Fault, ...]:
     """Up to a dozen, of these kinds alone, if some are named; most of them within one of these times."""
-    kinds = {**KINDS, **FURTHER, **OF_USERS}
+    kinds = {**KINDS, **FURTHER, **OF_USERS, **OF_DISKS}
     some = {kind: kinds[kind] for kind in focus} if focus else KINDS
     count = chance.choices((0, 1, 2, 4, 7, 11), (3, 9, 26, 32, 20, 10))[0]
     return _drawn(chance, busy, some, max(count, 6) if focus else count)
@@ -81,6 +85,12 @@ def draw_of_users(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault
     """The faults of a cluster that has users; none where it has none."""
     chance = random.Random(f"users/{seed}")
     return _drawn(chance, busy, OF_USERS, chance.choice((1, 2, 4)) if chance.random() < USERS_SHARE else 0)
+
+
+def draw_of_disks(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
+    """The faults of disks; in most seeds none."""
+    chance = random.Random(f"disks/{seed}")
+    return _drawn(chance, busy, OF_DISKS, chance.choice((1, 2, 3)) if chance.random() < DISKS_SHARE else 0)
 
 
 def _drawn(

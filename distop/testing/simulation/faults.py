@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_USERS
-from distop.testing.simulation.network import CLOSED, EVERYTHING, Fate
+from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_DISKS, OF_USERS
+from distop.testing.simulation.links import EVERYTHING
+from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.users import DENIED
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Sequence
 
+    from distop.testing.simulation.links import Hold, Link
     from distop.testing.simulation.loop import Process
     from distop.testing.simulation.machine import Machine
-    from distop.testing.simulation.network import Hold, Link
     from distop.testing.simulation.quorum import Member
     from distop.testing.simulation.run import Simulation
     from distop.testing.simulation.scenario import Fault
@@ -32,7 +33,7 @@ class Injector:
         self.struck: Counter[str] = Counter()
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
-            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS)
+            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS, *OF_DISKS)
         }
         sim.network.fate = self._fate
 
@@ -146,6 +147,17 @@ class Injector:
         self.count["clock"] += 1
         self._machine(fault).source.skew += (fault.aim[1] - 0.5) * (20.0 if fault.aim[2] < 0.7 else 7200.0)
 
+    def _disk(self, fault: Fault) -> None:
+        """The disk of a machine is full, for what its executor writes down of runs."""
+        disk = self._machine(fault).disk
+        self.count["disk"] += 1
+        disk.full += 1
+
+        def free() -> None:
+            disk.full -= 1
+
+        self._later(fault, free)
+
     def _client_crash(self, fault: Fault) -> None:
         clients = [client for client in self._sim.clients if not client.dead]
         if clients:
@@ -246,32 +258,25 @@ class Injector:
             return
         self.count["late-renewal"] += 1
         interval = self._sim.scenario.ttl / 3
-        for link in links:
-            link.slow["Lease"] = interval * (0.99 - 0.4 * fault.aim[1] ** 2)
+        late = {"Lease": interval * (0.99 - 0.4 * fault.aim[1] ** 2)}
+        slowed = [network.hold(link, slow=late) for link in links]
 
         def hold() -> None:
             holds = [network.hold(link, EVERYTHING, ("KV", "Watch")) for link in links]
             loop.world_at(loop.now + interval + fault.lasts, release, holds)
 
         def release(holds: list[Hold]) -> None:
-            for link in links:
-                link.slow.clear()
-            network.release(holds)
+            network.release([*holds, *slowed])
 
         loop.world_at(loop.now + interval + 0.01, hold)
 
     def _refuse(self, fault: Fault) -> None:
-        links = self._links(fault)
+        network, links = self._sim.network, self._links(fault)
+        self.count["refuse"] += len(links)
+        holds = [network.hold(link, refuses=True) for link in links]
         for link in links:
-            self.count["refuse"] += 1
-            link.refuses = True
-            self._sim.network.cut(link)
-
-        def let_in() -> None:
-            for link in links:
-                link.refuses = False
-
-        self._later(fault, let_in)
+            network.cut(link)
+        self._later(fault, lambda: network.release(holds))
 
     # ------------------------------------------------------------------- etcd
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +17,7 @@ from distop.config import ExecutorConfig
 from distop.core.limits import DEFAULT
 from distop.daemon import serve
 from distop.errors import ClusterChanged
-from distop.localjobs import RunFiles
+from distop.localjobs import LocalRun, RunFiles
 from distop.store.transport import channels
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import GUARDIAN_LATE, Child
@@ -61,12 +63,24 @@ def _change(step: Step, what: str, do: Callable[[], object]) -> None:
 
 
 class Disk(RunFiles):
-    """The work directory of a machine: it outlives its daemons."""
+    """The work directory of a machine: it outlives its daemons. ``full``: how many faults fill it."""
 
     def __init__(self, step: Step = unobserved) -> None:
         super().__init__(Path("/nowhere"))
+        self.full = 0
         self._runs: dict[str, bytes] = {}
+        self._known: dict[str, LocalRun] = {}
         self._step = step
+
+    def holds(self, op: OperationRef, partition: int, fence: int) -> bool:
+        """A run is written down with this attempt at a job."""
+        runs = (self._known.get(name) or self._decoded(name) for name in self._runs)
+        items = (run.left.get(partition) for run in runs if run.op == op)
+        return any(item is not None and item.fence == fence for item in items)
+
+    def _decoded(self, name: str) -> LocalRun:
+        run = self._known[name] = LocalRun.decode(name, self._runs[name])
+        return run
 
     def names(self) -> list[str]:
         return sorted(self._runs)
@@ -75,10 +89,12 @@ class Disk(RunFiles):
         return self._runs[name]
 
     def write(self, name: str, data: bytes) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _change(self._step, "disk: write a run", lambda: self._runs.update({name: data}))
 
     def remove(self, name: str) -> None:
-        _change(self._step, "disk: remove a run", lambda: self._runs.pop(name, None))
+        _change(self._step, "disk: remove a run", lambda: (self._runs.pop(name, None), self._known.pop(name, None)))
 
     def operations(self) -> Iterator[OperationRef]:
         """No private directory is ever made."""
@@ -142,7 +158,7 @@ class Machine:
         self.incarnations: list[str] = []
         self._completed = completed
         self.step = step
-        self._files = Disk(step)
+        self.disk = Disk(step)
         self._remembered = Remembered(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
@@ -174,7 +190,7 @@ class Machine:
         async def live() -> None:
             try:
                 log, binding = logs.get("distop.executor"), Binding.load(self._remembered, self._config.namespace)
-                await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self._files)
+                await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self.disk)
             except ClusterChanged as error:
                 self.loop.troubles.append(f"{self.name}: {error}")
             finally:

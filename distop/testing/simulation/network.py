@@ -1,38 +1,37 @@
 """The network between simulated processes and the servers, with the face of ``grpc.aio``.
 
-A *link* is what one process has to one server: it can refuse, swallow everything (in one direction, or for some kinds
-of requests alone), or break. What is on its way is delivered in its own time, whatever the client thinks of it by then:
-a request whose sender has given up is applied all the same (T9).
+A *link* is what one process has to one server (``links``): it can refuse, swallow everything (in one direction, or for
+some kinds of requests alone), or break. What is on its way is delivered in its own time, whatever the client thinks of
+it by then: a request whose sender has given up is applied all the same (T9).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from distop.store.transport import PING_EVERY, PING_LIMIT
 from distop.testing.simulation.etcd import StatusError, Waits
+from distop.testing.simulation.links import PATIENCE, Hold, Link
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.streams import SimStream
 
 if TYPE_CHECKING:
     import asyncio
     import random
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.testing.simulation.etcd import SimEtcd
     from distop.testing.simulation.loop import Process, VirtualLoop
     from distop.testing.simulation.quorum import Member
 
-PATIENCE = PING_EVERY + PING_LIMIT
-"""Seconds after which a connection that swallows everything is given up, by gRPC's pings."""
-EVERYTHING = frozenset({"KV", "Lease", "Watch"})
-"""All kinds of requests."""
 REFUSED = "failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: refused"
+NOT_CONNECTED = (
+    "failed to connect to all addresses; last error: UNKNOWN: connection attempt timed out before receiving SETTINGS "
+    "frame"
+)
 CLOSED = "Socket closed"
 
 
@@ -68,39 +67,6 @@ class Fate:
         self.refusal = refusal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hold:
-    """Why a link lets something not pass. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) that do not
-    get there; ``muted``: those whose answers do not get back, or of one watch alone: the key that it begins with.
-    """
-
-    link: Link
-    held: frozenset[str]
-    muted: frozenset[str]
-
-
-class Link:
-    """What a process has to a server. ``held`` and ``muted``: what no hold on it lets pass."""
-
-    def __init__(self, process: Process, member: Member, address: str) -> None:
-        self.process = process
-        self.address = address
-        self.member = member
-        self.refuses = False
-        self.holds: list[Hold] = []
-        self.held: frozenset[str] = frozenset()
-        self.muted: frozenset[str] = frozenset()
-        self.slow: dict[str, float] = {}
-        """Seconds more that messages of a kind's streams take on their way back."""
-        self.stuck: list[Callable[[], None]] = []
-        """What is tried again at each change of what the link lets pass, in its order: TCP repeats what was lost."""
-        self.streams: list[SimStream] = []
-        self.calls: dict[int, asyncio.Future[Any]] = {}
-        self.dead = False
-        """Nothing passes in one direction: pings are not answered."""
-        self.epoch = 0
-
-
 class Network:
     """All links. ``fate(process, path)`` decides what happens to a request (None: nothing special)."""
 
@@ -132,7 +98,8 @@ class Network:
         key = (process.name, address)
         link = self._links.get(key)
         if link is None or link.process is not process:
-            link = self._links[key] = Link(process, self.etcd.members[self.aliases.get(address, address)], address)
+            member = self.etcd.members[self.aliases.get(address, address)]
+            link = self._links[key] = Link(self.loop, process, member, address)
         return link
 
     def links(self, process: Process | None = None, member: Member | None = None) -> list[Link]:
@@ -150,9 +117,19 @@ class Network:
 
     # ----------------------------------------------------------------- faults
 
-    def hold(self, link: Link, held: Iterable[str] = (), muted: Iterable[str] = ()) -> Hold:
-        """From now on requests of these kinds do not get there, answers of those do not get back."""
-        hold = Hold(link, frozenset(held), frozenset(muted))
+    def hold(
+        self,
+        link: Link,
+        held: Iterable[str] = (),
+        muted: Iterable[str] = (),
+        *,
+        slow: Mapping[str, float] | None = None,
+        refuses: bool = False,
+    ) -> Hold:
+        """From now on requests of these kinds do not get there, answers of those do not get back, or the like, as
+        :class:`Hold` says.
+        """
+        hold = Hold(link, frozenset(held), frozenset(muted), slow or {}, refuses)
         link.holds.append(hold)
         self._changed(link)
         return hold
@@ -165,15 +142,8 @@ class Network:
                 self._changed(hold.link)
 
     def _changed(self, link: Link) -> None:
-        none: frozenset[str] = frozenset()
-        link.held = none.union(*(hold.held for hold in link.holds))
-        link.muted = none.union(*(hold.muted for hold in link.holds))
-        dead = link.held >= EVERYTHING or link.muted >= EVERYTHING
-        if dead is not link.dead:
-            link.dead = dead
-            link.epoch += 1
-            if dead:
-                self.loop.world_at(self.loop.now + PATIENCE, self._give_up, link, link.epoch)
+        if link.changed():
+            self.loop.world_at(self.loop.now + PATIENCE, self._give_up, link, link.epoch)
         stuck, link.stuck = link.stuck, []
         for try_again in stuck:
             try_again()
@@ -183,11 +153,10 @@ class Network:
             self.cut(link, "keepalive watchdog timeout")
 
     def heal(self, link: Link) -> None:
-        """Everything passes again; what was stuck goes on."""
-        link.refuses = False
-        link.slow.clear()
+        """Everything passes again; what was stuck goes on, over a connection that stands."""
         link.holds.clear()
         self._changed(link)
+        link.as_new()
 
     def cut_all(self, process: Process) -> None:
         """Every connection of the process breaks."""
@@ -195,8 +164,14 @@ class Network:
             self.cut(link)
 
     def cut(self, link: Link, detail: str = CLOSED) -> None:
-        """Its connection breaks. Requests that are on their way may arrive all the same; their answers do not."""
+        """Its connection breaks. Requests that are on their way may arrive all the same; their answers do not. No other
+        can be made while the link is dead.
+        """
+        if link.lost:
+            return
         link.stuck.clear()
+        if link.dead:
+            link.lose()
         calls, link.calls = link.calls, {}
         for reply in calls.values():
             if not reply.done():
@@ -209,6 +184,7 @@ class Network:
         for link in self.links(process):
             link.stuck.clear()
             link.calls.clear()
+            link.waiting.clear()
             for stream in list(link.streams):
                 stream.broken(failure("UNAVAILABLE", CLOSED))
 
@@ -250,10 +226,23 @@ class Network:
 
     def _send(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any], token: str) -> None:
         self.requests += 1
-        now = self.loop.now
         if link.refuses or not link.member.up:
-            self.loop.world_at(now + self.delay(), _fail, reply, "UNAVAILABLE", REFUSED)
-            return
+            self.loop.world_at(self.loop.now + self.delay(), _fail, reply, "UNAVAILABLE", REFUSED)
+        elif link.lost:
+            link.connect(functools.partial(self._connected, link, path, request, reply, token))
+        else:
+            self._send_over(link, path, request, reply, token)
+
+    def _connected(
+        self, link: Link, path: str, request: Any, reply: asyncio.Future[Any], token: str, connected: bool
+    ) -> None:
+        if not connected:
+            self.loop.world_at(self.loop.now + self.delay(), _fail, reply, "UNAVAILABLE", NOT_CONNECTED)
+        elif not reply.done() and not link.process.dead:
+            self._send_over(link, path, request, reply, token)
+
+    def _send_over(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any], token: str) -> None:
+        now = self.loop.now
         asked = self.etcd.decode(path, request)
         put_off = self.sending(link.process, path, asked)
         if link.process.dead:
@@ -337,6 +326,7 @@ class SimChannel:
         """What is under way is cancelled."""
         self._closed = True
         link = self._link
+        link.waiting.clear()
         calls, link.calls = link.calls, {}
         for reply in calls.values():
             reply.cancel()

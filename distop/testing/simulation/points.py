@@ -25,8 +25,8 @@ from distop.core.frozen import frozen
 from distop.core.txn import Delete, Get, Put, Txn
 from distop.errors import InvalidArgument
 from distop.store.client import EtcdClient
+from distop.testing.simulation.links import EVERYTHING
 from distop.testing.simulation.machine import nothing
-from distop.testing.simulation.network import EVERYTHING
 from distop.testing.simulation.references import RESTART
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.wire import to_text

@@ -52,6 +52,8 @@ LIVENESS = 180.0
 saved its progress), within which all has to end, or something has to get on again. A step of a job takes 44 s at most;
 after 300 s feeds are listed anew, which would mend what was lost of them.
 """
+LAST_WORD = 20
+"""So many times as long after the last fault a run is over, though something gets on: that may be so for ever."""
 
 
 @frozen
@@ -293,10 +295,15 @@ class Simulation:
     def _go(self) -> None:
         self.loop.run(self._all_quiet, self.scenario.calm)
         self._begin_calm()
-        self._got_on = self.loop.now
+        calm = self._got_on = self.loop.now
         while not self.loop.run(self._over, self._got_on + LIVENESS):
+            if self.loop.now >= calm + LAST_WORD * LIVENESS:
+                self._not_over(
+                    "liveness: still at it", f"has not ended {self.loop.now - calm:g} s after the last fault"
+                )
+                break
             if self.loop.now >= self._got_on + LIVENESS:
-                self._not_over()
+                self._not_over("liveness", f"has not ended, and nothing got on for {LIVENESS:g} s")
                 break
         self._look_back()
 
@@ -351,14 +358,14 @@ class Simulation:
     def _over(self) -> bool:
         return not self._open and self._waiting() <= 0
 
-    def _not_over(self) -> None:
+    def _not_over(self, kind: str, why: str) -> None:
         for key in sorted(self._open):
             kv = self.etcd.store.get(key)
             what = kv.value.decode() if kv is not None and kv.value else "open"
             ref = str(self.keys.parse(key).ref)
-            self._found("liveness", key, f"{ref} has not ended, and nothing got on for {LIVENESS:g} s: {what}", ref)
+            self._found(kind, key, f"{ref} {why}: {what}", ref)
         if not self._open:
-            self._found("liveness", "", f"{self._waiting()} clients still wait, and no operation is left")
+            self._found(kind, "", f"{self._waiting()} clients still wait, and no operation is left")
 
     def _look_back(self) -> None:
         """What can be judged only in the end."""

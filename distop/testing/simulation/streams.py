@@ -13,7 +13,8 @@ from distop.store._proto import rpc_pb2 as rpc
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distop.testing.simulation.network import Link, Network
+    from distop.testing.simulation.links import Link
+    from distop.testing.simulation.network import Network
     from distop.testing.simulation.watching import Watch
 
 _FINISHED = "RPC already finished."
@@ -37,6 +38,8 @@ class SimStream:
         self._sent_at = 0.0
         self._back_at = 0.0
         self._watches: list[Watch] = []
+        self._keys = {self._kind}
+        """What a hold names that keeps back what comes on it: its kind, and the keys of all watches it has had."""
         self._gone = False
         """The server knows that it has ended."""
         self._taken = False
@@ -47,15 +50,17 @@ class SimStream:
 
     async def write(self, message: Any) -> None:
         """Send. Raises InvalidStateError once the stream has ended, AioRpcError where it cannot be opened."""
-        from distop.testing.simulation.network import REFUSED, failure
+        from distop.testing.simulation.network import NOT_CONNECTED, REFUSED
 
         if self._ended:
             raise asyncio.InvalidStateError(_FINISHED)
         link = self._link
         if link.refuses or not link.member.up:
-            error = failure("UNAVAILABLE", REFUSED)
-            self._finish(error)
-            raise error
+            raise self._unopened(REFUSED)
+        if link.lost and not await self._connected():
+            raise self._unopened(NOT_CONNECTED)
+        if self._ended:
+            raise asyncio.InvalidStateError(_FINISHED)
         copy = type(message)()
         copy.CopyFrom(message)
         label = link.process.label
@@ -63,6 +68,18 @@ class SimStream:
         if link.process.dead:
             return
         self._forth(lambda: self._arrived(copy, label), put_off)
+
+    async def _connected(self) -> bool:
+        known: asyncio.Future[bool] = self._loop.create_future()
+        self._link.connect(lambda there: None if known.done() else known.set_result(there))
+        return await known
+
+    def _unopened(self, detail: str) -> BaseException:
+        from distop.testing.simulation.network import failure
+
+        error = failure("UNAVAILABLE", detail)
+        self._finish(error)
+        return error
 
     def _forth(self, arrive: Callable[[], None], put_off: float = 0.0) -> None:
         if self._kind in self._link.held:
@@ -118,12 +135,16 @@ class SimStream:
         self._close()
 
     def fail(self, error: BaseException | None) -> None:
-        """The server ends it: with an error, or (None) cleanly. What it sent before arrives before."""
+        """The server ends it: with an error, or (None) cleanly. What it sent before arrives before. What has no
+        connection yet the server does not know.
+        """
+        if self._link.lost:
+            return
         self._close()
         self._back(lambda: self._finish(error))
 
     def _back(self, deliver: Callable[[], None]) -> None:
-        if self._link.muted and not self._link.muted.isdisjoint((self._kind, *(one.key for one in self._watches))):
+        if not self._keys.isdisjoint(self._link.muted):
             self._link.stuck.append(lambda: self._back(deliver))
             return
         late = self._link.slow.get(self._kind, 0.0) + self._network.delay()
@@ -180,5 +201,6 @@ class SimStream:
             watch = etcd.watching.create(member, message.create_request, self._push)
             if watch is not None:
                 self._watches.append(watch)
+                self._keys.add(watch.key)
         elif message.HasField("progress_request"):
             etcd.watching.progress(member, self._watches, self._push)

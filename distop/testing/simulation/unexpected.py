@@ -2,13 +2,15 @@
 simulation each is a breach all the same, because nothing there can cause one but a mistake in the program.
 
 What is expected is told by the class of an exception. A cluster with faults gives those of ``EXPECTED``, and those
-alone: no record is unreadable there, nobody's call is malformed, and no disk is full.
+alone: no record is unreadable there, nobody's call is malformed, and nothing else is wrong with a disk than that it is
+full.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import traceback
 from typing import TYPE_CHECKING
@@ -33,7 +35,7 @@ EXPECTED = (
 
 def expected(error: BaseException) -> bool:
     """A fault can cause it."""
-    return isinstance(error, EXPECTED)
+    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
 
 
 def told(error: BaseException) -> str:

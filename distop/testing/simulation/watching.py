@@ -100,9 +100,7 @@ class WatchServer:
         """Progress was asked for. Newer servers answer once all of the stream's watches have caught up; older ones at
         once, ahead of events that are on their way (W3).
         """
-        if not self._ordered:
-            send(self._response(member, revision=self._etcd.revision))
-        elif all(watch.synced for watch in watches):
+        if not self._ordered or all(watch.synced for watch in watches):
             send(self._response(member, watch_id=-1))
 
     def advanced(self, member: Member) -> None:

@@ -131,6 +131,8 @@ class SimWorker(Calling):
             return
         effect = machine.effects.begin(ref, p, item.fence, self.config.incarnation, item.attempt)
         child.doing.append(effect)
+        if machine.types[request.type].rules().leaves_something and not machine.disk.holds(ref, p, item.fence):
+            machine.effects.unwritten(ref, effect)
         resumable = machine.types[request.type].resumable
         if resumable:
             machine.effects.resumed(ref, p, item.progress, effect)

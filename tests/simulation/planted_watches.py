@@ -1,0 +1,94 @@
+"""Bugs in what a watch makes of what a server sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distop.core.keys import Keys
+from distop.store import watch
+from distop.store.position import Reopen, WatchPosition
+from distop.testing.simulation import Scenario
+from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
+
+# --------------------------------------------------------------------- shapes
+
+
+def three_members(wanted: Scenario) -> Scenario:
+    return replace(wanted, members=3)
+
+
+def an_old_server_with_watches_behind(wanted: Scenario) -> Scenario:
+    """One that answers at once where its progress is asked for; and so many jobs end at a time that a watch which fell
+    behind takes seconds to catch up, while somebody waits for it.
+    """
+    arg = {"partitions": 60, "pace": 0.05, "trouble": 0.0, "calls": 0.05}
+    wishes = tuple(replace(wish, acts=(), names=None, type="check", arg={**wish.arg, **arg}) for wish in wanted.wishes)
+    hosts = tuple(replace(host, types=("check",), slots=4, unable=()) for host in wanted.hosts)
+    return replace(wanted, version="3.4.23", batch=1, wishes=wishes, hosts=hosts, drains=())
+
+
+# ----------------------------------------------------------------------- bugs
+
+
+# Seldom: a watch has to break with an event still to come that its last header passed over.
+@bug("liveness", first=24)
+def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
+    def beyond(step: Any, given: Any) -> Any:
+        if given.response.events and not given.response.fragment:
+            given.self.next_revision = max(given.self.next_revision, given.response.revision + 1)
+        return step
+
+    wrap(patch, WatchPosition, "feed", beyond)
+
+
+@bug("liveness")
+def apply_fragments_singly(patch: Patch) -> None:
+    former = WatchPosition.feed
+    substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
+
+
+@bug("liveness", focus=("compaction", "refuse", "member-killed"))
+def ignore_compaction(patch: Patch) -> None:
+    former = WatchPosition.feed
+
+    def feed(self: WatchPosition, response: Any) -> Any:
+        if response.compact_revision:
+            self.next_revision = response.compact_revision
+            return Reopen("compacted")
+        return former(self, response)
+
+    substitute(patch, WatchPosition, "feed", feed)
+
+
+# Seldom: a watch has to move to a member that lags, at the right moment.
+@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
+def take_old_events_for_new(patch: Patch) -> None:
+    former = WatchPosition.feed
+
+    def feed(self: WatchPosition, response: Any) -> Any:
+        if response.events and not response.fragment and response.events[0].kv.mod_revision < self.next_revision:
+            self.next_revision = response.events[0].kv.mod_revision
+        return former(self, response)
+
+    substitute(patch, WatchPosition, "feed", feed)
+
+
+@bug("liveness", focus=("slow-watches",), shape=an_old_server_with_watches_behind)
+def ask_an_old_server_for_its_progress(patch: Patch) -> None:
+    """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
+    substitute(patch, watch, "orders_requested_progress", lambda version: True)
+
+
+# Seldom: operations of two types, one of which begins like the other, have to be under way on two executors.
+@bug("not the coordinator", first=91)
+def a_prefix_without_its_delimiter(patch: Patch) -> None:
+    def wider(found: tuple[str, str], _: Any) -> tuple[str, str]:
+        start = found[0][:-1]
+        return start, start[:-1] + chr(ord(start[-1]) + 1)
+
+    wrap(patch, Keys, "type_range", wider)
+    wrap(patch, Keys, "type_claims", wider)
+
+
+__all__ = ["BUGS"]
