@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from distop.cli import following, output
+from distop.cli import context, following, output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,6 +41,7 @@ async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=200, highlight=False)
     monkeypatch.setattr(output, "console", lambda **_: terminal)
+    monkeypatch.setattr(context.current, "json", False)  # another test may have run a command with --json
     operation: Any = Watched()
     result: Any = await following.follow(operation)
     assert result == "its result"
