@@ -60,8 +60,14 @@ OF_DISKS: dict[str, tuple[int, float, float]] = {
     "disk": (1, 0.3, 8.0),
 }
 """What happens to the disks of nodes, drawn by itself like the others."""
-FURTHER_SHARE, USERS_SHARE, DISKS_SHARE = 0.3, 0.15, 0.1
-"""Of the seeds; in these, some such faults happen."""
+BESIDES = (
+    ("further faults", FURTHER, 0.3, (1, 1, 2)),
+    ("users", OF_USERS, 0.15, (1, 2, 4)),
+    ("disks", OF_DISKS, 0.1, (1, 2, 3)),
+)
+"""Each drawn by itself, so that it shifts no other draw: name of the draw, kinds, the share of the seeds in which some
+happen, and how many.
+"""
 
 
 def draw_faults(
@@ -74,23 +80,13 @@ def draw_faults(
     return _drawn(chance, busy, some, max(count, 6) if focus else count)
 
 
-def draw_further(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
+def draw_besides(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
     """What is drawn beside them, by the seed alone."""
-    chance = random.Random(f"further faults/{seed}")
-    count = chance.choice((1, 1, 2)) if chance.random() < FURTHER_SHARE else 0
-    return _drawn(chance, busy, FURTHER, count)
-
-
-def draw_of_users(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
-    """The faults of a cluster that has users; none where it has none."""
-    chance = random.Random(f"users/{seed}")
-    return _drawn(chance, busy, OF_USERS, chance.choice((1, 2, 4)) if chance.random() < USERS_SHARE else 0)
-
-
-def draw_of_disks(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
-    """The faults of disks; in most seeds none."""
-    chance = random.Random(f"disks/{seed}")
-    return _drawn(chance, busy, OF_DISKS, chance.choice((1, 2, 3)) if chance.random() < DISKS_SHARE else 0)
+    found: list[Fault] = []
+    for name, kinds, share, counts in BESIDES:
+        chance = random.Random(f"{name}/{seed}")
+        found += _drawn(chance, busy, kinds, chance.choice(counts) if chance.random() < share else 0)
+    return tuple(found)
 
 
 def _drawn(

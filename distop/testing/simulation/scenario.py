@@ -178,7 +178,7 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
-    from distop.testing.simulation.faultkinds import draw_faults, draw_further, draw_of_disks, draw_of_users
+    from distop.testing.simulation.faultkinds import draw_besides, draw_faults
 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
@@ -191,7 +191,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     listed = draw_faults(chance, expected(wishes, some), focus) if faults else ()
     if faults and not focus:
         busy = expected(wishes, some)
-        besides = (*draw_further(seed, busy), *draw_of_users(seed, busy), *draw_of_disks(seed, busy))
+        besides = draw_besides(seed, busy)
         listed = tuple(sorted((*listed, *besides), key=lambda fault: fault.at))
     # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
     people = random.Random(f"people/{seed}")
