@@ -131,7 +131,7 @@ class Audit:
             told = f"checked nothing: nothing came after revision {totals.last}"
         elif not totals.revisions:
             told = f"checked nothing: distop wrote nothing from revision {totals.first} to {totals.last}"
-        elif ref is not None and not self.concerning:
+        elif self.unseen:
             told = f"checked nothing of {ref}: revisions {totals.first} to {totals.last} have nothing of it"
         else:
             of_it = f"{self.concerning:,} of them of {ref}, " if ref is not None else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.core import finishing as f
+from distop.core.codec import UNREADABLE
 from distop.core.decide import parse_time
 from distop.core.model import History
 from distop.core.txn import Get
@@ -64,5 +65,5 @@ def _finished(value: bytes) -> float | None:
     """When a record's operation finished; None where it cannot be read: such a one is left alone."""
     try:
         return parse_time(History.decode(value).finished)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return None

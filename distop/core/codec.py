@@ -19,6 +19,10 @@ SCHEMA_VERSION = 1
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What decoding raises for a value that is not of the form looked for: a person wrote it, or another release."""
+
+
 def dumps(value: Any) -> bytes:
     """Compact JSON in UTF-8. A lone surrogate (a byte of a path that is no UTF-8) is written as its JSON escape, and
     so comes back as it was: a text must not stop a report.

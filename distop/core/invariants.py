@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace, Requests
-from distop.core.codec import loads
+from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys, ParsedKey
     from distop.core.txn import KeyValue
 
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading a record raises that somebody wrote by hand, or a release of another form."""
 _LATE = "written after its operation was finished and cleaned up"
 
 
@@ -188,7 +186,7 @@ class Checker:
                 for number, key, text in job_faults(op, partition, job, delta, self._cluster.live, coordinated):
                     self._found(number, key, text, op, job, writes)
             op.fold_job(self.revision, job, partition, delta)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
 
     # -------------------------------------------------------------- operations
@@ -228,7 +226,7 @@ class Checker:
                 else:
                     op.fold(key.name, key.chunk, change)
                     new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
         self._cluster.tally(ref, before in ACTIVE, op.active)
         if created and op.state is not None:
@@ -300,7 +298,7 @@ class Checker:
         if change.deleted:
             self._requests.forget(ref)
         elif self._quiet:
-            with suppress(*_UNREADABLE):
+            with suppress(*UNREADABLE):
                 self._requests.began(ref, History.decode(change.kv.value).request_id)
 
     def _elected(self, op: OperationTrace, where: str) -> None:
@@ -337,7 +335,7 @@ class Checker:
             return
         try:
             record = History.decode(history.kv.value)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._found(0, history.kv.key, f"the record cannot be read: {error}", op)
             return
         for number, text in unfit_record(op, record):

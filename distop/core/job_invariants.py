@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core.codec import UNREADABLE
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import State
 
@@ -64,7 +65,7 @@ def unreadable(delta: JobDelta) -> str:
         try:
             if not change.deleted:
                 reader(change.kv.value)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except UNREADABLE:
             return change.kv.key
     return written[0][0].kv.key
 

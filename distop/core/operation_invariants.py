@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.core.codec import failed_text
+from distop.core.codec import UNREADABLE, failed_text
 from distop.core.digest import plan_digest
 from distop.core.model import State
 from distop.core.plan import decode_chunk
@@ -72,7 +72,7 @@ def unfit_plan(op: OperationTrace) -> str:
 def _ordinals(number: int, chunk: bytes) -> list[int]:
     try:
         return [p.partition for p in decode_chunk(chunk)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise UnreadableChunk(number, error) from error
 
 

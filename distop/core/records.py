@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core import keys as K
-from distop.core.codec import SCHEMA_VERSION, loads
+from distop.core.codec import SCHEMA_VERSION, UNREADABLE, loads
 from distop.core.declaration import Declaration
 from distop.core.draining import Drain
 from distop.core.jobs import Claim
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What decoding raises for a value that is not of the form looked for."""
 _SHAPES: Mapping[str, type] = {"str": str, "Mapping[str, Any]": dict, "Mapping[str, str]": dict}
 """Fields that the decoders take as they are, by their annotation: a record whose name is a number would fail later,
 where nobody knows its key any more.
@@ -40,7 +38,7 @@ def read(decode: Callable[[bytes], T], kv: KeyValue) -> T:
     try:
         record = decode(kv.value)
         _check(record)
-    except _WRONG as error:
+    except UNREADABLE as error:
         raise UnreadableRecord(f"the record at {kv.key} cannot be read: {_why(kv.value, error)}") from error
     return record
 
