@@ -124,8 +124,8 @@ class Guardian:
         self._alive = -1
         """What the second process reads from: its end tells it that this one is no more."""
 
-    def stand_by(self) -> None:
-        """Start the second process, before there is anything to kill."""
+    def stand_by(self, connection: int) -> None:
+        """Start the second process, before there is anything to kill. It does not hold the child's connection open."""
         reading, self._alive = os.pipe()
         # The guardian has one thread and no library with threads of its own, so fork is safe here.
         self._second = os.fork()
@@ -135,6 +135,7 @@ class Guardian:
         try:
             os.close(self._alive)
             os.close(self.control)
+            os.close(connection)
             told = b""
             while data := os.read(reading, 64):
                 told += data
@@ -163,7 +164,12 @@ class Guardian:
                 os.write(2, f"cannot start {command[0]}: {error}\n".encode())
             os._exit(127)
         os.close(data)
-        os.write(self._alive, f"{self.pid}\n".encode())
+        self.tell_second(f"{self.pid}\n".encode())
+
+    def tell_second(self, words: bytes) -> None:
+        # Should it have been killed, this one works on without it.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._alive, words)
 
     def say(self, line: str) -> None:
         # Should the daemon be gone, there is nobody to tell.
@@ -228,7 +234,7 @@ class Guardian:
             os.kill(self.pid, signal.SIGKILL)
         kill_session(self.pid, self.reap_orphans, tell=lambda pids: self.say(" ".join(["W", *map(str, pids)])))
         # All is dead, and the number of the session still taken: the second process must not look for it any more.
-        os.write(self._alive, b"ended")
+        self.tell_second(b"ended")
         os.close(self._alive)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._second, 0)
@@ -241,7 +247,7 @@ def main(argv: list[str]) -> None:
         # Who stops the daemon with these means the daemon; it tells the guardian, or its end does.
         signal.signal(number, signal.SIG_IGN)
     guardian = Guardian(control, deadline)
-    guardian.stand_by()
+    guardian.stand_by(data)
     guardian.spawn(argv[argv.index("--") + 1 :], data)
     guardian.say(f"P {guardian.pid}")
     reason = guardian.watch()

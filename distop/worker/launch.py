@@ -59,6 +59,8 @@ class Child:
         loop = asyncio.get_running_loop()
         self.died: asyncio.Future[Death] = loop.create_future()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.hung_up = False
+        """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
         self._writer: asyncio.StreamWriter | None = None
         self._control: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,6 +211,7 @@ class Child:
         except Exception:
             self._log.exception("the worker process sent what cannot be understood; it is replaced")
             self.kill("protocol-error")
+        self.hung_up = True
 
     def _dispatch(self, message: dict[str, Any]) -> None:
         if message["t"] == "hello":

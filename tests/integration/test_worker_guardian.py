@@ -111,6 +111,12 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def second_of(pid: int) -> int:
+    """The process that stands by a guardian."""
+    (second,) = [p for p in children(pid) if b"guardian.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return second
+
+
 @contextmanager
 def guarded(tmp_path: Path, deadline: float = 0.0, then: str = FOREVER) -> Iterator[Guarded]:
     it = Guarded(tmp_path, deadline, then)
@@ -210,10 +216,45 @@ def test_all_of_the_session_dies_after_a_killed_guardian(tmp_path: Path, daemon:
 
 def test_a_guardian_that_ends_in_order_leaves_no_process(tmp_path: Path) -> None:
     with guarded(tmp_path) as it:
-        (second,) = [p for p in children(it.guardian) if b"guardian.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        second = second_of(it.guardian)
         it.tell("K enough")
         it.wait_dead()
         assert gone(second)
+
+
+@pytest.mark.parametrize("end", ["asked", "deadline", "child exited", "daemon frozen", "daemon killed"])
+def test_a_guardian_whose_second_process_was_killed_does_its_work(tmp_path: Path, end: str) -> None:
+    with guarded(tmp_path) as it:
+        os.kill(second_of(it.guardian), signal.SIGKILL)
+        if end == "asked":
+            it.tell("K asked")
+        elif end == "child exited":
+            os.kill(it.child, signal.SIGTERM)
+        elif end == "daemon killed":
+            it.daemon.kill()
+        else:
+            it.tell(f"D {boottime() + 0.3}")
+        if end == "daemon frozen":
+            os.kill(it.daemon.pid, signal.SIGSTOP)
+        it.wait_dead()
+        if end == "daemon frozen":
+            os.kill(it.daemon.pid, signal.SIGCONT)
+        words = {"asked": "X asked 9", "child exited": "X exited 15"}.get(end, "X deadline 9")
+        assert end == "daemon killed" or it.last_words() == words
+
+
+def test_the_first_process_of_a_child_dies_where_nobody_is_left_to_kill_it(tmp_path: Path) -> None:
+    """Daemon, guardian and second process are killed at once. What else the child started is not covered."""
+    with guarded(tmp_path) as it:
+        second = second_of(it.guardian)
+        for pid in (it.child, it.guardian):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            for pid in (it.daemon.pid, second, it.guardian):
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: gone(it.child), "the first process is dead")
+        finally:
+            guardian.kill_session(it.child)
 
 
 def test_processes_that_do_not_die_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

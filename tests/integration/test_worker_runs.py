@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +22,8 @@ from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from distop.worker.launch import CREDENTIALS
 from distop.worker.sinks import RunSink
+from tests.integration.test_worker_guardian import second_of
+from tests.support import lingering
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
@@ -300,6 +303,77 @@ async def test_a_job_that_does_not_listen_loses_its_child(worker: Worker, tmp_pa
     assert diary(tmp_path) == ["start a", "clean a", "clean b", "start b"]
 
 
+def lingering_until(dead: Path, tmp_path: Path) -> str:
+    """A Python whose guardians see a process that lives until this file is there."""
+    python = tmp_path / "python"
+    instead = f'if [ "$1" = -I ]; then g=$3; shift 3; set -- -I -S {lingering.__file__} $g {dead} "$@"; fi'
+    python.write_text(f'#!/bin/bash\n{instead}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+async def test_a_job_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though it is alone with it, while not all of it is dead."""
+    dead = tmp_path / "dead"
+    async with started(tmp_path, sample_env, python=lingering_until(dead, tmp_path)) as worker:
+        try:
+            os.kill(child_pid(worker), signal.SIGKILL)
+            await until(lambda: "were killed and do not die" in caplog.text, "it waits for the rest")
+            task = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
+            await until(lambda: any(one.child is not None for one in worker._runs), "the job was sent to it")
+        finally:
+            dead.touch()
+        assert kinds(await task) == "a:success"
+        assert diary(tmp_path).count("start a") == 1
+
+
+async def test_a_call_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = tmp_path / "dead"
+    async with started(tmp_path, sample_env, python=lingering_until(dead, tmp_path)) as worker:
+        try:
+            os.kill(child_pid(worker), signal.SIGKILL)
+            await until(lambda: "were killed and do not die" in caplog.text, "it waits for the rest")
+            task = asyncio.create_task(worker.plan("t/sample/1", "sample", {"names": ["a"]}, TABLE, None))
+            child = worker._keeper.child
+            assert child is not None
+            await until(lambda: bool(child.calls), "the call was sent to it")
+        finally:
+            dead.touch()
+        assert (await task).count == 1
+
+
+async def test_nothing_runs_until_what_does_not_die_is_dead(
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither does the job end whose process that is: until then it is nobody else's."""
+    here, elsewhere, dead = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "dead"
+    here.mkdir()
+    elsewhere.mkdir()
+    async with started(here, sample_env, python=lingering_until(dead, tmp_path)) as worker:
+        try:
+            deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", here)))
+            await until(lambda: "start a" in diary(here), "the job runs")
+            worker.cancel(OP)
+            said = f"were killed and do not die: {lingering.NOBODY} ()"
+            await until(lambda: said in caplog.text, "it says what it waits for")
+            following = replace(request({}, "b", here), op="t/sample/2")
+            waiting = asyncio.create_task(run(worker, following))
+            async with started(elsewhere, sample_env) as other:  # so long it would take here
+                assert kinds(await run(other, replace(following, arg=request({}, "b", elsewhere).arg))) == "b:success"
+            assert diary(elsewhere) == ["start b"]
+            assert diary(here) == ["start a"]
+            assert not deaf.done()
+        finally:
+            dead.touch()
+        assert kinds(await deaf) == "a:cancelled"
+        assert kinds(await waiting) == "b:success"
+        assert {"clean a", "start b"} <= set(diary(here))
+
+
 async def test_a_run_that_its_caller_gives_up_is_stopped(worker: Worker, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
@@ -438,14 +512,17 @@ async def test_a_child_killed_from_outside_is_replaced(
     assert child_pid(worker) != before
 
 
-async def test_a_killed_guardian_leaves_nothing_alive(worker: Worker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_killed_guardian_leaves_nothing_alive(worker: Worker, tmp_path: Path, alone: bool) -> None:
+    """Be it killed alone or together with its second process: then the daemon kills."""
     task = asyncio.create_task(run(worker, request({"a": "company"}, "a", tmp_path)))
     told = tmp_path / "work/ops/t/sample/1/company"
     await until(lambda: told.exists() and bool(told.read_text()), "the job has company")
     sid, company = child_pid(worker), int(told.read_text())
     assert company in session_members(sid)
     parent = int(Path(f"/proc/{sid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
+    for pid in [parent] if alone else [second_of(parent), parent]:
+        os.kill(pid, signal.SIGKILL)
     assert kinds(await task) == "a:crash"
     assert session_members(sid) == []
     assert worker.deaths == 1
