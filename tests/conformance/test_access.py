@@ -62,7 +62,7 @@ async def test_users() -> None:
 
 
 async def test_tokens_that_expire_or_are_forgotten() -> None:
-    """Simple tokens live as long as the server lets them, and do not survive its restart."""
+    """Simple tokens live as long as the server lets them; sessions and watches go on, also after its restart."""
     async with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
         await enable_users(server.endpoint)
         async with TcpProxy(server.port) as proxy, connected(proxy.endpoint, **WORKER) as client:

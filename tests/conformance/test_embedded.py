@@ -13,8 +13,8 @@ import pytest
 
 from distop.core.txn import Put, Txn
 from distop.errors import DistopError, InvalidArgument
-from distop.store.embedded import EmbeddedEtcd, find_etcd
-from tests.support.etcd import connected, until
+from distop.store.embedded import EmbeddedEtcd, find_etcd, free_ports
+from tests.support.etcd import EtcdCluster, connected, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,3 +95,12 @@ sys.stdin.read()
             return True
 
     await until(gone, "the end of etcd")
+
+
+def test_a_cluster_takes_other_ports_when_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = [[*free_ports(1), taken.getsockname()[1]]]
+        monkeypatch.setattr("tests.support.etcd.free_ports", lambda count: given.pop() if given else free_ports(count))
+        with EtcdCluster(size=1) as cluster:
+            assert not given
+            assert all(member.running for member in cluster.members)

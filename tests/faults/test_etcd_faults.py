@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from tests.support.contract import dump, etcdctl, stand
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
+from tests.support.recording import Recorder
 from tests.support.replay import Written, audited
 from tests.support.users import admin
 from tests.support.writing import assert_data
@@ -73,7 +75,7 @@ def test_etcd_is_down_for_longer_than_the_time_to_live(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
     """For twice as long. All stop before their leases could end, and try to begin anew; once etcd is back, they are new
-    incarnations and go on.
+    incarnations and go on. It counts as one failure of each job that ran, and of no other.
     """
     ttl = 3.0
     both = group.start("ann", "bob", ttl=ttl, env={**sample_env, "DISTOP_CONNECT_TIMEOUT": "1"})
@@ -95,6 +97,20 @@ def test_etcd_is_down_for_longer_than_the_time_to_live(
     after = incarnations(group)
     assert len(after) == 2
     assert not before & after
+    assert_failed_once_with(before, Written(group.endpoint, OperationRef.parse(operation.ref)))
+
+
+def assert_failed_once_with(gone: set[str], written: Written) -> None:
+    """Each job that one of these incarnations held and did not end has had another attempt, and no other job has."""
+    lost = 0
+    for partition, claims in written.claims.items():
+        told = [json.loads(claim) for claim in claims]
+        (outcome,) = [json.loads(text) for text in written.outcomes[partition]]
+        interrupted = told[0]["incarnation"] in gone and outcome["incarnation"] not in gone
+        expected = [(1, 0), (2, 1)] if interrupted else [(1, 0)]
+        assert [(claim["attempt"], claim["failures"]) for claim in told] == expected, told
+        lost += interrupted
+    assert lost, "some ran"
 
 
 def logged(daemon: Daemon, words: str) -> bool:
@@ -207,14 +223,21 @@ def test_tokens_that_expire(
     journal: Journal,
     sample_env: dict[str, str],
 ) -> None:
-    """Operations go on over many times the life of a token, and an idle daemon takes up work after it."""
-    _, group = guarded
-    group.start("ann", ttl=6, env=sample_env)
-    before = incarnations(group)
-    for _ in range(2):
-        operation = start(group, journal, jobs=2, pause=0.3)
-        assert operation.wait(60).state == "success", group.tails()
-    assert incarnations(group) == before
+    """Use prolongs a token, so it is that of an idle daemon that ends: renewals need none. What is refused for it is
+    sent again with a fresh one, and the daemon takes up work under the session that it had.
+    """
+    server, group = guarded
+    with Recorder(server.endpoint) as recorder:
+        ann = group.spawn("ann", "--etcd", recorder.endpoint, ttl=6, env=sample_env)
+        group.await_ready("ann")
+        before = incarnations(group)
+        for _ in range(2):
+            replaced = recorder.replaced
+            group.eventually(lambda n=replaced: recorder.replaced > n, "its token is refused, and replaced", "ann")
+            operation = start(group, journal, jobs=2, pause=0.3)
+            assert operation.wait(60).state == "success", group.tails()
+        assert incarnations(group) == before
+        assert ann.stop() == 0
 
 
 def test_a_role_that_is_revoked(

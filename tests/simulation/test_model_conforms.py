@@ -29,6 +29,7 @@ from tests.conformance import (
     test_space,
     test_transactions,
     test_unknown_outcomes,
+    test_users,
     test_watch,
 )
 from tests.support.etcd import SMALL_QUOTA
@@ -54,6 +55,7 @@ MODULES = (
     test_space,
     test_transactions,
     test_unknown_outcomes,
+    test_users,
     test_watch,
 )
 NEEDS_A_REAL_SERVER = {
@@ -107,6 +109,26 @@ class ModelCluster:
     def __init__(self, network: Network) -> None:
         self.members = [ModelServer(network, member) for member in network.etcd.members.values()]
         self.endpoints = tuple(member.endpoint for member in self.members)
+
+
+class ModelUsers:
+    """What a test does with the users of a server."""
+
+    def __init__(self, etcd: SimEtcd) -> None:
+        self._etcd = etcd
+        self.endpoint = ADDRESSES[0]
+
+    async def enable(self) -> None:
+        self._etcd.users.enabled = True
+
+    async def take_role(self) -> None:
+        self._etcd.deny(True)
+
+    async def give_role(self) -> None:
+        self._etcd.deny(False)
+
+    async def end_tokens(self) -> None:
+        self._etcd.users.end_tokens()
 
 
 class ModelProxy:
@@ -198,7 +220,14 @@ def test_the_model_as_the_server(
         monkeypatch.setattr(module, "TcpProxy", lambda address: ModelProxy(network, address))
     cluster = ModelCluster(network)
     servers = dict.fromkeys(("shared_etcd", "own_etcd", "small_etcd"), cluster.members[0])
-    offered = {**servers, "cluster": cluster, "prefix": "t.", "monkeypatch": monkeypatch, **given}
+    offered = {
+        **servers,
+        "cluster": cluster,
+        "users": ModelUsers(etcd),
+        "prefix": "t.",
+        "monkeypatch": monkeypatch,
+        **given,
+    }
 
     async def run() -> None:
         async with EtcdClient(EtcdConfig(addresses[:1])) as client:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.txn import KeyValue, Put, Txn
-from distop.errors import OutcomeUnknown
+from distop.errors import DistopError, OutcomeUnknown
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
@@ -133,20 +133,28 @@ class Mirror:
         return {key: pair.value for key, pair in self.content.items()}
 
 
+PORT_TRIES = 5
+
+
 class EtcdCluster:
     """Three members on the loopback. ``arguments`` are for each of them."""
 
     def __init__(self, size: int = 3, arguments: Sequence[str] = ()) -> None:
-        ports = free_ports(2 * size)
-        names = [f"m{number}" for number in range(size)]
-        peers = dict(zip(names, ports[size:], strict=True))
-        initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
-        self._names = names
-        self._arguments = ["--initial-cluster", initial, *arguments]
-        self.members = [
-            self._member(name, client, peers[name]) for name, client in zip(names, ports[:size], strict=True)
-        ]
+        self._names = [f"m{number}" for number in range(size)]
+        self._given = arguments
         self._stack = ExitStack()
+        self.members: list[EmbeddedEtcd] = []
+
+    def _assemble(self) -> None:
+        """Members that know of each other, on ports that are free just now."""
+        names = self._names
+        ports = free_ports(2 * len(names))
+        peers = dict(zip(names, ports[len(names) :], strict=True))
+        initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
+        self._arguments = ["--initial-cluster", initial, *self._given]
+        self.members = [
+            self._member(name, client, peers[name]) for name, client in zip(names, ports[: len(names)], strict=True)
+        ]
 
     def _member(self, name: str, port: int, peer_port: int, *arguments: str) -> EmbeddedEtcd:
         given = [*self._arguments, *arguments]
@@ -181,6 +189,17 @@ class EtcdCluster:
         return True
 
     def __enter__(self) -> Self:
+        """Start it, on other ports where one of them was taken meanwhile."""
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self._start()
+            except DistopError as error:
+                if "address already in use" not in str(error):
+                    raise
+        return self._start()
+
+    def _start(self) -> Self:
+        self._assemble()
         try:
             for member in self.members:
                 self._stack.callback(member.stop)

@@ -40,6 +40,9 @@ class Forwarder:
         """Whether an answer is passed on."""
         return True
 
+    def refused(self, method: str, details: str) -> None:
+        """An error has come in place of an answer, and is passed on when this returns."""
+
     def __enter__(self) -> Self:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
@@ -72,6 +75,7 @@ class Forwarder:
                 if self.answers(method, answer):
                     yield answer
         except grpc.aio.AioRpcError as error:
+            self.refused(method, error.details() or "")
             await context.abort(error.code(), error.details() or "")
         finally:
             call.cancel()

@@ -57,14 +57,24 @@ def _writes(part: rpc.RequestOp) -> bool:
 
 
 class Recorder(Forwarder):
-    """``requests``: all that arrived, in order, each written down before it is passed on."""
+    """``requests``: all that arrived, in order, each written down before it is passed on. ``replaced``: how often a
+    token was asked for after one had been refused.
+    """
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self.requests: list[Asked] = []
+        self.replaced = 0
+        self._refused = False
 
     def asked(self, method: str, request: bytes) -> None:
         self.requests.append(Asked(boottime(), method, request))
+        if method == wire.AUTHENTICATE.path:
+            self.replaced += self._refused
+            self._refused = False
+
+    def refused(self, method: str, details: str) -> None:
+        self._refused = self._refused or "invalid auth token" in details
 
     def writes_until_grant(self, moment: float) -> list[Asked]:
         """What may change a key, from a moment on until a lease is asked for. AssertionError where none is."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = """\
 [distop.behaviors]
 stumbling = tests.support.stumbling:Stumbling
+reporting = tests.support.stumbling:Reporting
 alone = tests.support.stumbling:Alone
 """
 NO_PLAN, NO_REPORT = "no listing today", "no report today"
@@ -65,11 +66,27 @@ class Stumbling(Behavior):
         write(arg.diary, "complete")
         if arg.complete == "error" or (arg.complete == "node" and "STUMBLES" in os.environ):
             raise RuntimeError(NO_REPORT)
+        if arg.complete.startswith("until "):
+            wait_for(arg.complete.removeprefix("until "), ctx)
+        while arg.complete == "hang" and summary.verdict != "cancelled":
+            time.sleep(0.02)
         if arg.complete == "wrong":
             raise InvalidArgument("the report is wrong")
         if arg.complete == "follow":
             ctx.start_operation("alone", "t", {"gate": arg.gate})
         return {}
+
+
+class Reporting(Stumbling):
+    """The same, of a completion that only makes a report; where the environment has EFFECTS, it may do more. Its job
+    waits for the gate, if there is one.
+    """
+
+    type_name = "reporting"
+    reports_only = "EFFECTS" not in os.environ
+
+    def start_or_resume_job(self, arg: StumblingArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        wait_for(arg.gate, ctx)
 
 
 class Tripping(Stumbling):
@@ -96,9 +113,13 @@ class Alone(Behavior):
         return Planned([PartitionPlan(0, "only")])
 
     def start_or_resume_job(self, arg: AloneArg, partition: PartitionPlan, ctx: JobContext) -> Any:
-        while not Path(arg.gate).exists():
-            ctx.check_cancelled()
-            time.sleep(0.02)
+        wait_for(arg.gate, ctx)
+
+
+def wait_for(gate: str, ctx: JobContext) -> None:
+    while gate and not Path(gate).exists():
+        ctx.check_cancelled()
+        time.sleep(0.02)
 
 
 def write(diary: str, line: str) -> None:

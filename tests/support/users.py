@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from distop.store._proto import auth_pb2
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.transport import Method
 from tests.support.etcd import connected
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
 
 ROOT = {"username": "root", "password": "of all evil"}
 WORKER = {"username": "worker", "password": "bee"}
@@ -27,6 +32,12 @@ async def grant(client: EtcdClient, first: str, after: str) -> None:
     await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="ours", perm=permission))
 
 
+async def take(client: EtcdClient, first: str, after: str) -> None:
+    """The reverse of :func:`grant`."""
+    gone = rpc.AuthRoleRevokePermissionRequest(role="ours", key=first.encode(), range_end=after.encode())
+    await admin(client, "RoleRevokePermission", gone)
+
+
 async def enable_users(endpoint: str, first: str = "ours.", after: str = "ours/") -> None:
     """Users root and worker; worker may only touch these keys."""
     async with connected(endpoint) as client:
@@ -38,3 +49,34 @@ async def enable_users(endpoint: str, first: str = "ours.", after: str = "ours/"
         await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
         await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
         await admin(client, "AuthEnable", rpc.AuthEnableRequest())
+
+
+class ServerUsers:
+    """The users of an etcd that has none yet: the worker's role and tokens come and go."""
+
+    def __init__(self, server: EmbeddedEtcd) -> None:
+        self._server = server
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    async def enable(self) -> None:
+        await enable_users(self.endpoint)
+
+    async def take_role(self) -> None:
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="ours"))
+
+    async def give_role(self) -> None:
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
+
+    async def end_tokens(self) -> None:
+        """They are forgotten where authentication is turned off (and not by a restart: they stand in the server's log,
+        which it reads again).
+        """
+        async with connected(self.endpoint, **ROOT) as root:
+            await admin(root, "AuthDisable", rpc.AuthDisableRequest())
+        async with connected(self.endpoint) as anybody:
+            await admin(anybody, "AuthEnable", rpc.AuthEnableRequest())

@@ -18,7 +18,7 @@ from distop.testing.model_store import ModelStore
 from distop.testing.simulation import wire
 from distop.testing.simulation.quorum import Quorum
 from distop.testing.simulation.space import GRANT_COST, Space, put_cost, size_of
-from distop.testing.simulation.users import Users
+from distop.testing.simulation.users import DENIED, Users
 from distop.testing.simulation.watching import WatchServer
 
 if TYPE_CHECKING:
@@ -247,6 +247,10 @@ class SimEtcd:
     def _authenticate(self, member: Member, request: Any, sender: str) -> Any:
         return rpc.AuthenticateResponse(token=self.users.authenticate())
 
+    def deny(self, denied: bool) -> None:
+        """The users' role is gone, or back: watches that stand are left alone."""
+        self.users.denied, self.watching.refuses = denied, DENIED if denied else ""
+
     def _list_members(self, member: Member, request: Any, sender: str) -> Any:
         return rpc.MemberListResponse(
             members=[
@@ -274,6 +278,8 @@ class SimEtcd:
     def _revoke(self, member: Member, request: Any, sender: str) -> Any:
         if request.ID not in self.leases:
             raise StatusError("NOT_FOUND", "etcdserver: requested lease not found")
+        if self.users.denied and self.store.leases[request.ID]:
+            raise StatusError("PERMISSION_DENIED", DENIED)
         self.end_lease(request.ID, sender)
         return rpc.LeaseRevokeResponse()
 

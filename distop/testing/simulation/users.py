@@ -6,8 +6,8 @@ import re
 
 DENIED = "etcdserver: permission denied"
 STALE = "etcdserver: invalid auth token"
-NEEDS_ROLE = frozenset({"/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range", "/etcdserverpb.Lease/LeaseRevoke"})
-"""What looks at keys. (A lease can be granted and renewed without a role.)"""
+NEEDS_ROLE = frozenset({"/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range"})
+"""What always looks at keys. (A lease can be granted and renewed without a role, and revoked while it has no key.)"""
 OPEN = frozenset({"/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Lease/LeaseKeepAlive"})
 """What is answered without a token."""
 

@@ -1,0 +1,126 @@
+"""What a user may without its role, and with a token that ended: all that the simulator's users can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.txn import Get, Put, Txn
+from distop.errors import PermissionDenied
+from distop.store import transport as wire
+from distop.store._proto import rpc_pb2 as rpc
+from distop.store.session import Session, new_lease_id
+from distop.store.watch import Feed
+from tests.support.etcd import Mirror, connected, until
+from tests.support.users import WORKER, ServerUsers
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
+
+pytestmark = pytest.mark.etcd
+WRITE = Txn((), (Put("ours.a", b"1"),))
+
+
+@pytest.fixture
+async def users(own_etcd: EmbeddedEtcd) -> ServerUsers:
+    return ServerUsers(own_etcd)
+
+
+async def test_a_token_that_ended_is_refused_and_replaced(users: ServerUsers) -> None:
+    await users.enable()
+    async with connected(users.endpoint, **WORKER) as client:
+        assert (await client.commit(WRITE)).succeeded
+        await users.end_tokens()
+        refused: list[str] = []
+
+        async def token_is_refused() -> bool:
+            try:
+                await client.transport.unary(wire.RANGE, rpc.RangeRequest(key=b"ours.a"), 5.0)
+            except wire.RequestFailed as error:
+                refused.append(f"{error.failure.code}: {error.failure.detail}")
+            return bool(refused) and not refused[-1].startswith("UNAVAILABLE")
+
+        while not await token_is_refused():
+            assert refused, "it is answered, as if its token were good"
+        assert refused[-1] == "UNAUTHENTICATED: etcdserver: invalid auth token"
+        assert (await client.commit(WRITE)).succeeded
+
+
+async def test_sessions_and_watches_outlive_their_tokens(users: ServerUsers) -> None:
+    await users.enable()
+    async with connected(users.endpoint, **WORKER) as client:
+        mirror = Mirror()
+        feed = Feed(client, "ours.", "ours/", mirror.apply)
+        await feed.start()
+        session = Session(client, "ours.node", b"", 6)
+        await session.start()
+        await users.end_tokens()
+        written = await client.commit(WRITE)
+        await feed.reached(written.revision)
+        assert mirror.values["ours.a"] == b"1"
+        before = session.deadline
+        await until(lambda: session.deadline > before, "the lease is renewed")
+        await session.close()
+        await feed.close()
+
+
+async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers) -> None:
+    await users.enable()
+    async with connected(users.endpoint, **WORKER) as client:
+        mirror = Mirror()
+        session = Session(client, "ours.node", b"", 6)
+        await session.start()
+        await client.commit(WRITE)
+        await users.take_role()
+        for request in (
+            client.commit(WRITE),
+            client.get("ours.a"),
+            client.read(Get("ours.a")),
+            client.list("ours.", "ours/"),
+        ):
+            with pytest.raises(PermissionDenied):
+                await request
+        with pytest.raises(PermissionDenied):
+            await Feed(client, "ours.", "ours/", mirror.apply).start()
+        before = session.deadline
+        await until(lambda: session.deadline > before, "a lease is renewed without a role")
+        await users.give_role()
+        assert (await client.commit(WRITE)).succeeded
+        await session.close()
+
+
+async def test_a_watch_is_refused_for_as_long_as_the_role_is_gone(users: ServerUsers) -> None:
+    await users.enable()
+    async with connected(users.endpoint, **WORKER) as client:
+        mirror = Mirror()
+        feed = Feed(client, "ours.", "ours/", mirror.apply)
+        await feed.start()
+        await users.take_role()
+        feed._want_listing()
+        await until(lambda: "does not permit" in feed.problem or "permission denied" in feed.problem, "it is refused")
+        await users.give_role()
+        written = await client.commit(WRITE)
+        await feed.reached(written.revision)
+        assert mirror.values == {"ours.a": b"1"}
+        await feed.close()
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_who_may_revoke_a_lease(users: ServerUsers, attached: bool) -> None:
+    """Whoever may write the keys that go with it; each may grant one."""
+    await users.enable()
+    async with connected(users.endpoint, **WORKER) as client:
+        lease = new_lease_id()
+        if attached:
+            await client.transport.unary(wire.GRANT, rpc.LeaseGrantRequest(ID=lease, TTL=60), 5.0)
+            await client.commit(Txn((), (Put("ours.node", b"", lease),)))
+        await users.take_role()
+        revoke = rpc.LeaseRevokeRequest(ID=lease)
+        if attached:
+            with pytest.raises(wire.RequestFailed, match="permission denied"):
+                await client.transport.unary(wire.REVOKE, revoke, 5.0)
+            await users.give_role()
+        else:
+            await client.transport.unary(wire.GRANT, rpc.LeaseGrantRequest(ID=lease, TTL=60), 5.0)
+        await client.transport.unary(wire.REVOKE, revoke, 5.0)
