@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 RETRY = Tripping.retry
 COUNTED = {"planning": RETRY.attempts - 1, "completion": RETRY.attempts}
 """Failed attempts that are written down before an operation fails: the last one at planning is the decision."""
+SOUND = frozenset({"writing", "step", "followed", "lone", "noop", "large"})
+"""Kinds in which nothing is to go wrong by itself. (Spark has many words for a JVM that was killed under it.)"""
+DIED = ("was lost while it ran", "the worker process died")
+"""What befalls a job with its executor, or with its child."""
 LEAST_JITTER = 0.5
 """The share of a back-off that is waited for at least."""
 
@@ -37,7 +41,8 @@ def compare(
 ) -> list[str]:
     """What is wrong with an operation that has ended: one outcome for each job; what it names is whole; no two attempts
     wrote at the same time; none began before a checkpoint that was saved; a success that is to be followed is followed
-    once; what was said of a table is so; planning and completion that fail do so as often as they may, and no oftener.
+    once; what was said of a table is so; planning and completion that fail do so as often as they may, and no oftener;
+    what has no reason of its own to fail fails by what befell its executors alone.
     """
     problems = [f"job {partition} has {len(found)} outcomes" for partition, found in outcomes.items() if len(found) > 1]
     if wish.journal is not None:
@@ -51,7 +56,19 @@ def compare(
         problems += misjudged(record.get("report"))
     if wish.kind in TRIPS:
         problems += _tripped(wish, record, outcomes, counted)
+    if wish.kind in SOUND:
+        problems += _failed_by_itself(record, outcomes)
     return [f"{ref} ({wish.kind}): {text}" for text in problems]
+
+
+def _failed_by_itself(record: Mapping[str, Any], outcomes: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """What went wrong with an operation in which nothing should, but for executors and children that died."""
+    ends = [json.loads(found[-1]) for found in outcomes.values()]
+    texts = [text for end in ends for text in (end.get("error"), *(one["text"] for one in end.get("errors") or ()))]
+    if record.get("state") == "failed":
+        texts += [one["text"] for one in record.get("errors") or ()]
+    for text in sorted({text for text in texts if text and not any(words in text for words in DIED)}):
+        yield f"it had no reason to fail: {text}"
 
 
 def recovered(record: Mapping[str, Any], counted: Sequence[Counted]) -> bool:

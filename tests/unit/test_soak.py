@@ -154,6 +154,24 @@ def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("the worker process died (killed by signal 9)", 0),
+        ("executor ann was lost while it ran attempt 1 (1 failures)", 0),
+        ("ValueError: too bad", 1),
+    ],
+)
+def test_what_has_no_reason_to_fail_fails_by_what_befell_it_alone(tmp_path: Path, text: str, wrong: int) -> None:
+    job = Job(tmp_path)
+    job.outcome["errors"] = [{"attempt": 1, "executor": "ann", "text": text}]
+    assert len(job.problems()) == wrong, "an attempt"
+    job.outcome |= {"error": text, "result": None, "errors": []}
+    assert len(job.problems(0, "failed")) == wrong, "the job"
+    record = {"state": "failed", "errors": [{"partition": None, "text": f"planning failed: {text}"}]}
+    assert len(comparing.compare(REF, job.wish, record, {}, [])) == wrong, "the operation"
+
+
 # --------------------------------------------------- planning and completion that fail
 
 
