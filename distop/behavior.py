@@ -164,14 +164,14 @@ class JobContext(ABC):
     def start_operation(
         self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
     ) -> None:
-        """In completion: an operation to start when this one has finished, once, whatever crashes in between. Not
-        available elsewhere.
+        """In completion: an operation to start when this one has finished, once, whatever crashes in between.
+        Raises InvalidArgument elsewhere.
 
         A start that is refused then (another operation excludes it, or runs one at a time) is tried again for ten
         minutes after the finish; after that, and where the type, the table or the argument is wrong, the coordinator's
         log has an error, and it is not started.
         """
-        raise NotImplementedError("start_operation is available in complete_operation only")
+        raise InvalidArgument("start_operation is available in complete_operation only")
 
 
 class Behavior(ABC):
@@ -192,6 +192,12 @@ class Behavior(ABC):
     lost: ClassVar[Literal["retry", "fail"]] = "retry"
     failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
     resumable: ClassVar[bool] = False
+    reports_only: ClassVar[bool] = False
+    """complete_operation makes its report of the summary and what it reads (and may say what follows), and does nothing
+    that could not be thrown away. It then runs as soon as all jobs have ended, before the decision is fixed, and the
+    operation ends a round trip sooner. Of an operation that is cancelled, and after an attempt that failed, it runs
+    after the decision, as any other.
+    """
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
@@ -262,6 +268,9 @@ class Behavior(ABC):
             raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
         if not cls.can_fail and cls.lost == "fail":
             raise InvalidArgument(f"behavior {name}: can_fail is false, so lost must be 'retry'")
+        completes = cls.complete_operation is not Behavior.complete_operation
+        if cls.reports_only and not completes:
+            raise InvalidArgument(f"behavior {name}: reports_only is true, and there is no complete_operation")
         return Declaration(
             type_name=name,
             arg_schema=cls.Arg.model_json_schema(),
@@ -276,7 +285,8 @@ class Behavior(ABC):
             failure_policy=cls.failure_policy,
             resumable=cls.resumable,
             batch=cls.run_batch is not None,
-            completes=cls.complete_operation is not Behavior.complete_operation,
+            completes=completes,
+            reports_only=cls.reports_only,
             cleans=cls.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup,
             description=(cls.__doc__ or "").strip().partition("\n")[0],
             needs_table=cls.needs_table,

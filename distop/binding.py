@@ -13,7 +13,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from distop.core.codec import dumps, loads
+from distop.core.codec import UNREADABLE, dumps, loads
 from distop.disk import write_whole
 from distop.errors import InvalidArgument, NotAllowed, describe
 from distop.store.identity import Identity
@@ -68,7 +68,7 @@ class Binding:
                 record = loads(data)
                 cluster_id, revision = int(record["cluster_id"], 16), int(record["revision"])
                 bound = str(record["namespace"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise InvalidArgument(
                 f"what {where}/cluster.json tells of the cluster that this work directory belongs to cannot be read "
                 f"({describe(error)}): move the directory away, or give another --work-dir"

@@ -50,6 +50,8 @@ class Context:
     local: LocalJobs
     types: frozenset[str]
     """The operation types that are installed on this node."""
+    reports_only: frozenset[str]
+    """Those whose completion code, as it is installed here, only makes a report."""
     capability: Capability
     """Which of them it can run."""
     arguments: dict[OperationRef, Any]

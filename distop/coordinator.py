@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.backoff import Backoff
+from distop.claimwatch import ClaimWatch
 from distop.clock import random, time
 from distop.core import decide
 from distop.core import transitions as t
@@ -88,6 +89,10 @@ class Coordinator:
         self._left_alone: set[OperationRef] = set()
         self._barred: set[OperationRef] = set()
         """Operations of which it was said that a claim bars their end."""
+        self._first: set[OperationRef] = set()
+        """Operations whose completion code is at work before the decision."""
+        self._cancelling: set[OperationRef] = set()
+        """Operations that are being cancelled: they wait for their claims to go."""
         self._watching: asyncio.Task[None] | None = None
         self._ready = False
         self._closed = False
@@ -100,10 +105,13 @@ class Coordinator:
             name="jobs",
             ignore=(b".progress",),
         )
-        self._claims = Feed(
-            ctx.client, *ctx.keys.type_claims(table, type_name), self._fold_claims, relist_every=relist, name="claims"
+        claims = ctx.keys.type_claims(table, type_name)
+        self._claims = ClaimWatch(
+            lambda apply: Feed(ctx.client, *claims, apply, relist_every=relist, name="claims"),
+            self._fold_claims,
+            self._view.forget_claims,
+            on_failure,
         )
-        self._feeds = (self._claims, self._jobs)
         self._planning = Planning(
             ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
         )
@@ -112,13 +120,9 @@ class Coordinator:
 
     async def start(self) -> None:
         """Watch, and drive whatever is there. Raises what the first listings raise; then nothing is running."""
-        starts = [asyncio.ensure_future(feed.start()) for feed in self._feeds]
         try:
-            await asyncio.gather(*starts)
+            await self._jobs.start()
         except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
             await self._close_feeds()
             raise
         if self._closed:
@@ -129,25 +133,25 @@ class Coordinator:
         self._kick(self._view.operations)
 
     async def _watch(self) -> None:
-        """Tell when a feed fails: without it nothing would be decided any more, and nobody would know."""
-        waits = [asyncio.ensure_future(feed.wait()) for feed in self._feeds]
+        """Tell when the jobs' feed fails: without it nothing would be decided any more, and nobody would know."""
         try:
-            await asyncio.gather(*waits)
+            await self._jobs.wait()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._on_failure(error)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     async def _close_feeds(self) -> None:
-        await asyncio.gather(*(feed.close() for feed in self._feeds))
+        await asyncio.gather(self._jobs.close(), self._claims.close())
+
+    @property
+    def ends_something(self) -> bool:
+        """The end of an operation is under way that etcd tells nothing of yet."""
+        return bool(self._first)
 
     def cluster_changed(self) -> None:
         """Nodes came or went: claims that are being waited for may have become free to delete."""
-        cancelling = [ref for ref, op in self._view.operations.items() if op.stage is Stage.CANCELLING]
-        self._kick(cancelling)
+        self._kick(self._cancelling)
 
     def close(self) -> None:
         """Stop at once: the election or the session is over."""
@@ -176,6 +180,13 @@ class Coordinator:
         self._left_alone &= self._view.operations.keys()
         self._barred &= self._view.operations.keys()
         self._ending.keep(self._view.operations)
+        for ref in changed:
+            op = self._view.operations.get(ref)
+            if op is not None and op.stage is Stage.CANCELLING and op.spec is not None and not decide.newer(op):
+                self._cancelling.add(ref)
+            else:
+                self._cancelling.discard(ref)
+        self._claims.want(bool(self._cancelling) and not self._closed)
         self._kick(changed)
 
     def _keep_arguments(self, changes: Sequence[Change]) -> None:
@@ -227,7 +238,7 @@ class Coordinator:
                     return
                 self._begun[ref] = time.monotonic()
                 try:
-                    applied = await self._perform(op, step)
+                    applied = await self._perform(op, step, refused=refusals > 0)
                 except Overtaken:
                     applied = True
                 except Elsewhere:
@@ -240,7 +251,7 @@ class Coordinator:
                     # Refused: the view was behind. What it missed is on its way.
                     refusals += 1
                     if refusals >= TOLD_AFTER:
-                        self._barred_by_claims(op)
+                        await self._barred_by_claims(op)
                     await asyncio.sleep(refused.pause())
         except (SessionLost, asyncio.CancelledError):
             pass
@@ -266,10 +277,14 @@ class Coordinator:
         if all(other == ref or now - begun < LONG_STEP for other, begun in self._begun.items()):
             self._on_trouble()
 
-    def _barred_by_claims(self, op: OperationView) -> None:
+    async def _barred_by_claims(self, op: OperationView) -> None:
         """Say, once, which claim of a job that has ended bars its operation's end: no part of distop writes one."""
-        if (key := decide.left_claim(self._keys, op)) and op.ref not in self._barred:
+        if op.plan is None or op.ended < op.plan.count or op.ref in self._barred:
+            return
+        (left,) = await self._ctx.client.read(Get(*self._keys.claims_range(op.ref), limit=1, keys_only=True))
+        if left.kv is not None:
             self._barred.add(op.ref)
+            key = left.kv.key
             self._log.warning(
                 "all jobs have ended, but etcd refuses the end of the operation while there is the claim %s, which no "
                 "release of distop writes for a job that has ended: delete that key (`etcdctl del %s`)",
@@ -299,8 +314,8 @@ class Coordinator:
         self._timers.pop(ref, None)
         self._kick([ref])
 
-    async def _perform(self, op: OperationView, step: decide.Step) -> bool:
-        """Do one step; False: its transaction was refused.
+    async def _perform(self, op: OperationView, step: decide.Step, *, refused: bool = False) -> bool:
+        """Do one step; False: its transaction was refused. ``refused``: so was that of the step before.
 
         The view goes on meanwhile. A step is done for the operation as it was decided for (its claims aside, of which
         etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
@@ -324,6 +339,14 @@ class Coordinator:
                 return await self._commit(txn)
             case decide.Complete(decision):
                 return await self._ending.complete(op, decision)
+            case decide.CompleteFirst(decision, otherwise):
+                if refused or op.ref.type not in self._ctx.reports_only:
+                    return await self._perform(op, otherwise)
+                self._first.add(op.ref)
+                try:
+                    return await self._ending.complete(op, decision)
+                finally:
+                    self._first.discard(op.ref)
             case decide.Finish(decision, decision_mod):
                 return await self._ending.finish(op, decision, decision_mod)
             case decide.Reap(claims):

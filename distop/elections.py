@@ -99,7 +99,8 @@ class Elections:
         """
         cluster = self._ctx.cluster
         if self._ctx.draining:
-            return {s for s in cluster.ending_types() if s[1] in self._ctx.types and not cluster.capable(s[1])}
+            ending = cluster.ending_types() | {s for s, role in self._roles.items() if role.ends_something}
+            return {s for s in ending if s[1] in self._ctx.types and not cluster.capable(s[1])}
         return {subject for subject in cluster.wanted_types() if self._ctx.serves(subject[1])}
 
     def poll(self) -> None:

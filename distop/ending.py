@@ -1,7 +1,7 @@
 """The end of an operation, as its coordinator brings it about: completion code, finish, what follows, cleanup.
 
-The decision by the jobs is fixed before the completion code runs, and the terminal state is one transaction with the
-history record (C30); what each write compares is in ``core.transitions``.
+The decision by the jobs is fixed before the completion code runs, unless that only makes a report; the terminal state
+is one transaction with the history record (C30). What each write compares is in ``core.transitions``.
 """
 
 from __future__ import annotations
@@ -59,17 +59,23 @@ class Later(Exception):
 
 
 class _Outcomes:
-    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
+    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on. ``known``:
+    the first, where nothing has to be read for it.
+    """
 
-    def __init__(self, read: Fetch) -> None:
+    def __init__(self, read: Fetch, known: Page | None = None) -> None:
         self._read = read
+        self._known = known
         self._first: asyncio.Future[Page] | None = None
 
     def begin(self) -> None:
-        self._first = asyncio.ensure_future(self._read(0))
-        self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
+        if self._known is None:
+            self._first = asyncio.ensure_future(self._read(0))
+            self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
 
     async def page(self, start: int) -> Page:
+        if start == 0 and self._known is not None:
+            return self._known
         if start == 0 and self._first is not None:
             first, self._first = self._first, None
             return await first
@@ -79,7 +85,7 @@ class _Outcomes:
         """The first page, where it is known by now."""
         first = self._first
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
-            return None
+            return self._known
         return first.result()
 
     def close(self) -> None:
@@ -125,20 +131,24 @@ class Ending:
     # --------------------------------------------------------------- complete
 
     async def complete(self, op: OperationView, decision: Decision) -> bool:
-        """Run the completion code in the child, then finish; False: a transaction was refused. Raises Elsewhere."""
+        """Run the completion code in the child, then finish; False: a transaction was refused. Raises Elsewhere.
+
+        Where ``decision`` is not written yet, the code only makes a report, and the finish decides as well.
+        """
         assert op.spec is not None
-        assert op.decision is not None
-        ref, spec, decision_mod = op.ref, op.spec, op.decision.mod
+        ref, spec, decision_mod = op.ref, op.spec, op.decision.mod if op.decision is not None else 0
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
-        outcomes = self._ahead.pop(ref, None) or self._outcomes_of(op, decided.total)
+        outcomes = self._ahead.pop(ref, None)
+        if outcomes is None:
+            outcomes = self._outcomes_of(op, decided.total, self._known(op, decided.total))
         try:
             argument = await self._ctx.argument(ref)
             self.foresee(ref)
             done: CompleteResult = await self._call(
                 ref,
-                Stage.COMPLETING,
+                op.stage,
                 lambda: worker.complete(
                     str(ref),
                     ref.type,
@@ -159,7 +169,7 @@ class Ending:
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
-            kept = await self._ctx.commit(f.complete_attempt(self._keys, ref, self._guard, decision_mod, decision))
+            kept = await self._ctx.commit(self._noted(op, decision))
             if not kept.succeeded:
                 return False
             decision_mod = kept.revision
@@ -168,7 +178,6 @@ class Ending:
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
-        assert op.decision is not None
         rules = op.spec.rules
         failed = failed_attempt(self._ctx, op.ref, rules, "completion", decision.attempts, error)
         if failed is None:
@@ -178,10 +187,16 @@ class Ending:
         if last:
             # With the limit reached this decision is final: the next step finishes without completion code.
             after = replace(after, verdict=State.FAILED, attempts=max(after.attempts, rules.retry.attempts))
-        counted = await self._commit(f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, after))
+        counted = await self._commit(self._noted(op, after))
         if counted and not last:
             raise Elsewhere
         return counted
+
+    def _noted(self, op: OperationView, decision: Decision) -> Txn:
+        """The decision with what its completion brought: written again, or where it is not written yet, now."""
+        if op.decision is None:
+            return f.decide(self._keys, op.ref, self._guard, op.state_mod, decision)
+        return f.complete_attempt(self._keys, op.ref, self._guard, op.decision.mod, decision)
 
     async def _outcomes(self, ref: OperationRef, total: int, start: int) -> Page:
         """A page of outcomes from ordinal ``start`` on, as the child wants them, and where the next one starts."""
@@ -272,14 +287,14 @@ class Ending:
             self._ahead.pop(ref).close()
         self._finishes.keep(refs)
 
-    def _outcomes_of(self, op: OperationView, total: int) -> _Outcomes:
+    def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
         ref = op.ref
 
         async def page(start: int) -> Page:
             known = self._known(op, total) if start == 0 else None
             return known if known is not None else await self._outcomes(ref, total, start)
 
-        outcomes = _Outcomes(page)
+        outcomes = _Outcomes(page, known)
         if total <= self._ctx.limits.outcomes_ahead:
             outcomes.begin()
         return outcomes

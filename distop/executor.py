@@ -148,7 +148,7 @@ class Executor:
             self._serve_quietly(self._quiet.ref)
             return None
         pause: float | None = None
-        known, now = self._operations, time.time()
+        known, now = self._operations, time.monotonic()
         open_here = [ref for ref in ctx.cluster.gates if ctx.serves(ref.type) and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)

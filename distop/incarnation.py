@@ -91,6 +91,7 @@ class Incarnation(Context):
         self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
         self.cluster = ClusterView(self.keys)
         self.types = frozenset()
+        self.reports_only = frozenset()
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
         self.arguments = {}
         self.caught_up_at = 0
@@ -137,6 +138,7 @@ class Incarnation(Context):
         """Set everything up and keep it going; returns only by an error."""
         declarations = await self.worker.start()
         self.types = frozenset(d.type_name for d in declarations)
+        self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
         await self._publish(declarations)
         self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
         self.session = Session(

@@ -12,7 +12,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import dumps, loads
+from distop.core.codec import UNREADABLE, dumps, loads
 from distop.core.keys import decode, decode_object
 from distop.core.model import OperationRef
 from distop.disk import write_whole
@@ -117,7 +117,7 @@ class LocalJobs:
                 if not name.endswith(".json"):
                     raise ValueError(name)
                 self.former.append(LocalRun.decode(name, self._files.read(name)))
-            except (OSError, ValueError, KeyError, TypeError, InvalidArgument):
+            except (OSError, InvalidArgument, *UNREADABLE):
                 self._files.remove(name)
 
     def operations(self) -> list[OperationRef]:

@@ -65,6 +65,7 @@ class OpenOperation:
         self.exhausted = False
         """Nothing was claimable at the last look: look again on a hint, when something is due, or at the poll."""
         self.next_due: float | None = None
+        """When something is due by ``time.monotonic``: the wall clock may jump until then."""
         self.free: deque[int] = deque()
         self.mine = 0
         """How many of ``free``, at its head, are this executor's by rendezvous."""
@@ -223,7 +224,7 @@ class OpenOperation:
         self.suspects = {p: old for p, old in self.again.items() if decide.suspect(old[0].value, old[1], rules)}
         for p in self.suspects:
             del self.again[p]
-        self.next_due = found.next_due
+        self.next_due = None if found.next_due is None else clock + found.next_due - now
         self.exhausted = not self.open_jobs and not self.suspects
 
     async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:

@@ -69,7 +69,7 @@ class Quiet:
                 return True
         else:
             self._left[op.ref] = None
-            due = time.time() + max(first, 0.0)
+            due = time.monotonic() + max(first, 0.0)
             op.next_due = due if op.next_due is None else min(op.next_due, due)
         op.forget_candidates()  # they may be taken by the time that it is looked at again
         op.exhausted = True

@@ -23,6 +23,7 @@ class RowCount(Behavior):
     Result = Count
     Report = Count
     failure_policy = "collect_all"
+    reports_only = True
 
     def start_or_resume_job(self, arg: Arg, partition: PartitionPlan, ctx: JobContext) -> Count:
         ctx.status(f"counting {partition.name}")

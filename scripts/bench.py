@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 from benchmarks import coordination, failover, latency, size, starts, validate
 from benchmarks.common import Result, document, machine, show
 
+from distop import logs
+
 RUNS = {
     "coordination": coordination.run,
     "latency": latency.run,
@@ -65,6 +67,7 @@ def main() -> int:
 if __name__ == "__main__":
     # Who ends it ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logs.configure("warning")
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -28,6 +28,7 @@ class Validate(Behavior):
     Report = Report
     failure_policy = "collect_all"
     needs_table = True
+    reports_only = True
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's result; raises JobFailed with it where a check is violated or errs."""

@@ -14,6 +14,7 @@ from distop.suggest import goes_on
 
 if TYPE_CHECKING:
     from distop.client import Client
+    from distop.errors import WaitTimeout
     from distop.operation import Operation
     from distop.results import OperationResult, OperationStatus
 
@@ -139,24 +140,28 @@ def pause(
     check_waiting(wait, timeout)
     ref = parse(op)
 
-    async def work(client: Client) -> OperationStatus:
+    async def work(client: Client) -> tuple[OperationStatus, WaitTimeout | None]:
         paused = client.operation(ref)
         await paused.pause(now=now)
-        return await _settled(paused, timeout) if wait else await paused.status()
+        late = await _settled(paused, timeout) if wait else None
+        return await paused.status(), late
 
-    seen = current.with_client(work)
+    seen, late = current.with_client(work)
     if current.json:
         output.write_json(
             {"op": seen.op, "state": seen.state, "stage": seen.stage, "running": seen.jobs.get("running") or 0}
         )
+    if late is not None:
+        raise late
+    if current.json:
         return
     from distop.cli.report import state_of
 
     output.say(f"{seen.op} is {state_of(seen)}")
 
 
-async def _settled(op: Operation, timeout: float | None) -> OperationStatus:
-    """Its status once it is no longer pausing. Raises WaitTimeout."""
+async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
+    """Wait until it is no longer pausing; what to say where that takes too long."""
     import asyncio
 
     from distop.errors import WaitTimeout
@@ -166,12 +171,12 @@ async def _settled(op: Operation, timeout: float | None) -> OperationStatus:
         async with asyncio.timeout(timeout):
             async for seen in watching:
                 if seen.stage != "pausing":
-                    return seen
+                    break
     except TimeoutError:
-        raise WaitTimeout(f"jobs of {op.ref} still run after {timeout:g} s; it is paused when they end") from None
+        return WaitTimeout(f"jobs of {op.ref} still run after {timeout:g} s; it is paused when they end")
     finally:
         await watching.aclose()
-    return await op.status()
+    return None
 
 
 def resume(op: OP) -> None:

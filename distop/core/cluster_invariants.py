@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
-from distop.core.codec import loads
+from distop.core.codec import UNREADABLE, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class ClusterTrace:
                     self.current.pop(place, None)
                 else:
                     self.current[place] = int(value)
-        except (ValueError, AttributeError, TypeError) as error:
+        except UNREADABLE as error:
             yield 0, f"the record cannot be read: {error}"
 
     def tally(self, ref: OperationRef, was: bool, active: bool) -> None:

@@ -64,6 +64,17 @@ class Commit:
 
 
 @frozen
+class CompleteFirst:
+    """Run the behavior's ``complete_operation``, which only makes a report, with what will be decided; then decide and
+    finish in one transaction. ``otherwise``: decide first, where the code that is installed here does more, or etcd has
+    refused the end once (the code would run again and again).
+    """
+
+    decision: Decision
+    otherwise: Commit
+
+
+@frozen
 class Clean:
     """Start what follows, delete the operation's keys in pages, then ``.state`` and pending together."""
 
@@ -78,7 +89,7 @@ class WakeAt:
     time: float
 
 
-Step: TypeAlias = MakePlan | Complete | Finish | Reap | Commit | Clean | WakeAt | None
+Step: TypeAlias = MakePlan | Complete | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
 
 
 def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, poll: float) -> Step:
@@ -97,15 +108,17 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         return MakePlan()
     if stage in (Stage.OPEN, Stage.PAUSED) and op.plan is not None:
         if op.ended >= op.plan.count:
-            # Its claims are gone, whatever the view of them says, which comes by another watch: each went with its
-            # job's end, and no job that has ended is claimed.
+            # Its claims are gone, though nobody looks: each went with its job's end, and no job that has ended is
+            # claimed.
             verdict = State.FAILED if op.failed else State.SUCCESS
-            return _decided(keys, op, election, verdict)
+            return _decided(keys, op, election, verdict, at_once=op.spec.rules.reports_only)
         if stage is Stage.OPEN and op.failed and op.spec.rules.failure_policy == "fail_fast":
             why = Cancel("failed", f"{len(op.failed)} of {op.plan.count} jobs failed")
             return Commit(t.cancel(keys, op.ref, op.state_mod, why, election))
         return None
     if stage is Stage.CANCELLING:
+        if not op.claims_known:
+            return None
         gone = tuple(
             (p, seen.mod, seen.value.incarnation)
             for p, seen in sorted(op.claims.items())
@@ -130,19 +143,14 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
     return None
 
 
-def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State) -> Step:
+def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *, at_once: bool = False) -> Step:
     total = op.plan.count if op.plan is not None else 0
     failed, truncated = failed_text(op.failed)
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)
     if op.spec is not None and not op.spec.rules.completes:
         return Finish(decision, 0)
-    return Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
-
-
-def left_claim(keys: Keys, op: OperationView) -> str:
-    """The key of the first claim that is seen though all jobs have ended, or "". It may just be seen to go late."""
-    ended = op.plan is not None and op.ended >= op.plan.count
-    return keys.claim(op.ref, min(op.claims)) if ended and op.claims else ""
+    decide = Commit(f.decide(keys, op.ref, election, op.state_mod, decision))
+    return CompleteFirst(decision, decide) if at_once else decide
 
 
 def gives_up(rules: Rules, attempts: int) -> bool:
@@ -244,11 +252,8 @@ def claimable(
 
 
 def may_end_soon(op: OperationView) -> bool:
-    """All that is left of an open operation runs: either it has just begun, or one group of reports may be the last."""
-    if op.stage is not Stage.OPEN or op.plan is None:
-        return False
-    left = op.plan.count - op.ended
-    return left <= len(op.claims) and (not op.ended or left <= claiming.REPORTS_PER_TXN)
+    """So little is left of an open operation that one group of reports may be the last."""
+    return op.stage is Stage.OPEN and op.plan is not None and op.plan.count - op.ended <= claiming.REPORTS_PER_TXN
 
 
 def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:

@@ -59,6 +59,8 @@ class Declaration:
     """It works on the rows of a table: a start on ``@cluster`` is refused."""
     cleans: bool = True
     """The behavior has cleanup code: an executor writes down which of its jobs it runs."""
+    reports_only: bool = False
+    """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -99,6 +101,7 @@ class Declaration:
             data.get("description", ""),
             bool(data.get("needs_table", False)),
             rules.cleans,
+            rules.reports_only,
         )
 
     def rules(self) -> Rules:
@@ -112,6 +115,7 @@ class Declaration:
             self.batch,
             self.completes,
             self.cleans,
+            self.reports_only,
         )
 
 
@@ -127,6 +131,7 @@ class Rules:
     batch: bool = False
     completes: bool = True
     cleans: bool = True
+    reports_only: bool = False
 
     @property
     def leaves_something(self) -> bool:
@@ -143,6 +148,7 @@ class Rules:
             "batch": self.batch,
             "completes": self.completes,
             "cleans": self.cleans,
+            "reports_only": self.reports_only,
         }
 
     @classmethod
@@ -156,6 +162,7 @@ class Rules:
             bool(data.get("batch", False)),
             bool(data.get("completes", True)),
             bool(data.get("cleans", True)),
+            bool(data.get("reports_only", False)),
         )
 
     def at_limit(self, failures: int) -> bool:

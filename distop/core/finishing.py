@@ -40,7 +40,7 @@ ORDINALS_PER_CLEAN = 300
 
 
 def decide(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, decision: Decision) -> Txn:
-    """Fix the verdict before the completion code runs; cancel and pause are refused from then on."""
+    """Fix the verdict; cancel and pause are refused from then on."""
     return Txn(
         (
             election,
@@ -73,8 +73,9 @@ class Final:
     """How an operation ends: what its finish compares, and what it writes beside the state: the history record, and
     ``kept``, which a rerun needs.
 
-    ``decision_mod`` 0: there is no decision, because the behavior has no completion code; deciding and finishing are
-    then one step, under the guards of both (a join of two adjacent transactions, so no new interleaving).
+    ``decision_mod`` 0: there is no decision, because the behavior has no completion code, or only a report that was
+    made before. Deciding and finishing are then one step, under the guards of both (a join of two adjacent
+    transactions, so no new interleaving).
     """
 
     ref: OperationRef

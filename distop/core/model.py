@@ -278,7 +278,7 @@ class Attempts:
 
 @frozen
 class Decision:
-    """``<root>.decision``: the verdict by the jobs, fixed before the completion code runs (never recounted)."""
+    """``<root>.decision``: the verdict by the jobs, never recounted; fixed before completion code that has effects."""
 
     verdict: State
     total: int

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import SCHEMA_VERSION, dumps, loads
+from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
 from distop.core.digest import plan_digest
 from distop.core.frozen import frozen
 
@@ -113,7 +113,7 @@ def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
     first = json.JSONDecoder().raw_decode
     try:
         return [int(first(chunk.decode(), 1)[0]["partition"]) for chunk in chunks] if plan.count else []
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ValueError("has chunks of a form that this release does not know: use a later release") from error
 
 
@@ -134,7 +134,7 @@ class Gate:
         try:
             data = loads(value)
             return cls(int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0)
-        except (ValueError, TypeError, AttributeError):
+        except UNREADABLE:
             return cls()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from distop.core import keys as K
+from distop.core.codec import UNREADABLE
 from distop.core.draining import Drain
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
@@ -92,7 +93,7 @@ class ClusterView:
             try:
                 key = self.keys.parse(kv.key)
                 self._fold(key, kv, change.deleted)
-            except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (InvalidArgument, *UNREADABLE) as error:
                 if not change.deleted:
                     self.foreign[kv.key] = str(error)
                 continue
@@ -180,6 +181,8 @@ class OperationView:
     success: int = 0
     failed: set[int] = field(default_factory=set)
     claims: dict[int, SeenClaim] = field(default_factory=dict)
+    claims_known: bool = False
+    """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
     outcomes: dict[int, KeyValue] = field(default_factory=dict)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
@@ -220,6 +223,8 @@ class TypeView:
         self.table = table
         self.type = type_name
         self._few = few
+        self.claims_known = False
+        """They are watched, and were listed."""
         self._kept = 0
         """Bytes of the outcomes that are kept."""
         self.operations: dict[OperationRef, OperationView] = {}
@@ -234,8 +239,10 @@ class TypeView:
         of_type = self.keys.type_claims if claims else self.keys.type_range
         _forget(self.foreign, *of_type(self.table, self.type))
         if claims:
+            self.claims_known = True
             for op in self.operations.values():
                 op.claims.clear()
+                op.claims_known = True
         else:
             held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
             self.operations.clear()
@@ -248,6 +255,15 @@ class TypeView:
         self._drop_empty(touched)
         return touched
 
+    def forget_claims(self) -> None:
+        """They are not watched any more."""
+        self.claims_known = False
+        for op in self.operations.values():
+            op.claims.clear()
+            op.claims_known = False
+        _forget(self.foreign, *self.keys.type_claims(self.table, self.type))
+        self._drop_empty(set(self.operations))
+
     def apply(self, changes: Iterable[Change]) -> set[OperationRef]:
         """Fold one response; returns the operations that changed."""
         touched: set[OperationRef] = set()
@@ -259,7 +275,7 @@ class TypeView:
                 continue
             if last == "progress":
                 continue
-            # The hot path: claims and job states of operations that are known, four events for each job.
+            # The hot path: job states, and claims that are watched, of operations that are known.
             op = self._claim_roots.get(head)
             if op is not None and _is_ordinal(last):
                 self._fold_claim(op, int(last), kv, change.deleted)
@@ -310,7 +326,7 @@ class TypeView:
                 self._fold_operation(op, key, kv, deleted)
                 if op.state is None or op.state.terminal:
                     self._let_go(op)
-        except (InvalidArgument, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (InvalidArgument, *UNREADABLE) as error:
             if not deleted:
                 self.foreign[kv.key] = str(error)
             return None
@@ -319,7 +335,7 @@ class TypeView:
     def _operation(self, ref: OperationRef) -> OperationView:
         op = self.operations.get(ref)
         if op is None:
-            op = self.operations[ref] = OperationView(ref)
+            op = self.operations[ref] = OperationView(ref, claims_known=self.claims_known)
             jobs, claims = self.keys.roots(ref)
             self._job_roots[jobs] = self._claim_roots[claims] = op
         return op

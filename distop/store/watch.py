@@ -183,6 +183,10 @@ class Feed:
     async def start(self) -> None:
         """Apply the first listing and start watching. Raises what that listing raises; then nothing is running."""
         await self._list_now()
+        self.begin()
+
+    def begin(self) -> None:
+        """As :meth:`start`, without waiting: a listing that is refused is tried again, as all later ones are."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"distop-feed-{self.name}")
 
     async def reached(self, revision: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.support import stumbling
 from tests.support.behaviors import ROOT
 from tests.support.contract import dump
+from tests.support.replay import read_history
 
 if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons
@@ -20,7 +21,7 @@ TABLE = "t"
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operation types ``stumbling`` and ``alone``, for the daemons of the test."""
+    """The operation types ``stumbling``, ``reporting`` and ``alone``, for the daemons of the test."""
     site = tmp_path / "site"
     site.mkdir()
     stumbling.install(site)
@@ -78,6 +79,81 @@ def test_planning_and_completion_fail_though_jobs_cannot(
     assert result.state == "failed", group.tails()
     assert diary(tmp_path) == written
     assert text in str(result.errors)
+
+
+def decided(group: Daemons, number: int) -> bool:
+    """A decision was written of this operation of the type ``reporting``, at any time."""
+    key = f"distOp.{TABLE}.reporting.{number}.decision"
+    return any(change.kv.key == key for _, changes in read_history(group.endpoint) for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("told", "written", "text", "after_decision"),
+    [
+        ({}, ["plan", "complete"], "", False),
+        ({"complete": "error"}, ["plan", "complete", "complete"], "no report today", True),
+        ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong", True),
+    ],
+)
+def test_a_report_alone_is_made_before_the_decision(
+    group: Daemons, tmp_path: Path, told: dict[str, str], written: list[str], text: str, after_decision: bool
+) -> None:
+    group.start("ann")
+    result = group.client.start_operation("reporting", TABLE, argument(tmp_path, **told)).wait(60)
+    assert result.state == ("failed" if text else "success"), group.tails()
+    assert diary(tmp_path) == written
+    assert text in str(result.errors)
+    assert decided(group, 1) is after_decision
+
+
+def test_what_follows_a_report_is_decided_with_it(group: Daemons, tmp_path: Path) -> None:
+    group.start("ann")
+    gate = tmp_path / "gate"
+    gate.touch()
+    leader = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete="follow", gate=str(gate)))
+    assert leader.wait(60).state == "success", group.tails()
+    ended = f"distOpHistory.{TABLE}.alone.1"
+    group.eventually(lambda: ended in dump(group.endpoint, "distOpHistory."), "what follows has followed")
+    assert diary(tmp_path) == ["plan", "complete"]
+    assert decided(group, 1)
+
+
+def test_a_cancel_while_a_report_is_made_is_not_overlooked(group: Daemons, tmp_path: Path) -> None:
+    group.start("ann")
+    operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete="hang"))
+    group.eventually(lambda: "complete" in diary(tmp_path), "the report is being made")
+    operation.cancel()
+    assert operation.wait(60).state == "cancelled", group.tails()
+    assert diary(tmp_path) == ["plan", "complete", "complete"], "of a cancelled operation it is made after the decision"
+    assert decided(group, 1)
+
+
+def test_a_report_that_is_being_made_is_brought_to_its_end_by_a_drained_executor(
+    group: Daemons, tmp_path: Path
+) -> None:
+    """Nobody else could; and its jobs have all ended, so that it holds nothing."""
+    group.start("ann")
+    gate = tmp_path / "gate"
+    operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete=f"until {gate}"))
+    group.eventually(lambda: "complete" in diary(tmp_path), "the report is being made")
+    group.client.drain("ann")
+    group.eventually(lambda: all(node.state == "draining" for node in group.client.nodes().values()), "ann drains")
+    gate.touch()
+    assert operation.wait(60).state == "success", group.tails()
+    assert diary(tmp_path) == ["plan", "complete"]
+
+
+def test_code_that_does_more_than_a_report_runs_after_the_decision(group: Daemons, tmp_path: Path) -> None:
+    """The operation was started when the installed code made a report only."""
+    (ann,) = group.start("ann")
+    gate = tmp_path / "gate"
+    operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, gate=str(gate)))
+    group.eventually(lambda: "plan" in diary(tmp_path), "it is planned")
+    ann.kill()
+    group.start("bob", env={"EFFECTS": "1"})
+    gate.touch()
+    assert operation.wait(60).state == "success", group.tails()
+    assert decided(group, 1)
 
 
 STUMBLES = {"STUMBLES": "1"}
@@ -141,7 +217,7 @@ def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path)
 
 def test_the_claims_of_a_dead_executor_are_reaped_together(group: Daemons) -> None:
     daemons = group.start("ann", "bob")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 800, "sleep": 0.5})
+    operation = group.client.start_operation("noop", TABLE, {"jobs": 800, "sleep": 600.0})
 
     def held(name: str) -> int:
         claims = dump(group.endpoint, f"distOpClaim.{TABLE}.noop.1.").values()

@@ -188,12 +188,14 @@ def test_the_keys_of_a_running_operation_are_the_contract(group: Daemons) -> Non
 
 
 def test_cancel_stops_what_runs_and_what_waits(group: Daemons) -> None:
+    """Jobs that take far longer than anybody waits for them here."""
     group.start("ann", "bob")
-    operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 5.0})
+    operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 600.0})
     group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
     operation.cancel("not needed any more")
     result = operation.wait(60)
     assert result.state == "cancelled", group.tails()
+    assert result.jobs == {"total": 20, "success": 0, "failed": 0}
     group.eventually(lambda: not dump(group.endpoint, "distOpClaim."), "no claim is left")
     assert operation.ref in str(result.record)
 

@@ -20,7 +20,7 @@ from distop.core.digest import plan_digest
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.limits import Limits
-from distop.core.model import History, Node, OperationRef, Phase, Spec, State
+from distop.core.model import Cancel, History, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put, Txn, TxnResult
 from distop.core.view import Change, ClusterView
@@ -30,14 +30,15 @@ from distop.pruning import HistoryPruner
 from distop.store.config import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.host import Worker
-from distop.worker.model import WorkerConfig
+from distop.worker.model import CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
-from tests.support.users import ROOT, WORKER, enable_users, grant
+from tests.support.users import ROOT, WORKER, enable_users, grant, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from distop.store.client import EtcdClient
     from distop.store.embedded import EmbeddedEtcd
 
 REF = OperationRef("t", "noop", "", 1)
@@ -91,7 +92,7 @@ async def living(endpoint: str, tmp_path: Path, **options: str) -> AsyncIterator
         ctx.cluster = ClusterView(ctx.keys)
         ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
-        ctx.arguments = {}
+        ctx.arguments, ctx.reports_only = {}, frozenset()
         ctx.lost = asyncio.get_running_loop().create_future()
         one = Life(ctx)
         await one.write(Put(ctx.keys.node("inc-1"), Node("ex", "host", 1, ("noop",)).encode()))
@@ -152,6 +153,82 @@ async def test_a_role_whose_watch_fails_is_begun_anew(life: Life, monkeypatch: p
     await life.write(Put(life.ctx.keys.of(REF, "cancel"), b"{}"))
     await until(lambda: life.role is not None and life.role is not role, "another role is taken up")
     assert await life.fence() > first
+    await until(lambda: role_feeds() == 1, "the former one watches nothing")
+
+
+async def cancelled_beside_a_job(life: Life, client: EtcdClient | None = None) -> Coordinator:
+    """Whoever coordinates an operation that is being cancelled while inc-1 holds its job. ``client`` writes it."""
+    keys, now = life.ctx.keys, rfc3339(time.time())
+    written = (
+        Put(keys.of(REF, "spec"), Spec("request", now, "tester", Rules(completes=False)).encode()),
+        Put(keys.of(REF, "arg"), b"{}"),
+        Put(keys.of(REF, "state"), State.CANCELLING.encode()),
+        Put(keys.of(REF, "cancel"), Cancel("user", "not needed").encode()),
+        Put(keys.run_ops("t"), b'{"noop":1}'),
+        Put(keys.claim(REF, 0), Claim("ex", "inc-1", 1, 0).encode()),
+        Put(keys.pending(REF), Phase.CANCELLING.encode()),
+    )
+    await (client or life.ctx.client).commit(Txn((), written))
+    await until(lambda: life.role is not None and life.role._cancelling == {REF}, "it is seen to be cancelled")
+    assert life.role is not None
+    return life.role
+
+
+async def test_claims_are_watched_while_something_is_cancelled(life: Life) -> None:
+    role = await cancelled_beside_a_job(life)
+    await until(lambda: 0 in role._view.operations[REF].claims, "the claim is seen")
+    assert role_feeds() == 2
+    await life.write(Delete(life.ctx.keys.claim(REF, 0)))
+    await until(lambda: REF not in role._view.operations, "it has ended")
+    await until(lambda: role_feeds() == 1, "the claims are not watched any more")
+    assert not role._view.claims_known
+
+
+async def test_claims_that_may_not_be_listed_for_a_while(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+    """The role goes on, with what is under way for other operations; what is cancelled ends once they may be listed."""
+    await enable_users(etcd.endpoint, "distOp", "distOq")
+    async with living(etcd.endpoint, tmp_path, **WORKER) as life, connected(etcd.endpoint, **ROOT) as root:
+        await life.want()
+        await until(lambda: life.role is not None, "the role is taken up")
+        role = life.role
+        assert role is not None
+        await grant(root, "distOpCo", "distOq")
+        await grant(root, "distOp.", "distOp/")
+        await take(root, "distOp", "distOq")
+        await cancelled_beside_a_job(life, root)
+        await until(lambda: "not permit" in claims_problem(role), "the claims may not be listed")
+        await grant(root, "distOpClaim.", "distOpClaim/")
+        await until(lambda: 0 in role._view.operations[REF].claims, "the claim is seen")
+        assert life.role is role
+
+
+def claims_problem(role: Coordinator) -> str:
+    feed = role._claims._feed
+    return feed.problem if feed is not None else ""
+
+
+async def test_a_role_that_is_closed_while_it_lists_claims(life: Life) -> None:
+    await cancelled_beside_a_job(life)
+    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None)
+    await role.start()
+    assert role._cancelling
+    await role.stop()
+    assert role_feeds() <= 2, "that of the elected role, and of its claims"
+    assert not role._claims._follows
+
+
+async def test_a_role_whose_watch_of_claims_fails_is_begun_anew(life: Life) -> None:
+    role = await cancelled_beside_a_job(life)
+    await until(lambda: 0 in role._view.operations[REF].claims, "the claim is seen")
+    feed = role._claims._feed
+    assert feed is not None
+
+    def broken(batch: Batch) -> None:
+        raise ValueError("this cannot be folded")
+
+    feed._apply = broken
+    await life.write(Put(life.ctx.keys.claim(REF, 0), Claim("ex", "inc-1", 1, 1).encode()))
+    await until(lambda: life.role is not None and life.role is not role, "another role is taken up")
     await until(lambda: role_feeds() == 2, "the former one watches nothing")
 
 
@@ -168,7 +245,7 @@ async def test_a_role_that_cannot_start_leaves_nothing_behind(
         async with connected(etcd.endpoint, **ROOT) as root:
             await grant(root, "distOp.", "distOp/")
         await until(lambda: life.role is not None, "the role is taken up")
-        await until(lambda: role_feeds() == 2, "the first try watches nothing")
+        await until(lambda: role_feeds() == 1, "the first try watches nothing")
 
 
 async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
@@ -258,9 +335,9 @@ async def test_an_operation_of_a_newer_release_is_left_alone_and_told_of_once(
     assert not role._left_alone
 
 
-@pytest.mark.parametrize("completes", [False, True])
+@pytest.mark.parametrize("rules", [Rules(completes=False), Rules(), Rules(reports_only=True)])
 async def test_a_claim_that_bars_the_end_is_named_once(
-    life: Life, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, completes: bool
+    life: Life, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, rules: Rules
 ) -> None:
     """Somebody wrote it by hand, for a job that has ended: the decision was refused for ever, and no log said why."""
     monkeypatch.setattr(coordinator, "REFUSED_PAUSE", (0.001, 0.01))
@@ -270,7 +347,7 @@ async def test_a_claim_that_bars_the_end_is_named_once(
     outcome = Outcome("a", "ex", "inc-1", 1, now, now)
     await life.write(
         Put(keys.run_ops("t"), b'{"noop":1}'),
-        Put(keys.of(REF, "spec"), Spec("request", now, "tester", Rules(completes=completes)).encode()),
+        Put(keys.of(REF, "spec"), Spec("request", now, "tester", rules).encode()),
         Put(keys.of(REF, "arg"), b"{}"),
         Put(keys.of(REF, "state"), State.RUNNING.encode()),
         Put(keys.chunk(REF, 0), chunks[0]),
@@ -292,7 +369,15 @@ async def test_a_claim_that_bars_the_end_is_named_once(
         refused.extend([None] * (not result.succeeded))
         return result
 
+    made: list[int] = []
+
+    async def report(*told: Any) -> CompleteResult:
+        made.append(told[5])
+        return CompleteResult({}, None)
+
     monkeypatch.setattr(life.ctx, "commit", counted)
+    monkeypatch.setattr(life.ctx.worker, "complete", report)
+    life.ctx.reports_only = frozenset({"noop"})
     await until(lambda: len(refused) > 3 * coordinator.TOLD_AFTER, "it is refused again and again")
     (said,) = told()
     assert said.endswith(f"delete that key (`etcdctl del {claim}`)")
@@ -304,6 +389,7 @@ async def test_a_claim_that_bars_the_end_is_named_once(
         "it is decided",
     )
     assert len(told()) == 1
+    assert len(made) <= 1 + rules.reports_only, "a report is made once in vain, and once after the decision"
 
 
 async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -129,6 +130,49 @@ def test_what_is_left_of_an_operation_that_is_gone_is_cleaned_up(
     ann.start()
     group.eventually(lambda: not runs(group, "ann") and not private(group, "ann", op.ref).exists(), "nothing is left")
     assert "clean-local a" in steps.diary()
+
+
+def found(folder: Path) -> set[Path]:
+    """All that jobs and their executor have put there."""
+    return {path for part in ("ops", "runs") for path in (folder / part).rglob("*")}
+
+
+def test_a_copy_of_a_work_directory_is_all_that_its_executor_cleans_up(
+    group: Daemons,
+    steps: Steps,
+    sample_env: dict[str, str],  # noqa: F811
+) -> None:
+    """As where a machine is cloned: two executors of one id. What the copy tells of runs in the original. It is rid of
+    what has ended, and leaves alone what goes on (F27).
+    """
+    (ann,) = group.start("ann", ttl=30, env=sample_env)
+    op = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3]))
+    over = group.client.start_operation("restarting", TABLE, steps.arg("b", hold=[3]))
+    group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "ann holds both")
+    ann.freeze()  # no file goes while it is copied
+    shutil.copytree(group.folder / "ann", group.folder / "copy")
+    ann.thaw()
+    over.cancel()
+    assert over.wait(60).state == "cancelled"
+    group.eventually(
+        lambda: len(runs(group, "ann")) == 1 and not private(group, "ann", over.ref).exists(), "it is gone"
+    )
+    before = found(group.folder / "ann")
+    assert len(runs(group, "copy")) == 2
+    group.spawn("copy", "--id", "ann", ttl=30, env=sample_env)
+    group.eventually(lambda: not private(group, "copy", over.ref).exists(), "it is rid of what is over", "copy")
+    assert [node.executor for node in group.client.nodes().values()] == ["ann", "ann"]
+    assert steps.diary().count("clean-local b") == 1
+    assert not {"clean a", "clean-local a"} & set(steps.diary())
+    assert found(group.folder / "ann") == before
+    assert len(runs(group, "copy")) == 1
+    steps.go("a", 3)
+    assert op.wait(60).state == "success"
+    assert (steps.starts("a"), steps.output("a")) == ([0], ALL), "it went on where it ran"
+    for name in ("ann", "copy"):
+        group.eventually(
+            lambda n=name: not runs(group, n) and not private(group, n, op.ref).exists(), "nothing is left"
+        )
 
 
 def test_a_failed_checkpoint_does_not_stop_the_next(

@@ -19,6 +19,7 @@ from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.keys import Keys
 from distop.core.limits import DEFAULT
+from distop.core.states import Stage
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
 from distop.store.session import Session
@@ -142,7 +143,7 @@ def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     wrap(patch, claiming, "wait_again", exists)
 
 
-@bug("invariant 3", "not the holder")
+@bug("invariant 3", "not the holder", first=210)
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
@@ -174,7 +175,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=97)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=590)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -186,7 +187,7 @@ def elect_while_another_lives(patch: Patch) -> None:
 
 
 # Seldom: a watch has to fall silent just before a node key is written.
-@bug("two at once", shape=a_silent_watch_beside_a_restart, first=117)
+@bug("two at once", shape=a_silent_watch_beside_a_restart, first=174)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 
@@ -210,7 +211,7 @@ def reap_the_claims_of_live_holders(patch: Patch) -> None:
 def run_completion_before_the_decision_is_written(patch: Patch) -> None:
     former = Coordinator._perform
 
-    async def perform(self: Coordinator, op: Any, step: Any) -> bool:
+    async def perform(self: Coordinator, op: Any, step: Any, *, refused: bool = False) -> bool:
         if isinstance(step, decide.Commit) and step.txn.label == "decide":
             arg = await self._ctx.argument(op.ref)
 
@@ -221,9 +222,21 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
                 op=str(op.ref), type=op.ref.type, arg=arg, table=None, verdict="success", total=0, success=0, failed=0,
                 fetch=none,
             )  # fmt: skip
-        return await former(self, op, step)
+        return await former(self, op, step, refused=refused)
 
     substitute(patch, Coordinator, "_perform", perform)
+
+
+@bug("completion before decision")
+def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
+    former = decide.next_step
+
+    def early(keys: Any, op: Any, live: Any, election: Any, now: float, poll: float) -> Any:
+        if op.stage is Stage.OPEN and op.spec.rules.reports_only and op.plan.count - op.ended == 1:
+            op = replace(op, success=op.success + 1)
+        return former(keys, op, live, election, now, poll)
+
+    substitute(patch, decide, "next_step", early)
 
 
 # Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
@@ -236,7 +249,7 @@ def complete_on_a_stale_count(patch: Patch) -> None:
 
 
 # Seldom: two operations of one table have to finish at the same time.
-@bug("invariant 7", first=52)
+@bug("invariant 7", first=64)
 def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
@@ -303,7 +316,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # Seldom: one of several that end at once has to be cancelled just then.
-@bug("invariant 5", "invariant 12", shape=many_at_once, first=137)
+@bug("invariant 5", "invariant 12", shape=many_at_once, first=170)
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     def of_the_first(txn: Txn, given: Any) -> Txn:
         others = {given.keys.of(one.ref, name) for one in given.finals[1:] for name in ("state", "decision", "cancel")}

@@ -110,7 +110,7 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
 
 
 # Seldom: the same.
-@bug("checkpoint lost", first=69)
+@bug("checkpoint lost", first=96)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
     """What a checkpoint speaks of is removed with what the job was at."""
     former = Executor._closed

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from distop.core import keys as K
+from distop.core.jobs import Claim, JobState
 from distop.core.txn import Put, Txn
-from distop.testing.simulation import Simulation
+from distop.testing.simulation import Simulation, behaviors
+from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Fault, Wish, plain
-from tests.simulation.test_scenarios import argument, small
+from tests.simulation.test_scenarios import argument, jobs_of, small
 
 
 def incarnations(sim: Simulation) -> list[str]:
@@ -34,6 +37,43 @@ def begun(txn: Any) -> int:
 
 def writes(txn: Txn) -> bool:
     return any(isinstance(op, Put) for op in txn.success)
+
+
+def written(asked: object, what: Callable[[str], bool]) -> list[str]:
+    """The keys of this kind that a transaction would put."""
+    ops = asked.success if isinstance(asked, Txn) else ()
+    return [op.key for op in ops if isinstance(op, Put) and what(op.key)]
+
+
+def is_outcome(key: str) -> bool:
+    return key.endswith(".outcome")
+
+
+def is_spec(key: str) -> bool:
+    return key.endswith(".spec")
+
+
+def is_history(key: str) -> bool:
+    return key.startswith(f"{K.HISTORY}.")
+
+
+def times(sim: Simulation, key: str, *, deleted: bool = False) -> list[float]:
+    """When a key was written, or deleted."""
+    when = {revision: at for at, revision, _, _ in sim.log if revision}
+    return [
+        when[revision]
+        for revision, changes in sim.etcd.store.history
+        if any(change.kv.key == key and change.deleted is deleted for change in changes)
+    ]
+
+
+def runs(sim: Simulation) -> dict[int, list[str]]:
+    """By partition: the incarnations that ran the job. There is one operation."""
+    found: dict[int, list[str]] = {}
+    for effect in sim.effects.all:
+        if effect.kind == "job":
+            found.setdefault(effect.partition, []).append(effect.incarnation)
+    return found
 
 
 def test_an_operation_that_is_over_before_its_start_is_answered() -> None:
@@ -149,3 +189,93 @@ def test_renewals_that_a_deposed_leader_answers_with_unknown(seed: int) -> None:
     assert told, "renewals were answered so"
     assert report.breaches == []
     assert len(incarnations(sim)) == 2, "nobody lost a session"
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["refused", "applied"])
+@pytest.mark.parametrize("what", [is_spec, is_outcome, is_history], ids=["starts", "reports", "finishes"])
+def test_etcd_is_full_in_the_middle_of_a_group_commit(
+    what: Callable[[str], bool], applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F15, T8: the group is refused, or it is applied and answered with the same words. It is sent again, as it was,
+    until there is room; then all of it is there once, and nothing is done twice.
+    """
+    monkeypatch.setattr(behaviors, "script", lambda *_: Script(1.0, 1, "success"))
+    wishes = [Wish(0, 0.5, "quick", "a", argument(0, 3, 0.0), None, "collect_all", ()) for _ in range(6)]
+    with quietly():
+        sim = Simulation(plain(5, 1, wishes, slots=20))
+        sim.network.latency = (0.02, 0.02)  # more is ready by the time when etcd has answered
+        sent: list[Txn] = []
+        room: list[float] = []
+
+        def free() -> None:
+            sim.etcd.space.empty()
+            room.append(sim.loop.now)
+
+        def sending(process: object, path: str, asked: Any) -> float:
+            if not sent and len(written(asked, what)) > 1:
+                sim.etcd.space.fill(late=0.5 if applied else 0.0)
+                sim.loop.world_at(sim.loop.now + 3.0, free)
+                sent.append(asked)
+            elif sent and asked == sent[0]:
+                sent.append(asked)
+            return 0.0
+
+        sim.network.sending = sending
+        report = sim.run()
+    keys = written(sent[0], what)
+    assert len(sent) > 1, "it was sent again"
+    put = [times(sim, key) for key in keys]
+    assert all(len(at) == 1 for at in put)
+    assert all((at < room[0]) is applied for (at,) in put)
+    assert report.breaches == []
+    assert len(incarnations(sim)) == 1
+    assert sorted(sim.told.started.values()) == [f"a/quick/{n + 1}" for n in range(6)]
+    assert sim.told.ended == {f"a/quick/{n + 1}": "success" for n in range(6)}
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 18, 0)
+    assert len([effect for effect in sim.effects.all if effect.kind == "job"]) == 18
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05], ids=["before it is looked at", "afterwards"])
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0], ids=["back", "ahead"])
+def test_clocks_that_jump_while_a_job_waits_for_another_try(
+    jump: float, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F20: ``retry_at`` seems to be an hour away, or long over. The job is tried again without waiting for that, once;
+    and nobody loses a session, or stops a job, for what a wall clock says.
+    """
+
+    def script(kind: str, arg: object, partition: int, attempt: int) -> Script:
+        if partition == 0:
+            return Script(0.1, 1, "error" if attempt == 1 else "success")
+        return Script(12.0, 1, "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    wish = Wish(0, 0.5, "check", "a", argument(3, 6, 0.0), None, "collect_all", ())
+    with quietly():
+        sim = Simulation(replace(small(3, 2, wish, slots=4), poll=1000.0))  # no poll finds it
+        committed = sim.etcd.committed
+        assert committed is not None
+        jumped: list[float] = []
+
+        def strike() -> None:
+            for machine in sim.machines:
+                machine.source.skew += jump
+
+        def looked(revision: int, changes: tuple[Any, ...], sender: str) -> None:
+            committed(revision, changes, sender)
+            for change in changes:
+                claim = change.kv.key.startswith(f"{K.CLAIM}.") and not change.deleted
+                if not jumped and claim and Claim.decode(change.kv.value).retry_at:
+                    jumped.append(sim.loop.now + after)
+                    sim.loop.world_at(jumped[0], strike)
+
+        sim.etcd.committed = looked
+        report = sim.run()
+    assert jumped
+    assert report.breaches == []
+    assert len(incarnations(sim)) == 2, "nobody lost a session"
+    others = [effect for effect in sim.effects.all if effect.partition != 0]
+    (_, again) = (effect for effect in sim.effects.all if effect.partition == 0 and effect.kind == "job")
+    assert again.begun < min(effect.ended or 0.0 for effect in others), "it waited for no hint"
+    assert [len(ran) for _, ran in sorted(runs(sim).items())] == [2, 1, 1, 1, 1, 1]
+    assert jobs_of(sim) == ([JobState.SUCCESS] * 6, 1)

@@ -69,7 +69,7 @@ def test_what_is_published() -> None:
     assert declaration.report_schema == {}
     assert (declaration.instances, declaration.can_fail, declaration.lost) == ("many", True, "retry")
     assert declaration.rules().retry.attempts == 5
-    assert (declaration.batch, declaration.completes) == (False, False)
+    assert (declaration.batch, declaration.completes, declaration.reports_only) == (False, False, False)
 
 
 def test_optional_code_is_noticed() -> None:
@@ -89,6 +89,7 @@ def test_optional_code_is_noticed() -> None:
         ({"failure_policy": "hope"}, "failure_policy is 'hope', it must be one of fail_fast, collect_all"),
         ({"object_field": "index"}, "object_field 'index' is no field of its Arg"),
         ({"can_fail": False, "lost": "fail"}, "can_fail is false, so lost must be 'retry'"),
+        ({"reports_only": True}, "reports_only is true, and there is no complete_operation"),
         ({"conflicts_with": "drop"}, "conflicts_with"),
         ({"conflicts_with": ("no dots.here",)}, "not an operation type"),
         ({"retry": Retry(attempts=0)}, "attempts"),

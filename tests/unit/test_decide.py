@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distop.core import claiming
 from distop.core import decide as d
 from distop.core.codec import rfc3339
 from distop.core.decide import block_size, claim_for, claimable, next_step, rendezvous
@@ -119,6 +120,45 @@ def test_no_jobs_is_success() -> None:
     assert todo.txn.label == "decide"
     quick, ref = world_with(replace(COMPLETES, completes=False), jobs=0)
     assert step(quick, ref) == d.Finish(Decision(State.SUCCESS, 0, 0, 0), 0)
+
+
+def test_a_report_is_made_before_the_decision() -> None:
+    world, ref = world_with(replace(COMPLETES, reports_only=True))
+    run(world, ref, 0, JobState.FAILED)
+    run(world, ref, 1, JobState.SUCCESS)
+    todo = step(world, ref)
+    assert isinstance(todo, d.CompleteFirst)
+    assert todo.decision == Decision(State.FAILED, 2, 1, 1, "0")
+    world.do(todo.otherwise.txn)
+    assert step(world, ref) == d.Complete(todo.decision), "decided first, it is completed as any other"
+
+
+def test_an_operation_may_end_soon_once_one_group_of_reports_is_left() -> None:
+    jobs = claiming.REPORTS_PER_TXN + 1
+    world, ref = world_with(jobs=jobs)
+    op = world.op(ref)
+    op.claims_known = False
+    assert not d.may_end_soon(op)
+    run(world, ref, 0, JobState.SUCCESS)
+    assert d.may_end_soon(world.op(ref))
+    world.do(world.pause(ref))
+    assert not d.may_end_soon(world.op(ref))
+
+
+def test_the_report_of_a_cancelled_operation_is_made_after_the_decision() -> None:
+    world, ref = world_with(replace(COMPLETES, reports_only=True))
+    world.do(world.cancel(ref))
+    decide = step(world, ref)
+    assert isinstance(decide, d.Commit)
+    assert decide.txn.label == "decide"
+
+
+def test_a_cancelled_operation_waits_until_its_claims_are_known() -> None:
+    world, ref = world_with()
+    world.do(world.cancel(ref))
+    op = world.op(ref)
+    op.claims_known = False
+    assert d.next_step(world.keys, op, {"a"}, world.election, NOW, 30.0) is None
 
 
 def test_fail_fast() -> None:

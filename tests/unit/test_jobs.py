@@ -12,6 +12,7 @@ import pytest
 from distop import logs
 from distop.context import Context
 from distop.core import claiming, decide
+from distop.core.codec import from_rfc3339
 from distop.core.declaration import Retry, Rules
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.core.txn import Get, TxnResult
+    from tests.support.clock import StandingClock
 
 REF = OperationRef("t", "noop", "", 1)
 RULES = Rules()
@@ -84,7 +86,7 @@ class Child:
 class Here(Context):
     """An executor that holds the first jobs of an operation."""
 
-    def __init__(self, directory: Path, rules: Rules = RULES, attempt: int = 1) -> None:
+    def __init__(self, directory: Path, rules: Rules = RULES, attempt: int = 1, failures: int = 0) -> None:
         self.keys = Keys()
         self.etcd = Etcd()
         self.client: Any = self.etcd
@@ -103,7 +105,7 @@ class Here(Context):
         chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
         self.op = OpenOperation(REF, 1, Spec("request", "", "", rules), {}, Plan(4, "", "", len(chunks)), chunks, [0])
         self.jobs = Jobs(self, Suspicion(self), lambda _: False, lambda _: None, lambda: None)
-        claim = Claim("ex-me", "me", attempt, 0)
+        claim = Claim("ex-me", "me", attempt, failures)
         for p in range(4):
             written = self.etcd.store.apply(Txn((), (Put(self.keys.claim(REF, p), claim.encode()),)))
             self.op.held[p] = Held(claim, written.revision, f"p={p}")
@@ -224,6 +226,26 @@ async def test_an_end_that_cannot_be_written_is_an_error_of_its_job_alone(
     told = here.claim(0)
     error = told.error if told is not None else here.outcome(0).error
     assert "its end could not be written" in error
+
+
+@pytest.mark.parametrize(("least", "share"), [(False, 1.0), (True, 0.5)])
+@pytest.mark.parametrize(("failures", "pause"), [(1, 2.0), (2, 4.0), (3, 8.0), (4, 10.0)])
+async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_at_once(
+    failures: int, pause: float, least: bool, share: float, clock: StandingClock, tmp_path: Path
+) -> None:
+    """What is written for it, after so many failures: twice as long each time up to the longest, and a part of it by
+    chance.
+    """
+    clock.now, clock.least = 1e9, least
+    rules = Rules(retry=Retry(attempts=9, initial=2.0, maximum=10.0))
+    here = Here(tmp_path, rules, attempt=failures, failures=failures - 1)
+    here.child.script = lambda tell: tell([JobEnded(0, "error", None, "it broke"), JobEnded(1, "crash")])
+    await here.jobs.run(here.op, [0, 1])
+    await here.jobs.drain()
+    for claim in (here.claim(0), here.claim(1)):
+        assert claim is not None
+        assert (claim.waiting, claim.failures) == (True, failures)
+        assert from_rfc3339(claim.retry_at) - clock.now == share * pause
 
 
 @pytest.mark.parametrize("can_fail", [True, False])

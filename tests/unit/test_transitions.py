@@ -393,7 +393,8 @@ def test_a_plan_brings_the_first_claims_of_its_coordinators_executor() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"open", b"", b"[]", b'"1"', b'{"count":"x"}', b'{"v":99,"count":3}', b"\xff", b"null"]
+    "value",
+    [b"open", b"", b"[]", b'"1"', b'{"count":"x"}', b'{"v":99,"count":3}', b'{"count":1e999}', b"\xff", b"null"],
 )
 def test_a_gate_that_says_nothing_known_is_a_gate(value: bytes) -> None:
     assert Gate.decode(value) == Gate(0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
-from distop.core.jobs import JobState
+from distop.core.jobs import Claim, JobState
 from distop.core.model import Phase, State
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
@@ -198,7 +198,16 @@ def KVPut(key: str, word: str) -> Any:
 
 @pytest.mark.parametrize(
     ("suffix", "value"),
-    [("state", b"dreaming"), ("spec", b"{"), ("plan", b"[]"), ("decision", b"{}"), ("xyz.state", b"success")],
+    [
+        ("state", b"dreaming"),
+        ("spec", b"{"),
+        ("plan", b"[]"),
+        ("plan", b'{"count":1e999}'),
+        ("plan", b"[" * 100_000),
+        ("decision", b"{}"),
+        ("xyz.state", b"success"),
+    ],
+    ids=["word", "cut off", "list", "infinite", "deep", "empty", "strange"],
 )
 def test_what_cannot_be_read_is_told_and_left_alone(suffix: str, value: bytes) -> None:
     world = World()
@@ -256,3 +265,23 @@ def test_what_could_not_be_read_is_forgotten_when_it_is_gone(how: str) -> None:
         cluster.apply([Change(replace(mended, key=node))])
     assert not view.foreign
     assert not cluster.foreign
+
+
+def test_claims_that_are_not_watched_are_not_known() -> None:
+    world = World()
+    world.join("a")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    view = world.view()
+    claim, strange = world.keys.claim(ref, 1), world.keys.claim(ref, 1)[:-6] + "abc"
+    view.apply([Change(KeyValue(key, Claim("ex", "a", 1, 0).encode(), 98)) for key in (claim, strange)])
+    assert view.operations[ref].claims_known
+    assert view.foreign
+    view.forget_claims()
+    assert not view.operations[ref].claims_known
+    assert not view.operations[ref].claims
+    assert not view.foreign
+    view.replace([Change(kv) for kv in world.store.range(*world.keys.type_range(TABLE, TYPE))], claims=False)
+    assert not view.operations[ref].claims_known
+    view.replace((), claims=True)
+    assert view.operations[ref].claims_known

@@ -23,15 +23,17 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("check", failure_policy="collect_all", retry=_RETRY),
         Declaration("index", failure_policy="fail_fast", retry=_RETRY, resumable=True, object_field="name",
                     instances="one"),
-        Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",)),
+        Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",),
+                    reports_only=True),
         Declaration("check-all", can_fail=False, failure_policy="collect_all", retry=_RETRY),
         Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
     )
 }  # fmt: skip
-"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose lost jobs fail; one whose
-name begins like another's; and one that is started on no table as well."""
+"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
+report, whose lost jobs fail; one whose name begins like another's; and one that is started on no table as well.
+"""
 
 
 @frozen

@@ -369,13 +369,8 @@ class Injector:
     def _role(self, fault: Fault) -> None:
         """Our role is taken away and given back. Watches that stand are left alone."""
         self.count["role"] += 1
-        etcd = self._sim.etcd
-        etcd.users.denied, etcd.watching.refuses = True, DENIED
-
-        def back() -> None:
-            etcd.users.denied, etcd.watching.refuses = False, ""
-
-        self._later(fault, back)
+        self._sim.etcd.deny(True)
+        self._later(fault, lambda: self._sim.etcd.deny(False))
 
     def _late_revocation(self, fault: Fault) -> None:
         self.count["late-revocation"] += 1

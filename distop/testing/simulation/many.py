@@ -25,7 +25,7 @@ STORIES = 3
 MEASURED = {
     "executors": "executors that offer what was started, and may coordinate it",
     "claimed": "executors that held a claim",
-    "elected": "incarnations that held an election",
+    "elected": "executors that held an election",
     "partitions": "partitions of the largest operation",
     "operations": "operations ended",
     "revisions": "revisions",

@@ -86,6 +86,13 @@ def _undisturbed() -> dict[str, Reference]:
         "without completion": replace(
             _reference("quick", None, partitions=8, seed=1), through=(PLAN_AND_CLAIM, "report", "finish")
         ),
+        "a report before the decision": replace(
+            _reference("purge", None, partitions=3, seed=1), through=("report", "child: complete", "finish")
+        ),
+        "what follows a report": replace(
+            _reference("purge", None, partitions=2, seed=1, follows=True),
+            through=("report", "child: complete", "decide", "finish"),
+        ),
         "pause now": _reference(
             "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
         ),
@@ -127,8 +134,14 @@ def _taken_over() -> dict[str, Reference]:
         "take over of an election while planning": jobs.opened(
             Opening("child: plan"), "elect", PLAN_AND_CLAIM, "finish"
         ),
+        "take over of an election while reporting": _reference("purge", None, partitions=3, seed=1).opened(
+            Opening("child: complete"), "elect", "child: complete", "finish"
+        ),
         "take over of an election while completing": jobs.opened(Opening("decide"), "elect", "finish"),
         "take over of an election while cleaning up": jobs.opened(Opening("finish"), "elect", "end"),
+        "take over of an election while cancelling": given_up.opened(
+            Opening("Watch distOpClaim"), "elect", "Watch distOpClaim", "finish"
+        ),
         "reap of a dead holder": given_up.opened(begun, "cancel", "reap", "finish"),
     }
 

@@ -23,6 +23,7 @@ from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.authors import Authors
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
+from distop.testing.simulation.completions import Completions
 from distop.testing.simulation.courses import Courses
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
@@ -147,6 +148,7 @@ class Simulation:
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
+        self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
         self._open: set[str] = set()
         self._accepted: set[str] = set()
@@ -212,19 +214,6 @@ class Simulation:
     def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
         self.breaches.append(Breach(kind, self.loop.now, self.etcd.revision, key, text, op, partition))
 
-    def _completed(
-        self, ref: OperationRef, verdict: str, total: int, success: int, failed: int, rows: list[dict[str, Any]]
-    ) -> None:
-        """Completion code runs: the decision stands, and what it is shown agrees with it."""
-        where = self.keys.of(ref, "decision")
-        if self.etcd.store.get(where) is None and self.etcd.store.get(self.keys.history(ref)) is None:
-            self._found("completion before decision", where, "completion code runs, and nothing was decided", str(ref))
-        elif self.etcd.store.get(self.keys.history(ref)) is None:
-            shown = (len(rows), sum(bool(row["success"]) for row in rows))
-            if verdict != "cancelled" and shown != (success + failed, success):
-                text = f"completion code is told of {success} + {failed} jobs and shown {shown}"
-                self._found("outcomes lost", where, text, str(ref))
-
     # --------------------------------------------------------------------- run
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any], *, waits: bool = True) -> Process:
@@ -252,7 +241,7 @@ class Simulation:
         for host in wanted.hosts:
             machine = Machine(
                 host.name, self.loop, self.network, self.effects, self._config.etcd, str(wanted.seed), types=host.types,
-                slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completed,
+                slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
                 unable=host.unable, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
             )  # fmt: skip
@@ -276,7 +265,8 @@ class Simulation:
         return Report(
             wanted, self.breaches, len(self._ended), self.etcd.revision, self.network.requests, callbacks,
             self.loop.now, dict(self._injector.struck), self._offering(),
-            self._executors(self._courses.claimed), len(self._courses.elected), dict(self._courses.count), self.log,
+            self._executors(self._courses.claimed), self._executors(self._courses.elected),
+            dict(self._courses.count), self.log,
         )  # fmt: skip
 
     def _begin_client(self, n: int) -> None:

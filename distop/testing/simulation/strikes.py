@@ -16,7 +16,7 @@ from distop.testing.simulation.story import describe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-EACH = 2
+EACH = 1
 """Strikes of one kind that are run at each change of the project; ``scripts/simulate --points`` runs all."""
 STORIES = 1
 """Breaches of one strike that are told: the first shows what led to the others."""
