@@ -136,9 +136,7 @@ class Coordinator:
         """Tell when the jobs' feed fails: without it nothing would be decided any more, and nobody would know."""
         try:
             await self._jobs.wait()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+        except Exception as error:
             self._on_failure(error)
 
     async def _close_feeds(self) -> None:

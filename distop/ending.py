@@ -59,23 +59,22 @@ class Later(Exception):
 
 
 class _Outcomes:
-    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on. ``known``:
-    the first, where nothing has to be read for it.
-    """
+    """The pages of outcomes that the completion code asks for; ``read`` reads the one from an ordinal on."""
 
-    def __init__(self, read: Fetch, known: Page | None = None) -> None:
+    def __init__(self, read: Fetch) -> None:
         self._read = read
-        self._known = known
         self._first: asyncio.Future[Page] | None = None
 
-    def begin(self) -> None:
-        if self._known is None:
-            self._first = asyncio.ensure_future(self._read(0))
-            self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
+    def begin(self, known: Page | None = None) -> None:
+        """Have the first page ready: read it now, unless it is ``known``."""
+        if known is not None:
+            self._first = asyncio.get_running_loop().create_future()
+            self._first.set_result(known)
+            return
+        self._first = asyncio.ensure_future(self._read(0))
+        self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
 
     async def page(self, start: int) -> Page:
-        if start == 0 and self._known is not None:
-            return self._known
         if start == 0 and self._first is not None:
             first, self._first = self._first, None
             return await first
@@ -85,7 +84,7 @@ class _Outcomes:
         """The first page, where it is known by now."""
         first = self._first
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
-            return self._known
+            return None
         return first.result()
 
     def close(self) -> None:
@@ -294,9 +293,9 @@ class Ending:
             known = self._known(op, total) if start == 0 else None
             return known if known is not None else await self._outcomes(ref, total, start)
 
-        outcomes = _Outcomes(page, known)
-        if total <= self._ctx.limits.outcomes_ahead:
-            outcomes.begin()
+        outcomes = _Outcomes(page)
+        if known is not None or total <= self._ctx.limits.outcomes_ahead:
+            outcomes.begin(known)
         return outcomes
 
     def foresee(self, ref: OperationRef) -> None:

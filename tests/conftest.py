@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.support.daemons import OPENED
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -65,12 +66,20 @@ def _of_faults(report: object) -> bool:
     return isinstance(report, pytest.TestReport) and report.nodeid.startswith(f"{FAULTS}/")
 
 
+def pytest_runtest_logstart() -> None:
+    OPENED.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a skipped test outside tests/docker has failed: what is never run is not known to work."""
+    """A failure is told with the story of the daemons that the test started. In CI a skipped test outside tests/docker
+    has failed: what is never run is not known to work.
+    """
     report = yield
+    if report.when == "call" and report.failed:
+        report.sections += [("daemons", group.story()) for group in OPENED]
     if report.skipped and not hasattr(report, "wasxfail") and in_ci() and MAY_SKIP not in item.path.parents:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"

@@ -151,13 +151,12 @@ def pause(
         output.write_json(
             {"op": seen.op, "state": seen.state, "stage": seen.stage, "running": seen.jobs.get("running") or 0}
         )
+    elif late is None:
+        from distop.cli.report import state_of
+
+        output.say(f"{seen.op} is {state_of(seen)}")
     if late is not None:
         raise late
-    if current.json:
-        return
-    from distop.cli.report import state_of
-
-    output.say(f"{seen.op} is {state_of(seen)}")
 
 
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:

@@ -148,7 +148,6 @@ class Caller:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            late = child.hung_up
             call = CallSink(next(self._numbers), child, fetch)
             child.calls[call.number] = call
             asked.sink = call
@@ -171,7 +170,7 @@ class Caller:
             if call.result.done():
                 return call.result.result(), call.chunks
             death = child.died.result()
-            if death.crashed and not late:  # what was sent to a child that had ended is not what ended it
+            if death.crashed:
                 return death
             if death.final or asked.told.done():
                 raise WorkerError("transient", str(death))

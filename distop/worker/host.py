@@ -11,7 +11,6 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.errors import describe
@@ -236,7 +235,6 @@ class Worker(Asking):
         ordinals = [p for p in ordinals if p in run.pending]
         request, number = run.request, next(self._numbers)
         run.child, run.number = child, number
-        late = child.hung_up
         run.done = asyncio.get_running_loop().create_future()
         child.runs[number] = run
         message = protocol.RunMessage(
@@ -269,9 +267,7 @@ class Worker(Asking):
             child.runs.pop(number, None)
             run.child = None
         if not run.done.done():
-            # What was sent to a child that had ended has not begun, and is not what ended it.
-            death = child.died.result()
-            return replace(death, reason="hung-up") if late and death.crashed else death
+            return child.died.result()
         run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())
         return None
 

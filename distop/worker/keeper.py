@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
 from distop.worker.guardian import boottime
 from distop.worker.launch import Child
 from distop.worker.model import WorkerConfig, WorkerError
+from distop.worker.sinks import first
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,7 +111,11 @@ class Keeper:
                     raise WorkerError("transient", "the worker was stopped: aborted")
                 if self._launch is None:
                     if (child := self.child) is not None:
-                        return child
+                        if not child.hung_up:
+                            return child
+                        # What is sent to it does not begin, and must not be blamed for its end: wait for that.
+                        await self._unless_moved(child.died)
+                        continue
                     if self._deadline and self._deadline <= boottime():
                         # Its guardian would kill it at once: wait for a session.
                         await self._moved.wait()
@@ -126,6 +131,14 @@ class Keeper:
                 except WorkerError:
                     if not self._aborting and self._aborts == aborts:
                         raise
+
+    async def _unless_moved(self, awaited: asyncio.Future[Any]) -> None:
+        """Wait for it, or for what has to be looked at before it."""
+        moved = asyncio.ensure_future(self._moved.wait())
+        try:
+            await first(awaited, moved)
+        finally:
+            moved.cancel()
 
     async def _back_off(self, aborts: int) -> bool:
         """Wait as long as starts that failed demand; True if the worker was stopped or aborted meanwhile."""

@@ -139,7 +139,7 @@ class Death:
     """The end of a child, after which none of its processes is left.
 
     ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
-    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``, and for a run that came too late for it ``hung-up``.
+    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``.
     """
 
     reason: str

@@ -12,7 +12,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -27,11 +27,14 @@ from tests.support import lingering
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from distop.worker.model import PlanResult
 
 __all__ = ["sample_env"]
 
 OP = "t/sample/1"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -312,38 +315,44 @@ def lingering_until(dead: Path, tmp_path: Path) -> str:
     return str(python)
 
 
-async def test_a_job_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
-    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Though it is alone with it, while not all of it is dead."""
+@asynccontextmanager
+async def child_killed(
+    tmp_path: Path, env: dict[str, str], caplog: pytest.LogCaptureFixture, after: Callable[[Worker], Awaitable[T]]
+) -> AsyncIterator[tuple[Worker, asyncio.Task[T]]]:
+    """What was asked for when a child had ended, while not all of it was dead; all of it is, inside."""
     dead = tmp_path / "dead"
-    async with started(tmp_path, sample_env, python=lingering_until(dead, tmp_path)) as worker:
+    async with started(tmp_path, env, python=lingering_until(dead, tmp_path)) as worker:
         try:
             os.kill(child_pid(worker), signal.SIGKILL)
             await until(lambda: "were killed and do not die" in caplog.text, "it waits for the rest")
-            task = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
-            await until(lambda: any(one.child is not None for one in worker._runs), "the job was sent to it")
+            task = asyncio.ensure_future(after(worker))
+            await until(worker._keeper._starting.locked, "it waits for a child")
+            assert worker.running, "not all of it is dead"
         finally:
             dead.touch()
-        assert kinds(await task) == "a:success"
+        yield worker, task
+
+
+async def test_a_job_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
+    tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def job(worker: Worker) -> Awaitable[dict[str, JobEnded]]:
+        return run(worker, request({}, "a", tmp_path))
+
+    async with child_killed(tmp_path, sample_env, caplog, job) as (worker, ends):
+        assert kinds(await ends) == "a:success"
         assert diary(tmp_path).count("start a") == 1
+        assert worker.deaths == 1
 
 
 async def test_a_call_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    dead = tmp_path / "dead"
-    async with started(tmp_path, sample_env, python=lingering_until(dead, tmp_path)) as worker:
-        try:
-            os.kill(child_pid(worker), signal.SIGKILL)
-            await until(lambda: "were killed and do not die" in caplog.text, "it waits for the rest")
-            task = asyncio.create_task(worker.plan("t/sample/1", "sample", {"names": ["a"]}, TABLE, None))
-            child = worker._keeper.child
-            assert child is not None
-            await until(lambda: bool(child.calls), "the call was sent to it")
-        finally:
-            dead.touch()
-        assert (await task).count == 1
+    def planning(worker: Worker) -> Awaitable[PlanResult]:
+        return worker.plan("t/sample/1", "sample", {"names": ["a"]}, TABLE, None)
+
+    async with child_killed(tmp_path, sample_env, caplog, planning) as (_, planned):
+        assert (await planned).count == 1
 
 
 async def test_nothing_runs_until_what_does_not_die_is_dead(

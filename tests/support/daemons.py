@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import distop
+from tests.support.contract import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ SPARK = (
 
 AFTERWARDS: list[Callable[[str], None]] = []
 """What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""
+
+OPENED: list[Daemons] = []
+"""All that the test which runs has started, for the report of its failure."""
 
 
 class Daemon:
@@ -92,6 +96,7 @@ class Daemons:
         self.folder = folder
         self.client = distop.connect(endpoint)
         self._daemons: dict[str, Daemon] = {}
+        OPENED.append(self)
 
     def start(
         self, *names: str, options: tuple[str, ...] = (), ttl: float = 3, env: Mapping[str, str] | None = None
@@ -130,6 +135,16 @@ class Daemons:
         """The ends of the daemons' logs."""
         chosen = [d for n, d in self._daemons.items() if not names or n in names]
         return "\n".join(f"--- {d.name}\n{d.log.read_text(errors='replace')[-4000:]}" for d in chosen)
+
+    def story(self) -> str:
+        """How the daemons stand, the ends of their logs, and what etcd holds, as far as it answers."""
+        codes = {name: daemon.process.poll() for name, daemon in self._daemons.items()}
+        ended = ", ".join(f"{name}: {'running' if code is None else f'ended ({code})'}" for name, code in codes.items())
+        try:
+            keys = "\n".join(f"{key} = {value[:400]}" for key, value in dump(self.endpoint).items())
+        except (OSError, subprocess.SubprocessError) as error:
+            keys = f"no answer: {error}"
+        return f"{ended}\n{self.tails()}\n--- {self.endpoint}\n{keys}"
 
     def close(self) -> None:
         """End all of them."""
