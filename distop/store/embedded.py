@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from distop.errors import DistopError, InvalidArgument
+from distop.store import ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,27 +76,14 @@ def _is_script(path: str) -> bool:
     return False
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on the loopback that are free just now (somebody else may take them the next moment)."""
-    sockets = []
-    try:
-        for _ in range(count):
-            one = socket.socket()
-            sockets.append(one)
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
 class EmbeddedEtcd:
     """One etcd member, listening on 127.0.0.1 only, that ends with this process at the latest.
 
     ``folder`` keeps the data (and ``etcd.log``) between starts; without it both are temporary. ``port`` fixes the
-    client port; else free ones are taken. ``quota``: bytes of the database. ``compaction``: how much history etcd keeps
-    by itself, such as ``"30m"`` or ``"1000"`` revisions, None for all of it. ``arguments`` are added to etcd's command
-    line and win over ours. Use it as a (sync or async) context manager, or call ``start`` and ``stop``.
+    client port; else free ones are taken, and kept until it is stopped. ``quota``: bytes of the database.
+    ``compaction``: how much history etcd keeps by itself, such as ``"30m"`` or ``"1000"`` revisions, None for all.
+    ``arguments`` are added to etcd's command line and win over ours. Use it as a (sync or async) context manager, or
+    call ``start`` and ``stop``.
 
     Raises DistopError when there is no etcd, or it ends or stays silent while starting: with the end of its log.
     """
@@ -118,6 +105,7 @@ class EmbeddedEtcd:
         self._folder: Path | None = None
         self._fixed = (port, peer_port)
         self._ports: list[int] = []
+        self._reserved: list[int] = []
         self._quota = quota
         self._compaction = compaction
         self._name = name
@@ -189,7 +177,7 @@ class EmbeddedEtcd:
             if not problem:
                 return
             if "address already in use" in problem and self._fixed == (None, None) and attempt < _PORT_TRIES - 1:
-                self._ports = []
+                self._give_up_ports()
                 self._launch()
                 continue
             self._reap(signal.SIGKILL)
@@ -201,7 +189,7 @@ class EmbeddedEtcd:
         if self._given is None and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-            self._ports = []
+            self._give_up_ports()
 
     def halt(self) -> None:
         """Stop it in order; data and ports stay for :meth:`restart`."""
@@ -269,11 +257,16 @@ class EmbeddedEtcd:
             raise InvalidArgument(f"the folder {self._given} cannot be used for etcd: {error.strerror}") from error
         self._folder = self._given
 
+    def _give_up_ports(self) -> None:
+        ports.release(self._reserved)
+        self._ports, self._reserved = [], []
+
     def _launch(self) -> None:
         binary = self._binary or find_etcd()
         if not self._ports:
-            ports = free_ports(3)
-            self._ports = [self._fixed[0] or ports[0], self._fixed[1] or ports[1], ports[2]]
+            self._reserved = ports.reserve(sum(port is None for port in self._fixed) + 1)
+            ours = iter(self._reserved)
+            self._ports = [port if port is not None else next(ours) for port in (*self._fixed, None)]
         client = f"{self._scheme}://127.0.0.1:{self._ports[0]}"
         peer = f"http://127.0.0.1:{self._ports[1]}"
         command = [
@@ -330,8 +323,8 @@ class EmbeddedEtcd:
     def _obituary(self) -> str:
         tail = self._tail()
         if "address already in use" in tail:
-            ports = ", ".join(str(port) for port in self._ports)
-            return f"etcd could not start: one of its ports {ports} is in use (address already in use): {tail}"
+            numbers = ", ".join(str(port) for port in self._ports)
+            return f"etcd could not start: one of its ports {numbers} is in use (address already in use): {tail}"
         return f"etcd ended while it started: {tail}"
 
     def _tail(self) -> str:

@@ -14,7 +14,8 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from distop.store.embedded import EmbeddedEtcd, free_ports
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
 from distop.store.session import Session, boottime, new_lease_id
 from distop.store.watch import Feed, WatchStream, decode_response
 from tests.support.etcd import EtcdCluster, Mirror, connected, until
@@ -194,7 +195,7 @@ async def test_another_cluster_behind_the_endpoint(own_etcd: EmbeddedEtcd) -> No
 
 async def test_a_store_that_went_back() -> None:
     """A snapshot restored under the same names has the same cluster id, but an older revision."""
-    port, peer_port = free_ports(2)
+    port, peer_port = reserve(2)
     async with EmbeddedEtcd(port=port, peer_port=peer_port, compaction=None) as server:
         client = EtcdClient(EtcdConfig((server.endpoint,)))
         await client.connect()

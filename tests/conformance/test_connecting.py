@@ -9,7 +9,8 @@ import pytest
 
 from distop.core.versions import judge_etcd
 from distop.errors import EtcdUnavailable
-from distop.store.embedded import EmbeddedEtcd, free_ports
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
 from tests.support.etcd import connected, until
 from tests.support.proxy import Mode, TcpProxy
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.etcd
 
 
 async def test_it_says_what_it_waits_for_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    port, peer = free_ports(2)
+    port, peer = reserve(2)
     address = f"127.0.0.1:{port}"
 
     async def begin() -> bool:

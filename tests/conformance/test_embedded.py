@@ -13,7 +13,8 @@ import pytest
 
 from distop.core.txn import Put, Txn
 from distop.errors import DistopError, InvalidArgument
-from distop.store.embedded import EmbeddedEtcd, find_etcd, free_ports
+from distop.store.embedded import EmbeddedEtcd, find_etcd
+from distop.store.ports import reserve
 from tests.support.etcd import EtcdCluster, connected, until
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ sys.stdin.read()
 
 def test_a_cluster_takes_other_ports_when_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = [[*free_ports(1), taken.getsockname()[1]]]
-        monkeypatch.setattr("tests.support.etcd.free_ports", lambda count: given.pop() if given else free_ports(count))
+        given = [[*reserve(1), taken.getsockname()[1]]]
+        monkeypatch.setattr("tests.support.etcd.reserve", lambda count: given.pop() if given else reserve(count))
         with EtcdCluster(size=1) as cluster:
             assert not given
             assert all(member.running for member in cluster.members)

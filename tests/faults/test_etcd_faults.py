@@ -13,7 +13,8 @@ import pytest
 from distop.core.model import OperationRef, TableRecord
 from distop.core.txn import Put, Txn
 from distop.store import embedded
-from distop.store.embedded import EmbeddedEtcd, free_ports
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
 from distop.worker.guardian import boottime
 from tests.integration.test_daemons import holders
 from tests.support.command import distop_command
@@ -331,7 +332,7 @@ def clear(server: EmbeddedEtcd) -> None:
 
 def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, sample_env: dict[str, str]) -> None:
     """The store goes back: a daemon that knew it later ends with a sentence, and writes nothing."""
-    port, peer = free_ports(2)
+    port, peer = reserve(2)
     folder = tmp_path / "etcd"
     with EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None) as server:
         with daemons(server.endpoint, tmp_path) as group:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.model import OperationRef
-from distop.store.embedded import free_ports
+from distop.store.ports import reserve
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, children
@@ -44,7 +44,7 @@ def standalone(folder: Path, env: dict[str, str]) -> Iterator[str]:
     import pyspark
 
     program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    port, page, other = free_ports(3)
+    port, page, other = reserve(3)
     url = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, **env, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]

@@ -11,7 +11,8 @@ import pytest
 
 import distop
 from distop.core.model import TableRecord
-from distop.store.embedded import EmbeddedEtcd, free_ports
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
 from tests.support.contract import stand
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.steps import Steps
@@ -35,7 +36,7 @@ class Restorable:
     """An etcd with a copy of what it held before any daemon knew it."""
 
     def __init__(self, folder: Path, copy: Path) -> None:
-        port, peer = free_ports(2)
+        port, peer = reserve(2)
         self.server = EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None)
         self._data, self._copy = folder / "data", copy
         self.untouched: tuple[int, dict[str, str]] = (0, {})

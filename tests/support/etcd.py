@@ -16,7 +16,8 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from distop.store.embedded import EmbeddedEtcd, free_ports
+from distop.store.embedded import EmbeddedEtcd
+from distop.store.ports import reserve
 from distop.store.position import Batch
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class EtcdCluster:
     def _assemble(self) -> None:
         """Members that know of each other, on ports that are free just now."""
         names = self._names
-        ports = free_ports(2 * len(names))
+        ports = reserve(2 * len(names))
         peers = dict(zip(names, ports[len(names) :], strict=True))
         initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
         self._arguments = ["--initial-cluster", initial, *self._given]

@@ -1,0 +1,58 @@
+"""Ports that are ours while no server listens on them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.store import ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def ours() -> Iterator[list[int]]:
+    reserved = ports.reserve(20)
+    yield reserved
+    ports.release(reserved)
+
+
+def test_they_can_be_listened_on_and_are_none_that_connections_get(ours: list[int]) -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ours)) == 20
+    for port in ours:
+        assert 1024 < port < lowest
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+            server.listen()
+
+
+def test_no_other_process_is_given_one_until_it_is_released(ours: list[int]) -> None:
+    """Also where it asks for just that one."""
+    ask = f"""
+from distop.store import ports
+ports.secrets.randbelow = lambda below: {ours[0]} - ports._FIRST
+print(ports.reserve(1)[0])
+"""
+
+    def another() -> int:
+        return int(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout)
+
+    assert another() != ours[0]
+    ports.release(ours[:1])
+    assert another() == ours[0]
+
+
+def test_where_the_system_has_all_ports_it_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    system = tmp_path / "range"
+    system.write_text("1024 65000\n")
+    monkeypatch.setattr(ports, "_SYSTEM", system)
+    found = ports.reserve(5)
+    assert len(set(found)) == 5
+    ports.release(found)
