@@ -127,7 +127,7 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
     late = cluster.standstills.late
     print(
         f"  lines that attempts wrote in the moment after their machine woke up, when others had begun: {len(late)}"
-        + (f", the last {max(late):.2f} s after it" if late else "")
+        + (f", the last {1000 * max(late):.0f} ms after it" if late else "")
     )
     print(
         f"  attempts that went on from a checkpoint: {stream.resumed}; operations that followed others: "
