@@ -124,6 +124,11 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
         f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
     )
     print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} whole reports of validate")
+    late = cluster.standstills.late
+    print(
+        f"  lines that attempts wrote in the moment after their machine woke up, when others had begun: {len(late)}"
+        + (f", the last {1000 * max(late):.0f} ms after it" if late else "")
+    )
     print(
         f"  attempts that went on from a checkpoint: {stream.resumed}; operations that followed others: "
         f"{stream.followed}; starts that waited for another of their object: {stream.refused}; "

@@ -20,6 +20,7 @@ from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from soaking.follower import Follower
 from soaking.memory import Memory
+from soaking.standstills import Standstills
 from soaking.tables import TABLES, make_table
 from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
@@ -77,6 +78,7 @@ class SoakCluster:
         self.proxies: list[ThreadedProxy] = []
         self.daemons: dict[str, Daemon] = {}
         self.memory = Memory(HEAP)
+        self.standstills = Standstills()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

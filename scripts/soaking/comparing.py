@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from soaking.follower import Counted
     from soaking.operations import Wish
+    from soaking.standstills import Allowed
 
 RETRY = Tripping.retry
 COUNTED = {"planning": RETRY.attempts - 1, "completion": RETRY.attempts}
@@ -38,18 +39,20 @@ def compare(
     outcomes: Mapping[int, Sequence[str]],
     followers: Sequence[OperationRef],
     counted: Sequence[Counted] = (),
+    allowed: Allowed | None = None,
 ) -> list[str]:
     """What is wrong with an operation that has ended: one outcome for each job; what it names is whole; no two attempts
-    wrote at the same time; none began before a checkpoint that was saved; a success that is to be followed is followed
-    once; what was said of a table is so; planning and completion that fail do so as often as they may, and no oftener;
-    what has no reason of its own to fail fails by what befell its executors alone.
+    wrote at the same time, but as it is ``allowed`` to one whose machine stood still; none began before a checkpoint
+    that was saved; a success that is to be followed is followed once; what was said of a table is so; planning and
+    completion that fail do so as often as they may, and no oftener; what has no reason of its own to fail fails by what
+    befell its executors alone.
     """
     problems = [f"job {partition} has {len(found)} outcomes" for partition, found in outcomes.items() if len(found) > 1]
     if wish.journal is not None:
         wrong = {outcome["name"]: misstated(outcome, wish.rows) for outcome in successes(outcomes)}
         problems += [f"job {name}: {text}" for name, text in wrong.items() if text]
     if wish.journal is not None and wish.type != "sparkwriting":
-        problems += wish.journal.overlaps() + wish.journal.forgotten()
+        problems += wish.journal.overlaps(allowed) + wish.journal.forgotten()
     if wish.then and (len(followers) > 1 or (record.get("state") == "success" and not followers)):
         problems.append(f"it is followed by {len(followers)} operations")
     if ref.type == "validate":
@@ -109,12 +112,15 @@ def successes(outcomes: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     return [outcome for found in outcomes.values() if (outcome := json.loads(found[-1])).get("result") is not None]
 
 
-def uncleaned(ref: OperationRef, wish: Wish, logs: Iterable[Path]) -> tuple[list[str], bool]:
+def uncleaned(
+    ref: OperationRef, wish: Wish, logs: Iterable[Path], allowed: Allowed | None = None
+) -> tuple[list[str], bool]:
     """What the jobs of an operation that has ended left where their cleanup should have removed it, and whether a
     daemon has said that a cleanup of it failed: it is tried no more then, and what is left is garbage that no outcome
-    names.
+    names. What was put there by an attempt whose machine had just woken up is ``allowed``.
     """
-    left = sorted(path.name for path in Path(wish.arg["held"]).iterdir()) if "held" in wish.arg else []
+    found = sorted(Path(wish.arg["held"]).iterdir()) if "held" in wish.arg else []
+    left = [path.name for path in found if allowed is None or not allowed.left(int(path.name[2:]), path)]
     if not left:
         return [], False
     if any(_failed(line, str(ref)) for log in logs for line in log.read_text(errors="replace").splitlines()):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 from distop.worker.guardian import session_members
 from soaking.cluster import NAMES, PROXIED, SPARK, STEADY
-from soaking.memory import children
+from tests.support.processes import children, children_of_guardian, signal_all
 from tests.support.proxy import Mode
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ class ExecutorFaults:
             "kill an executor": self._kill,
             "stop an executor": self._stop,
             "freeze an executor": self._freeze,
+            "suspend a machine": self._suspend,
             "kill a child": self._kill_child,
             "kill one process of a child": self._kill_process,
             "cut connections": self._cut,
@@ -88,12 +87,29 @@ class ExecutorFaults:
         self._board.later(seconds, daemon.thaw, daemon.name)
         return f"{daemon.name} for {seconds:.1f} s"
 
+    def _suspend(self, chance: random.Random, gentle: bool) -> str | None:
+        """All of its processes stand still, often for longer than the TTL; they wake up in no order."""
+        daemon, seconds = self._victim(chance, gentle), chance.uniform(1.0, 2.5 * self._cluster.ttl)
+        standstills = self._cluster.standstills
+        # Twice in a row, what was overtaken the first time could go on after the second.
+        if daemon is None or daemon.process.poll() is not None or standstills.just_woke(daemon.name):
+            return None
+        standstills.begin(daemon.name)
+        suspended = daemon.suspend()
+
+        def wake() -> None:
+            standstills.end(daemon.name)
+            daemon.wake(chance.shuffle)
+
+        self._board.later(seconds, wake, daemon.name)
+        return f"{daemon.name} for {seconds:.1f} s, {len(suspended)} processes"
+
     def _child(self, chance: random.Random, gentle: bool) -> tuple[str, list[int]] | None:
         daemon = self._victim(chance, gentle)
         if daemon is None or daemon.process.poll() is not None:
             return None
         for guardian in children(daemon.pid):
-            for child in children(guardian):
+            for child in children_of_guardian(guardian):
                 return daemon.name, [child, *(pid for pid in session_members(child) if pid != child)]
         return None
 
@@ -101,14 +117,14 @@ class ExecutorFaults:
         found = self._child(chance, gentle)
         if found is None:
             return None
-        _kill(found[1][0])
+        signal_all(found[1][:1], signal.SIGKILL)
         return found[0]
 
     def _kill_process(self, chance: random.Random, gentle: bool) -> str | None:
         found = self._child(chance, gentle)
         if found is None:
             return None
-        _kill(chance.choice(found[1]))
+        signal_all([chance.choice(found[1])], signal.SIGKILL)
         return f"{found[0]}, of {len(found[1])}"
 
     # ------------------------------------------------------------ connections
@@ -132,8 +148,3 @@ class ExecutorFaults:
         seconds = chance.uniform(0.3, longest)
         self._board.later(seconds, mend, "proxy")
         return f"between {', '.join(PROXIED)} and {len(proxies)} members for {seconds:.1f} s"
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.audit import Audit, history
 from distop.core import keys as K
+from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Decision
 from distop.store.client import EtcdClient
@@ -52,6 +53,8 @@ class Follower:
         """What is followed, by the name that it was given → the operations that follow it."""
         self.counted: dict[OperationRef, list[Counted]] = defaultdict(list)
         """Operation → the failed attempts at its planning and completion, in order."""
+        self.held: dict[OperationRef, dict[tuple[int, int], str]] = defaultdict(dict)
+        """Operation → (job, attempt) → the executor that held its claim."""
         self._config = config
         self._loop = asyncio.new_event_loop()
         self._following = self._loop.create_task(self._follow())
@@ -96,6 +99,11 @@ class Follower:
             self.outcomes[key.ref].setdefault(key.partition, []).append(change.kv.value.decode())
         elif change.kv.key.endswith(".arg") and (ref := Keys().parse(change.kv.key).ref) and ref.type == FOLLOWING:
             self.followers[json.loads(change.kv.value)["of"]].append(ref)
+        elif change.kv.key.startswith(f"{K.CLAIM}."):
+            key, claim = Keys().parse(change.kv.key), Claim.decode(change.kv.value)
+            if not claim.waiting:
+                assert key.ref is not None
+                self.held[key.ref][key.partition, claim.attempt] = claim.executor
         elif change.kv.key.endswith((".planning", ".decision")):
             self._count(change)
         elif change.kv.key.startswith(f"{K.HISTORY}."):

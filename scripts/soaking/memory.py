@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.worker.guardian import session_members
+from tests.support.processes import children, children_of_guardian
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,7 +139,7 @@ def processes(daemon: int) -> Iterator[tuple[str, int]]:
     yield DAEMON, daemon
     for guardian in children(daemon):
         yield "guardian", guardian
-        for child in children(guardian):
+        for child in children_of_guardian(guardian):
             yield "child", child
             for member in session_members(child):
                 if member != child:
@@ -153,15 +154,6 @@ def _role(pid: int) -> str:
     if words[0].endswith(b"java"):
         return "JVM"
     return "Python workers" if any(b"pyspark" in word for word in words) else "other"
-
-
-def children(pid: int) -> list[int]:
-    """The processes that one started."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
-    except OSError:
-        return []
 
 
 def resident(pid: int) -> float | None:

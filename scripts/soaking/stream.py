@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from soaking.cluster import SoakCluster
     from soaking.operations import Wish
+    from soaking.standstills import Allowed
 
 AT_ONCE = {"plain": 5, "lone": 2, "spark": 2}
 """Lane → operations that go on at a time."""
@@ -275,7 +276,7 @@ class Stream:
         """What cleanup left behind, once the daemons have ended: until then one may be at it."""
         problems = []
         for op in self._all:
-            found, told = uncleaned(op.ref, op.wish, logs)
+            found, told = uncleaned(op.ref, op.wish, logs, self._allowed(op))
             problems += found
             self.garbage += told
         return problems
@@ -323,4 +324,7 @@ class Stream:
             self.judged += decided(record.get("report"))
         counted = follower.counted.get(op.ref, [])
         self.recovered += recovered(record, counted)
-        return compare(op.ref, wish, record, outcomes, followers, counted)
+        return compare(op.ref, wish, record, outcomes, followers, counted, self._allowed(op))
+
+    def _allowed(self, op: Started) -> Allowed:
+        return self._cluster.standstills.of(self._cluster.follower.held.get(op.ref, {}))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -11,8 +9,9 @@ import pytest
 
 from distop.core.model import OperationRef
 from distop.worker.guardian import boottime, session_members
-from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of, children
+from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of
 from tests.integration.test_daemons import holders
+from tests.support.processes import children, machine, signal_all
 from tests.support.recording import Recorder
 from tests.support.replay import Written, read_history
 from tests.support.steps import ALL, Steps
@@ -22,24 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.store.embedded import EmbeddedEtcd
-    from tests.support.daemons import Daemon, Daemons
+    from tests.support.daemons import Daemons
     from tests.support.writing import Journal
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 TABLE = "t"
 JOBS, ROWS = 8, 10
-
-
-def processes(daemon: Daemon) -> list[int]:
-    """The daemon, its guardian, its child and what that started: the guardian first, so that it meets nothing."""
-    return [*children(daemon.pid), daemon.pid, *session_members(child_of(daemon))]
-
-
-def signal_all(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 @pytest.mark.overlaps
@@ -58,13 +46,13 @@ def test_a_machine_that_was_suspended(
         operation = group.client.start_operation("writing", TABLE, arg)
         group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
         (old,) = [inc for inc, node in group.client.nodes().items() if node.executor == "bob"]
-        child, suspended = child_of(bob), processes(bob)
-        signal_all(suspended, signal.SIGSTOP)
+        child, guardian = child_of(bob), next(iter(children(bob.pid)))
+        assert {bob.pid, guardian, child, *children(guardian), *session_members(child)} <= set(bob.suspend())
         try:
             assert operation.wait(90).state == "success", group.tails()
         finally:
             woke = boottime()
-            signal_all(suspended, signal.SIGCONT)
+            bob.wake()
         group.eventually(lambda: not session_members(child), "its child is dead", "bob")
         group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
         assert_nothing_was_written(recorder, woke)
@@ -84,7 +72,7 @@ def test_a_machine_that_begins_anew(group: Daemons, tmp_path: Path, sample_env: 
     operation = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3]))
     group.eventually(lambda: steps.at("a", 2), "two steps are done")
     child = child_of(ann)
-    signal_all(processes(ann), signal.SIGKILL)
+    signal_all(machine(ann.pid), signal.SIGKILL)
     ann.process.wait()
     group.eventually(lambda: not session_members(child), "all are dead")
     steps.go("a", 3)

@@ -21,16 +21,17 @@ from distop.core.model import OperationRef
 from distop.store.ports import reserve
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
-from tests.faults.test_self_fencing import child_of, children
+from tests.faults.test_self_fencing import child_of
 from tests.support.daemons import eventually
 from tests.support.needs import need
+from tests.support.processes import machine
 from tests.support.replay import Written
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.support.daemons import Daemon, Daemons
+    from tests.support.daemons import Daemons
     from tests.support.writing import Journal
 
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -70,11 +71,6 @@ def standalone(folder: Path, env: dict[str, str]) -> Iterator[str]:
             process.wait()
 
 
-def everything_of(daemon: Daemon) -> list[int]:
-    """The daemon, its guardian, and all of the child's session."""
-    return [daemon.pid, *children(daemon.pid), *session_members(child_of(daemon))]
-
-
 def alive(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
@@ -111,7 +107,7 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
         group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 2, "Spark's workers write", seconds=120)
         (old,) = group.client.nodes()
         group.start("bob", ttl=10, env=sample_env, options=tuple(options))
-        pids = everything_of(ann)
+        pids, guarded = machine(ann.pid), session_members(child_of(ann))
         for pid in pids:
             os.kill(pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
         ended = boottime()
@@ -121,7 +117,6 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
         if end == "frozen":
             for pid in reversed(pids):
                 os.kill(pid, signal.SIGCONT)
-            guarded = pids[2:]
             group.eventually(lambda: not alive(guarded), "the guardian of the node that woke up killed its child")
         hold.touch()
         result = operation.wait(120)

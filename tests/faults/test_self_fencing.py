@@ -22,6 +22,7 @@ from tests.conftest import FIGURES
 from tests.integration.test_daemons import holders
 from tests.support.daemons import SPARK, eventually
 from tests.support.needs import need
+from tests.support.processes import children, children_of_guardian
 from tests.support.recording import Recorder, told
 from tests.support.replay import Written, read_history
 from tests.support.writing import Journal, assert_data
@@ -45,17 +46,9 @@ TOLD = {"freeze": "frozen", "kill": "killed", "freeze_both": "frozen with its ch
 def child_of(daemon: Daemon) -> int:
     """The session of the daemon's child: the process that its guardian started."""
     for guardian in children(daemon.pid):
-        for child in children(guardian):
-            line = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"distop.worker.child" in line and b"guardian.py" not in line:
-                return child
+        for child in children_of_guardian(guardian):
+            return child
     raise AssertionError("the daemon has no child")
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
-    ]
 
 
 def command(pid: int) -> str:

@@ -18,6 +18,7 @@ from distop.worker import guardian
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import Worker, WorkerConfig
 from tests.support.behaviors import sample_env
+from tests.support.processes import children, children_of_guardian, machine, signal_all, suspend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,15 +101,15 @@ class Guarded:
         wait_for(lambda: gone(self.guardian), "the guardian ended")
 
 
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def gone(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        return state(pid) in ("Z", "X")
     except OSError:
         return True
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def second_of(pid: int) -> int:
@@ -163,6 +164,29 @@ def test_at_the_deadline_while_the_daemon_is_frozen(tmp_path: Path) -> None:
         os.kill(it.daemon.pid, signal.SIGSTOP)
         it.wait_dead()
         os.kill(it.daemon.pid, signal.SIGCONT)
+
+
+def test_a_machine_that_is_suspended_beyond_the_deadline(tmp_path: Path) -> None:
+    """All of its processes stand still, and nothing of it happens. The guardian is the last to go on."""
+    with guarded(tmp_path) as it:
+        second = second_of(it.guardian)
+        it.tell(f"D {boottime() + 0.5}")
+        suspended = suspend(it.daemon.pid)
+        assert {it.daemon.pid, it.guardian, second, *it.alive()} == set(suspended)
+        wait_for(lambda: {state(pid) for pid in suspended} == {"T"}, "all stand still")
+        signal_all([pid for pid in suspended if pid != it.guardian], signal.SIGCONT)
+        assert len(it.alive()) == 4, "nobody is left to kill them"
+        signal_all([it.guardian], signal.SIGCONT)
+        it.wait_dead()
+        assert it.last_words().startswith("X deadline")
+
+
+def test_the_child_is_told_from_what_stands_beside_it(tmp_path: Path) -> None:
+    """From the second process of its guardian, which began before it, and from orphans of its session."""
+    with guarded(tmp_path) as it:
+        wait_for(lambda: len(children(it.guardian)) == 3, "the orphan was left to the guardian")
+        assert children_of_guardian(it.guardian) == [it.child]
+        assert machine(it.daemon.pid)[:2] == [it.guardian, it.daemon.pid]
 
 
 def test_when_the_daemon_is_killed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import distop
 from tests.support.contract import dump
+from tests.support.processes import signal_all, suspend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ class Daemon:
     ) -> None:
         self.name = name
         self._env = {**os.environ, **(env or {})}
+        self._suspended: list[int] = []
         self.log = folder / f"{name}.log"
         self._words = [*through, sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
         self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
@@ -71,6 +73,17 @@ class Daemon:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def suspend(self) -> list[int]:
+        """Let its whole machine stand still: itself and all that it started; which processes these are."""
+        self._suspended = suspend(self.pid)
+        return list(self._suspended)
+
+    def wake(self, order: Callable[[list[int]], object] = list) -> None:
+        """Let its machine go on, which wakes up in any order: ``order`` changes it in place."""
+        suspended, self._suspended = self._suspended, []
+        order(suspended)
+        signal_all(suspended, signal.SIGCONT)
+
     def stop(self, seconds: float = 30) -> int:
         """SIGTERM, and the exit code."""
         if self.process.poll() is None:
@@ -79,6 +92,7 @@ class Daemon:
 
     def close(self) -> None:
         """End it, whatever state it is in."""
+        self.wake()
         if self.process.poll() is None:
             self.thaw()
             self.process.send_signal(signal.SIGTERM)

@@ -24,7 +24,7 @@ from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.core.declaration import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
     from tests.support.replay import Written
@@ -188,14 +188,23 @@ class Journal:
                 found[attempt] = (min(first, when), max(last, when))
         return found
 
-    def overlaps(self) -> list[str]:
-        """Attempts of one job that wrote after a later attempt had begun to."""
+    def overlaps(self, allowed: Callable[[int, int, float, float], bool] | None = None) -> list[str]:
+        """Attempts of one job that wrote after a later attempt had begun to. ``allowed``: whether one may have, given
+        its partition and number, when the later one began, and the time of the line.
+        """
+        times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for partition, attempt, _, when in self.lines():
+            times[partition][attempt].append(when)
         found = []
-        for partition in sorted({number for number, *_ in self.lines()}):
-            spans = sorted(self.attempts(partition).items())
-            for (earlier, (_, last)), (later, (first, _)) in itertools.pairwise(spans):
-                if last >= first:
-                    found.append(f"partition {partition}: {earlier} wrote until {last:.3f}, {later} from {first:.3f}")
+        for partition, attempts in sorted(times.items()):
+            for (earlier, written), (later, follows) in itertools.pairwise(sorted(attempts.items())):
+                first = min(follows)
+                late = [when for when in written if when >= first]
+                if allowed is not None:
+                    late = [when for when in late if not allowed(partition, earlier, first, when)]
+                if late:
+                    text = f"partition {partition}: {earlier} wrote until {max(late):.3f}, {later} from {first:.3f}"
+                    found.append(text)
         return found
 
     def resumed(self) -> int:
@@ -203,14 +212,18 @@ class Journal:
         return sum(1 for *_, what, _ in self.lines() if what.startswith("from ") and what != "from 0")
 
     def forgotten(self) -> list[str]:
-        """Attempts that began before a checkpoint that was acknowledged: after each one ``saved N`` is noted."""
-        found, saved = [], defaultdict[int, int](int)
+        """Attempts that began before a checkpoint that was acknowledged: after each one ``saved N`` is noted. What a
+        later attempt saved is none of theirs: whose machine stood still may note late how it had begun.
+        """
+        found, saved = [], defaultdict[int, dict[int, int]](dict)
         for partition, attempt, what, _ in self.lines():
             word, _, number = what.partition(" ")
             if word == "saved":
-                saved[partition] = max(saved[partition], int(number))
-            elif word == "from" and int(number) < saved[partition]:
-                found.append(f"partition {partition}: {attempt} began {what}, and {saved[partition]} rows were saved")
+                saved[partition][attempt] = max(saved[partition].get(attempt, 0), int(number))
+            elif word == "from":
+                rows = max((rows for by, rows in saved[partition].items() if by <= attempt), default=0)
+                if int(number) < rows:
+                    found.append(f"partition {partition}: {attempt} began {what}, and {rows} rows were saved")
         return found
 
 

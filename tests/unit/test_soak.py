@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from soaking import comparing, follower, memory, tables
-from soaking.cluster import leftovers
+from soaking.board import Board
+from soaking.cluster import NAMES, SPARK, STEADY, leftovers
+from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
 from soaking.operations import KINDS as KINDS_OF
 from soaking.operations import OBJECTS, draw, kind_of
 from soaking.plan import FIRST, plan
+from soaking.standstills import MOMENT, Standstill, Standstills
 
 from distop.audit import Audit
 from distop.core.codec import rfc3339
+from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Decision, OperationRef, State
 from distop.core.txn import KeyValue
 from distop.core.view import Change
 from distop.store.history import Beginning, CaughtUp, Revision
+from distop.worker.guardian import boottime
 from tests.support.stumbling import NO_PLAN, NO_REPORT
 from tests.support.writing import Journal, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KINDS = tuple("abcdefg")
 MINUTES = 20
@@ -152,6 +162,140 @@ def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     note(str(journal.path), 1, 1, "from 0")
     note(str(journal.path), 0, 3, "from 2")
     assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
+
+
+def test_what_a_later_attempt_saved_is_no_checkpoint_of_an_earlier_one(tmp_path: Path) -> None:
+    """One whose machine stood still notes how it began when others have gone on from what it left."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    for attempt, what in ((1, "from 0"), (1, "saved 1"), (3, "from 1"), (3, "saved 2"), (2, "from 1"), (1, "saved 1")):
+        note(str(journal.path), 0, attempt, what)
+    assert journal.forgotten() == []
+    note(str(journal.path), 0, 2, "from 0")
+    assert journal.forgotten() == ["partition 0: 2 began from 0, and 1 rows were saved"]
+
+
+# ----------------------------------------------- machines that stood still
+
+SINCE, WOKE = 100.0, 110.0
+HELD = {(0, 1): "bob", (0, 2): "cyd"}
+
+
+def stood(executor: str = "bob", since: float = SINCE, woke: float = WOKE) -> Standstills:
+    found = Standstills()
+    found._all.append(Standstill(executor, since, woke))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("late", "began", "standstills", "wrong"),
+    [
+        pytest.param(WOKE + 0.5, 107.0, stood(), 0, id="in the moment after it woke up"),
+        pytest.param(WOKE + 0.5, WOKE + 0.2, stood(), 0, id="both in that moment"),
+        pytest.param(WOKE + MOMENT + 0.1, 107.0, stood(), 1, id="after that moment"),
+        pytest.param(109.0, 107.0, stood(), 1, id="while it stood still"),
+        pytest.param(WOKE + 0.5, 99.5, stood(), 1, id="overtaken before it stood still"),
+        pytest.param(WOKE + 0.5, 107.0, stood("cyd"), 1, id="another machine woke up"),
+        pytest.param(WOKE + 0.5, 107.0, stood(woke=float("inf")), 1, id="it never woke up"),
+        pytest.param(WOKE + 0.5, 107.0, Standstills(), 1, id="nothing stood still"),
+    ],
+)
+def test_an_attempt_writes_on_in_the_moment_after_its_machine_woke_up_alone(
+    tmp_path: Path, late: float, began: float, standstills: Standstills, wrong: int
+) -> None:
+    job = Job(tmp_path)
+    assert job.wish.journal is not None
+    lines = [(1, 99.0), (2, began), (2, WOKE + 3), (1, late)]
+    with job.wish.journal.path.open("a") as out:
+        out.writelines(json.dumps([0, attempt, "row", when]) + "\n" for attempt, when in lines)
+    outcomes = {0: [json.dumps(job.outcome)]}
+
+    def problems(held: dict[tuple[int, int], str]) -> list[str]:
+        allowed = standstills.of(held)
+        return comparing.compare(REF, job.wish, {"state": "success"}, outcomes, [REF], allowed=allowed)
+
+    assert len(problems(HELD)) == wrong
+    assert len(problems({(0, 2): "cyd"})) == 1, "who held it is not known"
+    assert len(job.problems()) == 1
+
+
+def test_who_held_a_job_is_read_from_the_history() -> None:
+    reader = Follower.__new__(Follower)
+    reader.held = defaultdict(dict)
+    claims = Claim("bob", "i1", 1, 0), Claim("bob", "", 1, 1, retry_at=rfc3339(5.0)), Claim("cyd", "i2", 2, 1)
+    for claim in claims:
+        key = "distOpClaim.t.stepwriting.1.000003"
+        reader._note(Change(KeyValue(key, claim.encode(), 7, 7, 1), deleted=False))
+    assert reader.held == {REF: {(3, 1): "bob", (3, 2): "cyd"}}
+
+
+def test_what_was_left_in_the_moment_after_a_machine_woke_up_is_allowed(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    left = Path(job.wish.arg["held"]) / "p=3"
+    left.touch()
+    now = boottime() - (time.time() - left.stat().st_mtime)
+    for executor, woke, wrong in (("bob", now - 0.5, 0), ("bob", now - MOMENT - 1, 1), ("bob", now + 1, 1)):
+        allowed = stood(executor, SINCE, woke).of({(3, 1): "bob", (4, 1): "cyd"})
+        assert len(comparing.uncleaned(REF, job.wish, [], allowed)[0]) == wrong, woke
+    assert len(comparing.uncleaned(REF, job.wish, [], stood("cyd", SINCE, now - 0.5).of({(3, 1): "bob"}))[0]) == 1
+
+
+class Machine:
+    """A daemon's machine that does not exist."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name = name
+        self.process = SimpleNamespace(poll=lambda: None)
+        self._told = told
+
+    def suspend(self) -> list[int]:
+        self._told.append(f"{self.name} stands still")
+        return [1, 2, 3]
+
+    def wake(self, order: Callable[[list[int]], object]) -> None:
+        pids = [1, 2, 3]
+        order(pids)
+        assert sorted(pids) == [1, 2, 3]
+        self._told.append(f"{self.name} goes on")
+
+
+class Machines:
+    """Four of them, and what strikes them."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.standstills = Standstills()
+        daemons = {name: Machine(name, self.told) for name in NAMES}
+        cluster: Any = SimpleNamespace(ttl=6, daemons=daemons, proxies=[], standstills=self.standstills)
+        self.board = Board(self.told.append)
+        self._faults = ExecutorFaults(cluster, self.board, self.told.append)
+
+    def suspend(self, seed: object, *, gentle: bool = False) -> str | None:
+        return self._faults.strikes["suspend a machine"](random.Random(f"{seed}"), gentle)
+
+
+def test_which_machine_is_suspended_depends_on_the_seed_alone() -> None:
+    drawn = [Machines().suspend(seed) for seed in range(60)]
+    assert drawn == [Machines().suspend(seed) for seed in range(60)]
+    assert {str(told).split()[0] for told in drawn} == set(NAMES)
+    seconds = [float(str(told).split()[2]) for told in drawn]
+    assert min(seconds) < 6 < max(seconds), "for less and for more than the time to live"
+    gently = {str(Machines().suspend(seed, gentle=True)).split()[0] for seed in range(60)}
+    assert gently == set(NAMES) - {STEADY, SPARK}
+
+
+def test_a_machine_is_suspended_once_at_a_time_and_goes_on_in_the_end() -> None:
+    machines = Machines()
+    struck = [told.split()[0] for seed in range(60) if (told := machines.suspend(seed))]
+    assert sorted(struck) == sorted(NAMES)
+    assert not any(machines.board.free(name) for name in NAMES)
+    assert [machines.suspend(seed) for seed in range(20)] == [None] * 20
+    assert machines.board.heal() == []
+    for name in NAMES:
+        (stood,) = [one for one in machines.standstills._all if one.executor == name]
+        assert stood.since <= stood.woke <= boottime()
+        assert [line for line in machines.told if line.startswith(name)] == [f"{name} stands still", f"{name} goes on"]
+    machines.board._busy.clear()
+    assert [machines.suspend(seed) for seed in range(20)] == [None] * 20, "what it overtook may not be dead yet"
 
 
 @pytest.mark.parametrize(
