@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import distop
 from distop.core.keys import OPEN, PENDING, Keys
 from distop.store.embedded import EmbeddedEtcd
+
+if TYPE_CHECKING:
+    from distop.behavior import Behavior
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".bench"
@@ -215,6 +218,18 @@ class Executor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def install(folder: Path, behavior: type[Behavior]) -> dict[str, str]:
+    """The environment of executors whose children know this operation type of ours, too."""
+    name = behavior.type_name
+    info = folder / f"distop_{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: distop-{name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        f"[distop.behaviors]\n{name} = {behavior.__module__}:{behavior.__qualname__}\n"
+    )
+    return {"PYTHONPATH": f"{folder}:{ROOT / 'scripts'}"}
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import holding, surviving
-from benchmarks.common import Cluster, Executor, Look, Result, Row, cluster, median, say
+from benchmarks.common import Cluster, Executor, Look, Result, Row, cluster, install, median, say
 from distop.audit import Audit, history
 from distop.core import keys as K
 from distop.core.keys import Keys
@@ -69,7 +69,7 @@ def run(runs: int = 50, ttl: Sequence[int] = (10,)) -> Result:
 
     result = Result("failover", {"runs": runs, "ttl": " ".join(map(str, ttl)), "executors": EXECUTORS})
     with tempfile.TemporaryDirectory(prefix="distop-holding-") as site:
-        env = holding.install(Path(site))
+        env = install(Path(site), holding.Holding)
         for one in ttl:
             options = ("--ttl", str(one), "--slots", str(SLOTS), "--shared-dir", f"{site}/{one}", "--log-level", "info")
             with cluster(EXECUTORS, *options, env=env) as bench:

@@ -46,12 +46,3 @@ class Holding(Behavior):
 def content(operation: str, partition: int) -> str:
     """The output of one job."""
     return f"{operation} {partition}\n"
-
-
-def install(folder: Path) -> dict[str, str]:
-    """Make the type known to every child with this environment."""
-    info = folder / "distop_holding-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distop-holding\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[distop.behaviors]\nholding = benchmarks.holding:Holding\n")
-    return {"PYTHONPATH": f"{folder}:{Path(__file__).resolve().parents[1]}"}

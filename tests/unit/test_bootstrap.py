@@ -80,6 +80,16 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
+def test_an_environment_of_another_place_is_not_made_anew(clone: Clone, tmp_path: Path) -> None:
+    others = tmp_path / "another clone" / ".venv"
+    others.mkdir(parents=True)
+    (others / "kept").touch()
+    link = clone.folder / ".venv"
+    link.symlink_to(others)
+    assert clone.refusal() == f"{link} is a link to an environment of another place: remove the link."
+    assert [file.name for file in others.iterdir()] == ["kept"]
+
+
 NEEDS_JAVA = "Java 17 or newer is needed by Spark and "
 GET_JAVA = "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
 

@@ -1,0 +1,63 @@
+"""An operation type for measurements: one SQL statement that a person wrote, run in the session that validate runs in.
+
+What a JVM makes of a query is decided anew in each, and differs by a third; in one JVM two queries meet the same luck.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop_behaviors.validate.session import session_of
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, Summary, TableRecord
+
+VIEW = "hand_written"
+
+
+class StatementArg(BaseModel):
+    """``sql`` on the view ``hand_written`` of ``location``; ``listing``: making its DataFrame is timed as well."""
+
+    location: str
+    sql: str
+    listing: bool = False
+
+
+class Answer(BaseModel):
+    """The statement's only row, and what it took, in seconds."""
+
+    row: list[int]
+    seconds: float
+
+
+class Statement(Behavior):
+    """Times one statement, in one job."""
+
+    type_name = "statement"
+    Arg = StatementArg
+    Result = Answer
+    Report = Answer
+    reports_only = True
+
+    def partitions(self, table: TableRecord, arg: StatementArg, ctx: JobContext) -> Planned:
+        return Planned([PartitionPlan(0, "statement")])
+
+    def start_or_resume_job(self, arg: StatementArg, partition: PartitionPlan, ctx: JobContext) -> Answer:
+        session = session_of(ctx.spark)
+        viewed = session.catalog.tableExists(VIEW)
+        began = time.perf_counter()
+        if arg.listing or not viewed:
+            session.read.parquet(arg.location).createOrReplaceTempView(VIEW)
+        if not arg.listing:
+            began = time.perf_counter()
+        (row,) = session.sql(arg.sql).collect()
+        return Answer(row=[int(count) for count in row], seconds=time.perf_counter() - began)
+
+    def complete_operation(
+        self, arg: StatementArg, table: TableRecord | None, summary: Summary, ctx: JobContext
+    ) -> Any:
+        return next(outcome.result for outcome in summary.outcomes() if outcome.success)
