@@ -23,8 +23,10 @@ EACH = 2.0
 WARM = 30.0
 """Seconds of a process's life that are not looked at: what it loads and fills once."""
 LEAST = 150.0
-"""Seconds that the judged half of a life must last. In less, a single arena that the allocator takes or gives back (one
-to three MB) makes a slope that means nothing.
+"""Seconds that the judged half of a life must last."""
+ARENA = 3.0
+"""MB that the allocator takes or gives back at once, at most: where a half has grown by less, however steep, its life was
+too short to tell.
 """
 STEEPEST = 0.5
 """MB a minute in the second half of a life. Under this load, of hundreds of operations and faults an hour, 0.5 would be
@@ -101,6 +103,8 @@ def judge(who: str, life: Life, lives: int, largest: float, limit: float | None)
         return Judged(f"{told}; too short to be judged", certain=False)
     steep = slope(half) * 60
     told += f", from {half[0][1]:.1f} to {half[-1][1]:.1f} MB in its second half, slope {steep:+.2f} MB/min"
+    if steep > STEEPEST and steep / 60 * (half[-1][0] - half[0][0]) < ARENA:
+        return Judged(f"{told}: too short to be judged", certain=False)
     if steep > STEEPEST:
         return Judged(told, f"the memory of {who} grows by {steep:.2f} MB a minute")
     return Judged(f"{told}: flat")

@@ -458,6 +458,15 @@ def test_a_short_life_is_not_judged() -> None:
     assert "too short to be judged" in judged(life(5.0, minutes=4)).text
 
 
+def test_what_the_allocator_takes_at_once_is_no_growth() -> None:
+    """Of a life of six minutes or so: the same slope over a longer one is a problem."""
+    short = judged(life(0.9, minutes=6))
+    assert short.problem == ""
+    assert not short.certain
+    assert short.text.endswith(" MB/min: too short to be judged")
+    assert judged(life(0.9, minutes=10)).problem
+
+
 def test_a_long_soak_has_to_judge_a_daemon() -> None:
     def of(role: str, minutes: float) -> memory.Judged:
         return replace(judged(life(0.0, minutes=minutes)), role=role)
