@@ -7,9 +7,10 @@ to itself. So these lie below the system's, and each is held by a name of which 
 
 from __future__ import annotations
 
-import secrets
 import socket
 from pathlib import Path
+
+from distop.clock import random
 
 _SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST = 16384
@@ -38,7 +39,7 @@ def release(ports: list[int]) -> None:
 def _reserve() -> int:
     below = _lowest_of_the_system() - _FIRST
     for _ in range(_TRIES if below > 0 else 0):
-        port = _FIRST + secrets.randbelow(below)
+        port = _FIRST + random.randrange(below)
         hold = socket.socket(socket.AF_UNIX)
         try:
             hold.bind(f"\0distop-port-{port}")
