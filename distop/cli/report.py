@@ -63,7 +63,7 @@ def show_result(result: OperationResult) -> None:
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
             "failed jobs": result.record.get("failed"),
-            "without an end": _without_end(result),
+            "without an end": without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
         }
     )
@@ -71,11 +71,12 @@ def show_result(result: OperationResult) -> None:
         say("")
         show_report(result.report)
     # The table of checks tells what jobs and behavior answered; what is left are jobs that gave no answer.
-    told = bool(_checks(result.report))
+    told = bool(checks_of(result.report))
     show_errors([error for error in result.errors if not (told and error.get("verdict"))])
 
 
-def _without_end(result: OperationResult) -> str | None:
+def without_end(result: OperationResult) -> str | None:
+    """How many jobs had no end when the operation was cancelled."""
     left = result.jobs.get("total", 0) - result.jobs.get("success", 0) - result.jobs.get("failed", 0)
     return f"{left} jobs" if left else None
 
@@ -86,7 +87,7 @@ def _reason(cancel: Mapping[str, str] | None) -> str | None:
 
 def show_report(report: Any) -> None:
     """A report with checks as a table of verdicts and samples; any other as JSON."""
-    checks = _checks(report)
+    checks = checks_of(report)
     if not checks:
         say(json.dumps(report, ensure_ascii=False, indent=2, default=str))
         return
@@ -99,7 +100,7 @@ def show_report(report: Any) -> None:
             (
                 check.get("name"),
                 check.get("verdict"),
-                _violations(check),
+                violations_of(check),
                 _count(evidence.get("files_statistics")),
                 _count(evidence.get("files_scanned")),
             )
@@ -120,7 +121,7 @@ def show_report(report: Any) -> None:
         samples = check.get("samples") or []
         if samples:
             name = one_line(str(check.get("name")))
-            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
+            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {violations_of(check)} violating rows")
             table(
                 ("partition", "file", "row", "values"),
                 [_sample(sample) for sample in samples[:_SAMPLES]],
@@ -129,7 +130,7 @@ def show_report(report: Any) -> None:
             )
 
 
-def _checks(report: Any) -> list[dict[str, Any]]:
+def checks_of(report: Any) -> list[dict[str, Any]]:
     """The checks of a report that has verdicts; none of any other report."""
     checks = report.get("checks") if isinstance(report, dict) else None
     if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
@@ -158,7 +159,8 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
-def _violations(check: Mapping[str, Any]) -> str:
+def violations_of(check: Mapping[str, Any]) -> str:
+    """How many rows violate a check: exactly, or at least so many."""
     found = check.get("violations")
     if check.get("exact", True) or found is None:
         return _count(found)
