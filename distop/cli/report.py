@@ -28,15 +28,30 @@ def show_status(status: OperationStatus) -> None:
             "state": state_of(status),
             "started": status.started,
             **_of_start(status.submitter, status.request_id, status.rerun_of),
-            "jobs": f"{jobs(counts)} ended, {counts.get('running')} running, {counts.get('waiting')} to retry",
+            "jobs": _how_far(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
             "cancelled": _reason(status.cancel),
-            "failed jobs": status.failed,
+            "failed jobs": _places(status.failed, truncated=status.failed_truncated),
         }
     )
     show_errors(status.errors)
+
+
+def _how_far(counts: Mapping[str, int | None]) -> str | None:
+    """``10/40 ended (2 failed), 4 running, 1 to retry``; None before the plan."""
+    if counts.get("total") is None:
+        return None
+    failed = counts.get("failed") or 0
+    done = (counts.get("success") or 0) + failed
+    of_them = f" ({failed} failed)" if failed else ""
+    return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {counts.get('waiting')} to retry"
+
+
+def _places(ranges: str | None, *, truncated: bool) -> str | None:
+    """Ordinals mean nothing to who has not seen the plan: it is said what they are."""
+    return f"{ranges}{' and more' if truncated else ''} (places in the plan, from 0)" if ranges else None
 
 
 def _of_start(submitter: str | None, request_id: str | None, rerun_of: str | None) -> dict[str, str | None]:
@@ -62,8 +77,8 @@ def show_result(result: OperationResult) -> None:
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
-            "failed jobs": result.record.get("failed"),
-            "without an end": without_end(result),
+            "failed jobs": _places(result.record.get("failed"), truncated=bool(result.record.get("failed_truncated"))),
+            "without an end": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
         }
     )
@@ -75,8 +90,7 @@ def show_result(result: OperationResult) -> None:
     show_errors([error for error in result.errors if not (told and error.get("verdict"))])
 
 
-def without_end(result: OperationResult) -> str | None:
-    """How many jobs had no end when the operation was cancelled."""
+def _without_end(result: OperationResult) -> str | None:
     left = result.jobs.get("total", 0) - result.jobs.get("success", 0) - result.jobs.get("failed", 0)
     return f"{left} jobs" if left else None
 
@@ -106,10 +120,10 @@ def show_report(report: Any) -> None:
             )
         )
     table(
-        ("check", "verdict", "violations", "by statistics", "by scan"),
+        ("check", "verdict", "violations", "files by statistics", "files by scan"),
         rows,
         "no checks",
-        ("violations", "by statistics", "by scan"),
+        ("violations", "files by statistics", "files by scan"),
     )
     reasons: dict[str, list[str]] = {}
     for check in checks:
