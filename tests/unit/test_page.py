@@ -103,6 +103,10 @@ def parsed(record: History | None, told: Account, snapshot: Snapshot | None = No
             history(State.SUCCESS, 1, report={**REPORT, "checks": REPORT["checks"][3:]}),  # type: ignore[index]
             "The check holds in every row (336,776 rows were looked at).",
         ),
+        (  # it failed for another reason
+            history(State.FAILED, 9, 2, report={**REPORT, "checks": REPORT["checks"][3:]}),  # type: ignore[index]
+            "Failed: 2 of 9 jobs failed.",
+        ),
     ],
 )
 def test_the_verdict_is_one_sentence(record: History, sentence: str) -> None:
@@ -178,6 +182,16 @@ def test_once_only_the_record_is_left_the_page_says_so() -> None:
     found = parsed(history(State.FAILED, 4, 1, done=1), kept)
     for words in ("1 failed", "day=1", "2 without an end", "day=8", "eve@desk"):
         assert words in found.text
+
+
+def test_an_operation_of_no_table_has_no_partitions() -> None:
+    record = replace(history(State.SUCCESS, 1), op="@cluster/noop/1")
+    seen = judge(Snapshot(OperationRef("@cluster", "noop", "", 1), history=record), NODES, NOW)
+    spec = replace(SPEC, table=None)
+    made = page(OperationRef("@cluster", "noop", "", 1), seen, account(well(0, "all"), spec=spec), NODES, None, NOW)
+    found = Parsed(render(made))
+    assert "none: it belongs to no table" in found.text
+    assert "one job for each partition" not in found.text
 
 
 def test_jobs_that_were_only_counted_are_not_called_successful() -> None:

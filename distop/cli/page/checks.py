@@ -49,6 +49,11 @@ class Checks:
     rows: str
     checks: tuple[Check, ...]
 
+    @property
+    def valid(self) -> bool:
+        """All of them hold."""
+        return all(check.verdict == "valid" for check in self.checks)
+
 
 def checks(report: Mapping[str, Any], location: str = "") -> Checks:
     """The report's checks. ``location``: of the table, which the names of files are told without."""

@@ -66,6 +66,8 @@ class Page:
     counts: tuple[tuple[Kind, int], ...]
     """How many jobs are in what; without those of which there are none."""
     total: int | None
+    of_partitions: bool
+    """There is a job for each partition of a table, and not one for everything."""
     jobs: Jobs | None
     jobs_missing: str
     kept: tuple[Told, ...]
@@ -107,6 +109,7 @@ def page(
         report=_rest_of_report(report, told),
         counts=_counts(status, jobs),
         total=status.jobs.get("total"),
+        of_partitions=ref.table != CLUSTER_TABLE,
         jobs=jobs,
         jobs_missing="" if jobs is not None else _no_jobs(status, account),
         kept=tuple(
@@ -133,7 +136,7 @@ def _ended(result: OperationResult, told: Checks | None) -> str:
     if result.state == "cancelled":
         text = f": {cancel['text']}" if cancel.get("text") else ""
         return _sentence(f"Cancelled when {well + failed:,} of {plural(total, 'job')} had ended{text}")
-    if told is not None:
+    if told is not None and (result.success or not told.valid):  # it may fail for another reason than its checks
         return _sentence(told.sentence)
     if result.state == "success":
         return "Succeeded: there was nothing to do." if not total else f"Succeeded: {_all(total)} done."
@@ -201,7 +204,7 @@ def _no_argument(account: Account) -> str:
     if account.arg_known:
         return "There is none." if account.arg is None else ""
     if account.gone:
-        return "It is not kept any more: of an operation that succeeded only its record is."
+        return "It is not kept any more."
     return "It cannot be told."
 
 
