@@ -13,7 +13,9 @@ from distop.cli.options import OP, TIMEOUT, check_waiting, count, parse
 from distop.suggest import goes_on
 
 if TYPE_CHECKING:
+    from distop.cli.page.model import Page
     from distop.client import Client
+    from distop.core.model import OperationRef
     from distop.errors import WaitTimeout
     from distop.operation import Operation
     from distop.results import OperationResult, OperationStatus
@@ -68,9 +70,18 @@ def ls(table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only t
     )
 
 
-def show(op: OP) -> None:
+def show(
+    op: OP,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write it as a page for a browser, with all partitions (-: to stdout)."),
+    ] = None,
+) -> None:
     """Show how one operation is doing, or ended."""
     ref = parse(op)
+    if html is not None:
+        _show_page(ref, html)
+        return
 
     async def work(client: Client) -> Any:
         return await client.operation(ref).status()
@@ -85,6 +96,22 @@ def show(op: OP) -> None:
         show_result(seen.result)
     else:
         show_status(seen)
+
+
+def _show_page(ref: OperationRef, file: str) -> None:
+    from distop.cli.page import writing
+
+    writing.check(file, json=current.json)
+
+    async def work(client: Client) -> tuple[OperationStatus, Page]:
+        return await writing.gather(client, ref)
+
+    seen, page = current.with_client(work)
+    writing.write(page, file)
+    if current.json:
+        output.write_json(seen.to_json())
+    elif file != writing.STDOUT:
+        output.say(output.one_line(f"{ref}: its page is in {file}"))
 
 
 def watch(op: OP) -> None:

@@ -28,15 +28,30 @@ def show_status(status: OperationStatus) -> None:
             "state": state_of(status),
             "started": status.started,
             **_of_start(status.submitter, status.request_id, status.rerun_of),
-            "jobs": f"{jobs(counts)} ended, {counts.get('running')} running, {counts.get('waiting')} to retry",
+            "jobs": _how_far(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
             "cancelled": _reason(status.cancel),
-            "failed jobs": status.failed,
+            "failed jobs": _places(status.failed, truncated=status.failed_truncated),
         }
     )
     show_errors(status.errors)
+
+
+def _how_far(counts: Mapping[str, int | None]) -> str | None:
+    """``10/40 ended (2 failed), 4 running, 1 to retry``; None before the plan."""
+    if counts.get("total") is None:
+        return None
+    failed = counts.get("failed") or 0
+    done = (counts.get("success") or 0) + failed
+    of_them = f" ({failed} failed)" if failed else ""
+    return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {counts.get('waiting')} to retry"
+
+
+def _places(ranges: str | None, *, truncated: bool) -> str | None:
+    """Ordinals mean nothing to who has not seen the plan: it is said what they are."""
+    return f"{ranges}{' and more' if truncated else ''} (places in the plan, from 0)" if ranges else None
 
 
 def _of_start(submitter: str | None, request_id: str | None, rerun_of: str | None) -> dict[str, str | None]:
@@ -62,7 +77,7 @@ def show_result(result: OperationResult) -> None:
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),
-            "failed jobs": result.record.get("failed"),
+            "failed jobs": _places(result.record.get("failed"), truncated=bool(result.record.get("failed_truncated"))),
             "without an end": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
         }
@@ -71,7 +86,7 @@ def show_result(result: OperationResult) -> None:
         say("")
         show_report(result.report)
     # The table of checks tells what jobs and behavior answered; what is left are jobs that gave no answer.
-    told = bool(_checks(result.report))
+    told = bool(checks_of(result.report))
     show_errors([error for error in result.errors if not (told and error.get("verdict"))])
 
 
@@ -86,7 +101,7 @@ def _reason(cancel: Mapping[str, str] | None) -> str | None:
 
 def show_report(report: Any) -> None:
     """A report with checks as a table of verdicts and samples; any other as JSON."""
-    checks = _checks(report)
+    checks = checks_of(report)
     if not checks:
         say(json.dumps(report, ensure_ascii=False, indent=2, default=str))
         return
@@ -99,16 +114,16 @@ def show_report(report: Any) -> None:
             (
                 check.get("name"),
                 check.get("verdict"),
-                _violations(check),
+                violations_of(check),
                 _count(evidence.get("files_statistics")),
                 _count(evidence.get("files_scanned")),
             )
         )
     table(
-        ("check", "verdict", "violations", "by statistics", "by scan"),
+        ("check", "verdict", "violations", "files by statistics", "files by scan"),
         rows,
         "no checks",
-        ("violations", "by statistics", "by scan"),
+        ("violations", "files by statistics", "files by scan"),
     )
     reasons: dict[str, list[str]] = {}
     for check in checks:
@@ -120,7 +135,7 @@ def show_report(report: Any) -> None:
         samples = check.get("samples") or []
         if samples:
             name = one_line(str(check.get("name")))
-            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {_violations(check)} violating rows")
+            say(f"\n{name}: {min(len(samples), _SAMPLES)} of {violations_of(check)} violating rows")
             table(
                 ("partition", "file", "row", "values"),
                 [_sample(sample) for sample in samples[:_SAMPLES]],
@@ -129,7 +144,7 @@ def show_report(report: Any) -> None:
             )
 
 
-def _checks(report: Any) -> list[dict[str, Any]]:
+def checks_of(report: Any) -> list[dict[str, Any]]:
     """The checks of a report that has verdicts; none of any other report."""
     checks = report.get("checks") if isinstance(report, dict) else None
     if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
@@ -158,7 +173,8 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
-def _violations(check: Mapping[str, Any]) -> str:
+def violations_of(check: Mapping[str, Any]) -> str:
+    """How many rows violate a check: exactly, or at least so many."""
     found = check.get("violations")
     if check.get("exact", True) or found is None:
         return _count(found)

@@ -79,9 +79,9 @@ class Hand:
             fences[p] = held.mod_revision
         return fences
 
-    async def report(self, ref: OperationRef, partition: int, fence: int, *, error: str = "") -> None:
+    async def report(self, ref: OperationRef, partition: int, fence: int, *, error: str = "", name: str = "") -> None:
         state = JobState.FAILED if error else JobState.SUCCESS
-        outcome = Outcome(str(partition), "e", "i", 1, TIME, LATER, error=error)
+        outcome = Outcome(name or str(partition), "e", "i", 1, TIME, LATER, error=error)
         await self._commit(claiming.group([claiming.report(self.keys, ref, partition, fence, state, outcome)]))
 
     async def wait_again(self, ref: OperationRef, partition: int, fence: int, error: str) -> None:

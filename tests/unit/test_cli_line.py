@@ -91,6 +91,15 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["ls", "--log-level", "loud"], "--log-level must be one of debug"),
         (["ls", "--namespace", "a/b"], "'a/b' is not a namespace"),
         *(([command, "noop/7", *CLOSED], "'noop/7' is not an operation") for command in OF_ONE),
+        (["show", "t/noop/1", "--html", "-", "--json", *CLOSED], "--html - and --json would both write to stdout"),
+        (
+            ["show", "t/noop/1", "--html", "no/page.html", *CLOSED],
+            "no/page.html cannot be written: there is no folder no",
+        ),
+        (["show", "t/noop/1", "--html", "/", *CLOSED], "--html is to be followed by a file's name (-: to stdout)"),
+        (["show", "t/noop/1", "--html", "", *CLOSED], "and '' is none"),
+        (["show", "t/noop/1", "--html", "x" * 300, *CLOSED], "cannot be written: File name too long"),
+        (["show", "noop/1", "--html", "-", *CLOSED], "'noop/1' is not an operation"),
         (["start", "no type", "t", *CLOSED], "'no type'"),
         (["start", "noop", "t", "--retry-attempts", "0", *CLOSED], "--retry-attempts must be a whole number"),
         (["table", "add", "t", "--format", "csv", "--location", ".", *CLOSED], "the format 'csv' of table 't'"),
@@ -123,6 +132,7 @@ def test_wrong_use_is_one_sentence_and_code_2(
     [
         ["ls"],
         ["show", "t/noop/1"],
+        ["show", "t/noop/1", "--html", "page.html"],
         ["watch", "t/noop/1"],
         ["cancel", "t/noop/1"],
         ["start", "noop", "t", "--wait"],
@@ -228,9 +238,9 @@ def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command:
 
 
 def test_help_loads_nothing_heavy() -> None:
+    heavy = ("grpc", "pydantic", "pyarrow", "pyspark", "rich", "jsonschema", "jinja2", "distop.cli.page")
     code = (
-        "import sys; from distop.cli.main import run; run(['--help']); "
-        "print([m for m in ('grpc', 'pydantic', 'pyarrow', 'pyspark', 'rich', 'jsonschema') if m in sys.modules])"
+        f"import sys; from distop.cli.main import run; run(['--help']); print([m for m in {heavy} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip().endswith("[]")

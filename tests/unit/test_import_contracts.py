@@ -24,7 +24,7 @@ PURE = {
     "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
-HEAVY = DATA | {"asyncio", "google", "grpc", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
+HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
 CLOCK = {"now", "utcnow", "today"}
 
 

@@ -1,0 +1,144 @@
+"""A report with verdicts on checks, as the table of them and of the rows that they found. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distop.cli.page.tree import Leaf, leaf, phrase
+from distop.cli.report import checks_of, violations_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_COLUMNS = 12
+_NAMES = 3
+MARKS = {"valid": "✓", "violated": "✕", "error": "!", "unknown": "?"}
+_TONES = {"valid": "good", "violated": "bad", "error": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Violating rows: each the partition, the file, the row's index in it, and the values of ``columns``."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, str, str, tuple[Leaf, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check. ``what``: what it asks, in one line. ``violations``: exactly, or "at least", or "-"."""
+
+    name: str
+    what: str
+    verdict: str
+    tone: str
+    mark: str
+    violations: str
+    by_statistics: str
+    by_scan: str
+    error: str
+    samples: Samples | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """All checks of a report. ``sentence``: what they come to. ``rows``: how many rows were checked, or ""."""
+
+    sentence: str
+    rows: str
+    checks: tuple[Check, ...]
+
+    @property
+    def valid(self) -> bool:
+        """All of them hold."""
+        return all(check.verdict == "valid" for check in self.checks)
+
+
+def checks(report: Mapping[str, Any], location: str = "") -> Checks:
+    """The report's checks. ``location``: of the table, which the names of files are told without."""
+    found = checks_of(report)
+    rows = report.get("rows")
+    number = f"{rows:,}" if isinstance(rows, int) else ""
+    return Checks(_sentence(found, number), number, tuple(_check(check, location) for check in found))
+
+
+def _sentence(found: Sequence[Mapping[str, Any]], rows: str) -> str:
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for check in found:
+        of.setdefault(str(check.get("verdict")), []).append(check)
+    looked = f" ({rows} rows were looked at)" if rows else ""
+    if set(of) == {"valid"}:
+        return (f"The check holds in every row{looked}" if len(found) == 1 else
+                f"All {len(found)} checks hold in every row{looked}")  # fmt: skip
+    parts = []
+    if violated := of.get("violated"):
+        parts.append(f"{_number(violated, found)} violated: {_named(violated, counts=True)}")
+    if erred := of.get("error"):
+        parts.append(f"{_number(erred, found)} not decided because of an error: {_named(erred)}")
+    if unknown := of.get("unknown"):
+        parts.append(f"{_number(unknown, found)} left open: {_named(unknown)}")
+    if not parts:
+        return f"The report has {len(found)} checks"
+    return "; ".join(parts)
+
+
+def _number(some: Sequence[Any], found: Sequence[Any]) -> str:
+    if len(found) == 1:
+        return "The check is"
+    return f"{len(some)} of {len(found)} checks {'is' if len(some) == 1 else 'are'}"
+
+
+def _named(some: Sequence[Mapping[str, Any]], *, counts: bool = False) -> str:
+    texts = []
+    for check in some[:_NAMES]:
+        found = violations_of(check)
+        rows = f" ({found} row{'' if found == '1' else 's'})" if counts and found not in ("", "-") else ""
+        texts.append(f"{check.get('name')}{rows}")
+    left = len(some) - _NAMES
+    return ", ".join(texts) + (f" and {left} more" if left > 0 else "")
+
+
+def _check(check: Mapping[str, Any], location: str) -> Check:
+    verdict = str(check.get("verdict"))
+    asked, evidence = check.get("check"), check.get("evidence")
+    files: Mapping[str, Any] = evidence if isinstance(evidence, dict) else {}
+    return Check(
+        str(check.get("name") or ""),
+        phrase(asked) if isinstance(asked, dict) else str(asked or ""),
+        verdict,
+        _TONES.get(verdict, "odd"),
+        MARKS.get(verdict, "?"),
+        violations_of(check),
+        _count(files.get("files_statistics")),
+        _count(files.get("files_scanned")),
+        str(check.get("error") or "").strip(),
+        _samples(check.get("samples"), location),
+    )
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _samples(samples: Any, location: str) -> Samples | None:
+    found = [one for one in samples if isinstance(one, dict)] if isinstance(samples, list) else []
+    if not found:
+        return None
+    values = [one["values"] if isinstance(one.get("values"), dict) else {} for one in found]
+    names = tuple(dict.fromkeys(str(name) for row in values for name in row))
+    # Very many columns would make a table that nobody reads: then each row's values stand in one.
+    wide = len(names) > _COLUMNS
+    rows = []
+    for one, row in zip(found, values, strict=True):
+        cells = (leaf(row),) if wide else tuple(leaf(row[name]) if name in row else Leaf("") for name in names)
+        index = one.get("row_index")
+        place = str(one.get("partition") or ""), _near(str(one.get("file") or ""), location)
+        rows.append((*place, "" if index is None else str(index), cells))
+    return Samples(("values",) if wide else names, tuple(rows))
+
+
+def _near(file: str, location: str) -> str:
+    """The file's name below the table's location."""
+    folder = location.rstrip("/") + "/"
+    return file.removeprefix(folder) if location else file

@@ -1,0 +1,99 @@
+"""Any JSON value as something that can be read on a page: texts, lists, names with values, tables. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST = 200
+"""Elements of a list, or fields of an object, that are shown; the others are counted."""
+_DEEPEST = 6
+_COLUMNS = 8
+_LONGEST = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A text. ``kind``: ``text``, ``number`` or ``word`` (null, true, false)."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list; ``left``: how many more there are."""
+
+    items: tuple[Node, ...]
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Names with values."""
+
+    pairs: tuple[tuple[str, Node], ...]
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Objects that have the same few fields."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Node, ...], ...]
+    left: int = 0
+
+
+Node: TypeAlias = Leaf | Items | Pairs | Grid
+
+
+def tree(value: Any, depth: int = 0) -> Node:
+    """The value as nodes, not deeper than a page can show: what lies below is JSON text."""
+    if isinstance(value, dict | list | tuple) and value:
+        if depth >= _DEEPEST:
+            return leaf(json.dumps(value, ensure_ascii=False, default=str))
+        if isinstance(value, dict):
+            shown = list(value.items())[:MOST]
+            return Pairs(tuple((str(k), tree(v, depth + 1)) for k, v in shown), len(value) - len(shown))
+        if (columns := _columns(value)) is not None:
+            rows = tuple(tuple(leaf(row.get(name, "")) for name in columns) for row in value[:MOST])
+            return Grid(columns, rows, len(value) - len(rows))
+        items = tuple(tree(v, depth + 1) for v in value[:MOST])
+        return Items(items, len(value) - len(items))
+    return leaf(value)
+
+
+def _columns(rows: Sequence[Any]) -> tuple[str, ...] | None:
+    """The fields of objects that make a table: several of them, whose values are all plain."""
+    if len(rows) < 2 or not all(isinstance(row, dict) and row for row in rows):
+        return None
+    names = tuple(dict.fromkeys(str(name) for row in rows for name in row))
+    plain = all(not isinstance(value, dict | list) or not value for row in rows for value in row.values())
+    alike = sum(len(row) for row in rows) * 2 > len(names) * len(rows)
+    return names if plain and alike and len(names) <= _COLUMNS else None
+
+
+def leaf(value: Any) -> Leaf:
+    """A value that holds no others, or is empty."""
+    if isinstance(value, bool) or value is None:
+        return Leaf(json.dumps(value), "word")
+    if isinstance(value, int | float):
+        return Leaf(str(value), "number")  # without separators: it may be a year, or an id
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return Leaf(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+
+
+def phrase(value: Mapping[str, Any]) -> str:
+    """A small object in one line: ``range: column distance, min 0, max 6000``."""
+    return "; ".join(f"{name}: {_inline(inner)}" for name, inner in value.items())
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inline(inner)}" for name, inner in value.items())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

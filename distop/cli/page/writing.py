@@ -1,0 +1,77 @@
+"""Reading what a page is made of, and writing the page where it is wanted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distop.cli.page.model import Page, page
+from distop.cli.page.render import render
+from distop.clock import time
+from distop.core.declaration import Declaration
+from distop.core.txn import Get
+from distop.errors import InvalidArgument, UsageError
+from distop.partitions import look
+from distop.reading import readable
+from distop.status import live_nodes
+
+if TYPE_CHECKING:
+    from distop.client import Client
+    from distop.core.model import OperationRef
+    from distop.results import OperationStatus
+
+STDOUT = "-"
+
+
+def check(file: str, *, json: bool) -> None:
+    """What can be told of ``--html FILE`` before etcd is asked. Raises UsageError, InvalidArgument."""
+    if file == STDOUT:
+        if json:
+            raise UsageError("--html - and --json would both write to stdout: give --html a file")
+        return
+    path = Path(file)
+    try:
+        exists, folder, place = path.exists(), path.is_dir(), path.parent.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise _unwritable(file, error.strerror) from None
+    if not file or folder:
+        raise InvalidArgument(f"--html is to be followed by a file's name (-: to stdout), and {file!r} is none")
+    if not place:
+        raise _unwritable(file, f"there is no folder {path.parent}")
+    if not os.access(path if exists else path.parent, os.W_OK):
+        raise _unwritable(file, os.strerror(errno.EACCES))
+
+
+def _unwritable(file: str, why: str | None) -> InvalidArgument:
+    return InvalidArgument(f"{file} cannot be written: {why}")
+
+
+async def gather(client: Client, ref: OperationRef) -> tuple[OperationStatus, Page]:
+    """The operation's status, and its page. Raises NotFound, UnreadableRecord."""
+    etcd, keys = client.etcd, client.keys
+    while True:
+        status = await client.operation(ref).status()
+        account = await look(etcd, keys, ref)
+        if account.ended == status.ended:
+            break  # else it ended in between, which happens once
+    nodes = await live_nodes(etcd, keys)
+    (published,) = await etcd.read(Get(keys.behavior(ref.type)))
+    declared = readable(etcd, Declaration.decode, published.kvs)
+    return status, page(ref, status, account, nodes, declared[0][1] if declared else None, time.time())
+
+
+def write(made: Page, file: str) -> None:
+    """Write the page as UTF-8. Raises InvalidArgument where the file cannot be written."""
+    data = render(made).encode()
+    if file == STDOUT:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(file).write_bytes(data)
+    except OSError as error:
+        raise _unwritable(file, error.strerror) from None

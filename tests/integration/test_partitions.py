@@ -1,0 +1,118 @@
+"""What is read of an operation and its partitions at one moment, on a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import aio, partitions
+from distop.core.model import State
+from distop.partitions import look
+from tests.support.by_hand import TABLE, ref
+from tests.support.etcd import compacted, own_etcd, shared_etcd
+from tests.support.hand import Hand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.store.client import EtcdClient
+    from distop.store.embedded import EmbeddedEtcd
+
+__all__ = ["own_etcd", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+OP = "nyc.flights/noop/1"
+
+
+class Late:
+    """The store's client, of which one list lets something else happen first."""
+
+    def __init__(self, etcd: EtcdClient, before: Callable[[], Any]) -> None:
+        self._etcd, self._before, self._lists = etcd, before, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._etcd, name)
+
+    async def list(self, *args: Any, **settings: Any) -> Any:
+        self._lists += 1
+        if self._lists == 5:  # after the records of the operation and the claims, before the jobs
+            await self._before()
+        return await self._etcd.list(*args, **settings)
+
+
+async def started(client: aio.Client, names: list[str]) -> Hand:
+    hand = Hand(client.etcd, client.keys)
+    await hand.publish("noop")
+    await hand.table(TABLE)
+    await hand.join("n1", "noop")
+    await client.start_operation("noop", TABLE, {"jobs": 5})
+    await hand.plan(ref(OP), "n1", names)
+    return hand
+
+
+async def test_all_of_it_is_of_one_moment(shared_etcd: EmbeddedEtcd) -> None:
+    """A job that ends while it is read, and an operation that does."""
+    async with aio.connect(shared_etcd.endpoint, namespace="moment") as client:
+        hand = await started(client, ["a", "b"])
+        fences = await hand.claim(ref(OP), "n1", 0, 1)
+
+        async def finish() -> None:
+            for n in (0, 1):
+                await hand.report(ref(OP), n, fences[n])
+            await hand.finish(ref(OP), "n1", State.SUCCESS)
+            await hand.clean(ref(OP), "n1")
+
+        account = await look(Late(client.etcd, finish), client.keys, ref(OP))  # type: ignore[arg-type]
+        assert account.partitions is not None
+        assert [(p.name, p.state, p.executor) for p in account.partitions] == [
+            ("a", "running", "executor-n1"), ("b", "running", "executor-n1"),
+        ]  # fmt: skip
+        account = await look(client.etcd, client.keys, ref(OP))
+        assert account.ended
+        assert [p.state for p in account.partitions or ()] == ["success", "success"]
+
+
+async def test_a_compaction_while_it_is_read(own_etcd: EmbeddedEtcd) -> None:
+    async with aio.connect(own_etcd.endpoint) as client:
+        await started(client, ["a"])
+
+        async def compact() -> None:
+            await client.operation(OP).pause()
+            revision, _ = await client.etcd.read_at()
+            await compacted(client.etcd, revision)
+
+        account = await look(Late(client.etcd, compact), client.keys, ref(OP))  # type: ignore[arg-type]
+        assert [(p.name, p.state) for p in account.partitions or ()] == [("a", "open")]
+        assert account.arg == {"jobs": 5}
+
+
+async def test_many_partitions_are_read_in_pages(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "_PAGE", 3)
+    async with aio.connect(shared_etcd.endpoint, namespace="pages") as client:
+        hand = await started(client, [f"p{n}" for n in range(10)])
+        fences = await hand.claim(ref(OP), "n1", *range(7))
+        await asyncio.gather(*(hand.report(ref(OP), n, fences[n], name=f"p{n}") for n in range(0, 7, 2)))
+        account = await look(client.etcd, client.keys, ref(OP))
+        assert [(p.ordinal, p.name) for p in account.partitions or ()] == [(n, f"p{n}") for n in range(10)]
+        assert "".join(p.state[0] for p in account.partitions or ()) == "srsrsrsooo"
+        monkeypatch.setattr(partitions, "MOST", 9)
+        account = await look(client.etcd, client.keys, ref(OP))
+        assert (account.partitions, account.planned, account.gone) == (None, True, False)
+
+
+async def test_an_outcome_that_cannot_be_read_is_left_out(
+    shared_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aio.connect(shared_etcd.endpoint, namespace="spoilt") as client:
+        hand = await started(client, ["a", "b"])
+        fences = await hand.claim(ref(OP), "n1", 0, 1)
+        await hand.report(ref(OP), 0, fences[0], name="a")
+        await hand.put(client.keys.job(ref(OP), 0, "outcome"), b"[]")
+        account = await look(client.etcd, client.keys, ref(OP))
+        assert [(p.name, p.state, p.executor) for p in account.partitions or ()] == [
+            ("a", "success", ""), ("b", "running", "executor-n1"),
+        ]  # fmt: skip
+        assert "it is left out" in caplog.text

@@ -1,0 +1,120 @@
+"""``show --html`` on a real etcd, and what is read for it, with the daemons' part played by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import State
+from tests.support.by_hand import TABLE, World, ref, world
+from tests.support.command import distop_command
+from tests.support.etcd import compacted, own_etcd, shared_etcd
+from tests.support.hand import Hand
+from tests.support.html import Parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.command import Ran
+
+__all__ = ["distop_command", "own_etcd", "shared_etcd", "world"]
+
+pytestmark = pytest.mark.etcd
+
+OP = "nyc.flights/noop/1"
+HOSTILE = '<script>"day"</script>&\'订单'
+
+
+async def some_ended(hand: Hand) -> None:
+    """Of five jobs one succeeded, one failed, one is tried again, one runs, and one has not begun."""
+    op = ref(OP)
+    await hand.plan(op, "n1", ["day=0", HOSTILE, "day=2", "day=3", "day=4"])
+    fences = await hand.claim(op, "n1", 0, 1, 2, 3)
+    await hand.report(op, 0, fences[0], name="day=0")
+    await hand.report(op, 1, fences[1], error="no <b>such</b> file\nat line 1", name=HOSTILE)
+    await hand.wait_again(op, 2, fences[2], "disk full")
+
+
+async def all_ended(hand: Hand) -> None:
+    op = ref(OP)
+    await hand.plan(op, "n1", ["day=0", HOSTILE])
+    fences = await hand.claim(op, "n1", 0, 1)
+    await hand.report(op, 0, fences[0], name="day=0")
+    await hand.report(op, 1, fences[1], error="no file", name=HOSTILE)
+    await hand.decide(op, "n1", State.FAILED, 2, 1)
+    await hand.finish(op, "n1", State.FAILED, {"rows": 7, HOSTILE: [HOSTILE]})
+
+
+def test_a_page_of_what_goes_on(world: World, tmp_path: Path) -> None:
+    world.distop("start", "noop", TABLE, "--arg", '{"jobs": 5}')
+    world.play(some_ended)
+    file = tmp_path / "page.html"
+    ran = world.distop("show", OP, "--html", str(file))
+    assert (ran.code, ran.out, ran.err) == (0, f"{OP}: its page is in {file}\n", "")
+    found = Parsed(file.read_text(encoding="utf-8"))
+    for words in ("A snapshot of", "2 of 5 jobs had ended (40%)", "noop: Does nothing.", "jobs 5", HOSTILE,
+                  "no <b>such</b> file", "disk full", "1 to be tried again", "1 running", "1 not begun",
+                  "day=4"):  # fmt: skip
+        assert words in found.text, words
+    assert found.all("script") == found.all("b", title="") == []
+    ran = world.distop("show", OP, "--html", "-")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(Parsed(ran.out).tags) == len(found.tags)
+
+
+def test_with_json_the_file_is_written_beside_it(world: World, tmp_path: Path) -> None:
+    world.distop("start", "noop", TABLE)
+    file = tmp_path / "page.html"
+    ran = world.distop("show", OP, "--html", str(file), "--json")
+    assert ran.json.keys() == world.distop("show", OP, "--json").json.keys()
+    assert "it was not planned yet; it waited for planning" in Parsed(file.read_text()).text
+    world.play(all_ended)
+    ran = world.distop("show", OP, "--html", str(file), "--json")
+    assert ran.json == world.distop("show", OP, "--json").json
+
+
+def test_what_cannot_be_written_is_one_sentence(world: World, tmp_path: Path) -> None:
+    world.distop("start", "noop", TABLE)
+    kept = tmp_path / "kept.html"
+    kept.write_text("as it was")
+    for argv, code, words in (
+        (("show", OP, "--html", "/dev/full"), 2, "/dev/full cannot be written: No space left on device"),
+        (("show", "nyc.flights/noop/9", "--html", str(kept)), 4, "no operation nyc.flights/noop/9"),
+    ):
+        ran = world.distop(*argv)
+        assert (ran.code, words in ran.sentence) == (code, True), ran
+    assert kept.read_text() == "as it was"
+
+
+def test_after_the_cleanup_the_partitions_are_read_in_etcds_history(
+    own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]
+) -> None:
+    world = World(own_etcd.endpoint, distop_command)
+    world.distop("start", "noop", TABLE, "--arg", '{"jobs": 2}')
+    world.play(all_ended)
+    before = world.distop("show", OP, "--html", "-").out
+
+    async def clean(hand: Hand) -> None:
+        await hand.clean(ref(OP), "n1")
+        for name in ("arg", "spec"):
+            assert await hand.etcd.get(hand.keys.of(ref(OP), name)) is None
+
+    world.play(clean)
+    after = Parsed(world.distop("show", OP, "--html", "-").out)
+    for words in ("Failed: 1 of 2 jobs failed.", "jobs 2", HOSTILE, "no file", "rows 7"):
+        assert words in after.text, words
+    assert [cell["title"].partition(":")[0] for cell in after.all("li") if "title" in cell] == ["day=0", HOSTILE]
+    assert len(after.tags) == len(Parsed(before).tags)
+
+    async def compact(hand: Hand) -> None:
+        revision, _ = await hand.etcd.read_at()
+        await compacted(hand.etcd, revision)
+
+    world.play(compact)
+    gone = Parsed(world.distop("show", OP, "--html", "-").out)
+    assert "What became of each partition is gone" in gone.text
+    assert "Failed: 1 of 2 jobs failed." in gone.text
+    assert "no file" not in gone.text

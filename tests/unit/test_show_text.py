@@ -1,0 +1,39 @@
+"""What ``show`` prints for a person, where the words matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distop.cli.report import show_result, show_status
+from distop.core.codec import rfc3339
+from distop.core.model import History, State
+from distop.results import OperationResult, OperationStatus
+
+
+def going_on(**fields: Any) -> OperationStatus:
+    jobs = {"total": 40, "success": 8, "failed": 2, "running": 4, "waiting": 1, **fields.pop("jobs", {})}
+    return OperationStatus("t/noop/1", "running", "open", jobs, rfc3339(0), **fields)
+
+
+def test_how_many_failed_stands_beside_how_many_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """It read "10/40, 2 failed ended"."""
+    show_status(going_on())
+    assert "jobs       10/40 ended (2 failed), 4 running, 1 to retry\n" in capsys.readouterr().out
+    show_status(going_on(jobs={"failed": 0}))
+    assert "jobs       8/40 ended, 4 running, 1 to retry\n" in capsys.readouterr().out
+
+
+def test_before_the_plan_no_jobs_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It read "- ended, 0 running, 0 to retry"."""
+    show_status(going_on(jobs={"total": None}))
+    assert "jobs" not in capsys.readouterr().out
+
+
+def test_it_is_said_what_the_numbers_of_failed_jobs_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(going_on(failed="3,7"))
+    assert "failed jobs  3,7 (places in the plan, from 0)\n" in capsys.readouterr().out
+    history = History("t/noop/1", State.FAILED, "", "", 9, 5, 4, failed_ranges="3,7", failed_truncated=True)
+    show_result(OperationResult.of(history))
+    assert "failed jobs  3,7 and more (places in the plan, from 0)\n" in capsys.readouterr().out
