@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from distop.clock import random
+from distop.clock import secrets
 
 _SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST = 16384
@@ -39,7 +39,7 @@ def release(ports: list[int]) -> None:
 def _reserve() -> int:
     below = _lowest_of_the_system() - _FIRST
     for _ in range(_TRIES if below > 0 else 0):
-        port = _FIRST + random.randrange(below)
+        port = _FIRST + secrets.randbits(32) % below
         hold = socket.socket(socket.AF_UNIX)
         try:
             hold.bind(f"\0distop-port-{port}")

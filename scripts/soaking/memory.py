@@ -25,8 +25,8 @@ WARM = 30.0
 LEAST = 150.0
 """Seconds that the judged half of a life must last."""
 ARENA = 3.0
-"""MB that the allocator takes or gives back at once, at most: where a half has grown by less, however steep, its life was
-too short to tell.
+"""MB that the allocator takes or gives back at once, at most: where a half has grown by less, however steep, its life
+was too short to tell.
 """
 STEEPEST = 0.5
 """MB a minute in the second half of a life. Under this load, of hundreds of operations and faults an hour, 0.5 would be

@@ -37,7 +37,7 @@ def test_no_other_process_is_given_one_until_it_is_released(ours: list[int]) -> 
     """Also where it asks for just that one."""
     ask = f"""
 from distop.store import ports
-ports.random.randrange = lambda below: {ours[0]} - ports._FIRST
+ports.secrets.randbits = lambda bits: {ours[0]} - ports._FIRST
 print(ports.reserve(1)[0])
 """
 
