@@ -93,13 +93,24 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> s
         for path, _, _ in files:
             tasks.add(snapshot.task(path))
         spark.ScanTaskSetManager.get().stageTasks(snapshot.table, name, tasks)
-        spark.SparkTableCache.get().add(name, snapshot.table)
+        cache = _table_cache(spark.SparkTableCache)
+        cache.add(name, snapshot.table)
         _staged[key] = snapshot.table
         while len(_staged) > _STAGED:
             (_, oldest), table = _staged.popitem(last=False)
-            spark.SparkTableCache.get().remove(oldest)
+            cache.remove(oldest)
             spark.ScanTaskSetManager.get().removeTasks(table, oldest)
     return name
+
+
+def _table_cache(cls: Any) -> Any:
+    """The one SparkTableCache. Of its two methods ``get`` py4j looks at whichever the JVM names first, in an order that
+    differs from one to the next, and finds no static one where that is the other; so it is called without a look.
+    """
+    from py4j.java_gateway import JavaMember
+    from py4j.protocol import STATIC_PREFIX
+
+    return JavaMember("get", None, f"{STATIC_PREFIX}{cls._fqn}", cls._gateway_client)()
 
 
 def rows_of(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> dict[str, int] | None:
