@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.validate import failures, footers, scan
+from distop_behaviors.validate import failures, footers, iceberg, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import bad_pattern, chosen, condition, references
 from distop_behaviors.validate.facts import VOID, Unreadable, match
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan
     from distop_behaviors.validate.argument import Argument
+    from distop_behaviors.validate.facts import FileFacts
     from distop_behaviors.validate.footers import PlannedFile
     from distop_behaviors.validate.report import Result
 
@@ -45,7 +46,8 @@ class Batch:
 
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
         """Each partition with its result, those that need no scan first. Raises what is unexpected."""
-        self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
+        if any(not p.source for p in plans):
+            self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
         names = self._names()
         slow: list[Part] = []
         for part in self._prepared(plans, names):
@@ -100,14 +102,14 @@ class Batch:
         return ()
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
-        files = [f for p in plans for f in p.files]
+        files = [f for p in plans if not p.source for f in p.files]
         facts_of = footers.read_all(files, names.wanted(), self._stop)
-        if any(isinstance(facts, Unreadable) for facts in facts_of):
-            self._ctx.check_reachable()
         read = iter(facts_of)
+        known = [self._facts_by_source(p) if p.source else [next(read) for _ in p.files] for p in plans]
+        if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
+            self._ctx.check_reachable()
         preparation = Preparation(self._argument, names, self._types)
-        for plan in plans:
-            facts = [next(read) for _ in plan.files]
+        for plan, facts in zip(plans, known, strict=True):
             problem = next((f for f in facts if isinstance(f, Unreadable)), None)
             if problem is None:
                 good = [f for f in facts if not isinstance(f, Unreadable)]
@@ -117,6 +119,16 @@ class Batch:
                 part.missing = None
                 part.fail(str(problem))
             yield part
+
+    @staticmethod
+    def _facts_by_source(plan: PartitionPlan) -> Sequence[FileFacts | Unreadable]:
+        """What is known of files that are read through a table's metadata. Its manifests are not asked yet: a count of
+        NULLs there is one of rows that may be deleted.
+        """
+        try:
+            return iceberg.facts_of(plan)
+        except Unreadable as e:
+            return [e]
 
     def _files(self, part: Part) -> list[PlannedFile]:
         """The files of a partition that have to be scanned."""
@@ -135,7 +147,12 @@ class Batch:
         """Parts whose columns have the same names and types can be read by one query."""
         groups: dict[Any, list[Part]] = {}
         for part in parts:
-            key = (tuple(sorted(part.columns.items())), part.absent, tuple(self._path_columns(part, names).items()))
+            key = (
+                part.plan.source,
+                tuple(sorted(part.columns.items())),
+                part.absent,
+                tuple(self._path_columns(part, names).items()),
+            )
             groups.setdefault(key, []).append(part)
         return list(groups.values())
 
@@ -148,7 +165,7 @@ class Batch:
         of_path = self._path_columns(part, names)
         columns = {n: t for n, t in sorted(part.columns.items()) if match(n, of_path) is None}
         absent = tuple(n for n in part.absent if match(n, of_path) is None)
-        return Group(tuple(files), columns, absent, of_path, self._base)
+        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source)
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target
@@ -186,7 +203,8 @@ class Batch:
             if part.erred:
                 continue
             try:
-                for file in files[part.plan.partition]:
+                # Iceberg changes no file that it has written.
+                for file in files[part.plan.partition] if not part.plan.source else ():
                     footers.unchanged(*file)
             except Unreadable as e:
                 self._ctx.check_reachable()
@@ -195,7 +213,7 @@ class Batch:
             self._apply(part, files[part.plan.partition], counts)
 
     def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
-        if self._argument.where is not None:
+        if part.rows is None:
             part.rows = sum((counts[f[0]].rows or 0) for f in files if f[0] in counts)
         for n, tally in enumerate(part.tallies):
             if tally.error is not None:

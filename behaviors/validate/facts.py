@@ -60,6 +60,8 @@ class FileFacts:
     columns: Mapping[str, SparkType] = field(default_factory=dict)
     leaves: Mapping[tuple[str, ...], Leaf] = field(default_factory=dict)
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
+    proves: bool = True
+    """False: nothing but its columns is known without a look at its rows, and ``rows`` is not, either."""
 
 
 class Unreadable(Exception):

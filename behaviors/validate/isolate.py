@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.validate import failures, scan
+from distop_behaviors.validate import failures, iceberg, scan
 from distop_behaviors.validate.facts import Unreadable
 from distop_behaviors.validate.footers import unchanged
 from distop_behaviors.validate.part import WHERE
@@ -71,6 +71,10 @@ class Isolated:
                 return counts
             except Exception as e:
                 self._check_stop()
+                if isinstance(e, iceberg.Gone):
+                    for part in left:
+                        part.fail(str(e))
+                    return {}
                 if failures.is_unexpected(e):
                     raise
                 found = self._blame(e, left, files, group, checks)
@@ -90,11 +94,15 @@ class Isolated:
     ) -> bool:
         """Mark who is at fault, where it can be told from the error, the files, or the analyser."""
         found = False
-        broken = failures.broken_file(error, group.files)
+        # Of Iceberg's reader no words are known that only it would say: what it cannot read is found by splitting.
+        broken = None if group.source else failures.broken_file(error, group.files)
         for part in parts:
             try:
                 for file in files[part.plan.partition]:
-                    unchanged(*file)
+                    if group.source:
+                        iceberg.check_there(self._session, group.source, file[0])
+                    else:
+                        unchanged(*file)
                     if file[0] == broken:
                         raise Unreadable(f"the file {broken} cannot be read: {_cause(error)}")
             except Unreadable as e:

@@ -105,7 +105,8 @@ class Tally:
 class Part:
     """A partition at work. ``columns``: what is needed of its data, merged over its files; ``absent``: columns that
     expressions name and none of them has; ``missing``: those of them that ``where`` names, None where the files
-    could not be read; ``rows``: None as long as ``where`` has not been counted; ``path_columns``: the types of its
+    could not be read; ``rows``: None as long as they have not been counted (those of ``where``, or of files that
+    do not tell); ``path_columns``: the types of its
     partition columns, of text where the value is none of the declared type.
     """
 
@@ -242,7 +243,8 @@ class Preparation:
         for check, tally in zip(argument.checks, part.tallies, strict=True):
             if tally.error is None:
                 _decide(part, tally, check, argument, columns, shared=schema is not None)
-        part.rows = None if argument.where is not None else sum(f.rows for f in facts)
+        counted = argument.where is None and all(f.proves for f in facts)
+        part.rows = sum(f.rows for f in facts) if counted else None
         return part
 
     def _schema(self, plan: PartitionPlan, facts: Sequence[FileFacts]) -> Mapping[str, SparkType] | None:

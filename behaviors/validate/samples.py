@@ -96,14 +96,14 @@ def _query(
     shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
     position = {path: i for i, path in enumerate(shown)}
     frame = frame.select(
-        F.col("_metadata.file_path").alias("file"),
-        F.col("_metadata.row_index").alias("row"),
+        group.file_column().alias("file"),
+        group.row_column().alias("row"),
         *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
         *(_shown(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
     )
     rows = frame.limit(limit).collect() if limit is not None else frame.collect()
     order = {f[0]: i for i, f in enumerate(files)}
-    found = sorted(((failures.plain_path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
+    found = sorted(((group.path(r["file"]), r) for r in rows), key=lambda x: (order.get(x[0], 0), x[1]["row"]))
     out = []
     for wish in wishes:
         mine = {f[0] for f in wish.files}

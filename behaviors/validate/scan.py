@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
+from distop_behaviors.validate import iceberg
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.facts import Unreadable, ddl, quote
 from distop_behaviors.validate.failures import plain_path, sentence_of
@@ -35,6 +36,7 @@ _judged: Kept[str | None] = Kept(256)
 class Group:
     """Files to be read with one schema. ``columns`` are those that the checks need, with their types in DDL;
     ``missing`` those that none of the files has; ``partition_columns`` come from the files' paths below ``base``.
+    ``source``: the metadata file through which Iceberg's are read; "" where the files are Parquet, and all there is.
     """
 
     files: tuple[PlannedFile, ...]
@@ -42,12 +44,29 @@ class Group:
     missing: tuple[str, ...] = ()
     partition_columns: Mapping[str, str] = field(default_factory=dict)
     base: str = ""
+    source: str = ""
+
+    def path(self, name: str) -> str:
+        """A file's planned path, of what a query names it."""
+        return name if self.source else plain_path(name)
+
+    def file_column(self) -> Column:
+        """The path of a row's file."""
+        from pyspark.sql import functions as F
+
+        return F.col(iceberg.FILE if self.source else "_metadata.file_path")
+
+    def row_column(self) -> Column:
+        """The position of a row in its file."""
+        from pyspark.sql import functions as F
+
+        return F.col(iceberg.POSITION if self.source else "_metadata.row_index")
 
 
 @dataclass(slots=True)
 class Counts:
-    """One file: ``rows`` that ``where`` picks (None: not counted), violations by check; and, where rows were tried
-    one by one, how many threw (``where_threw``: on the condition itself).
+    """One file: its rows, or those that ``where`` picks (None: not counted), violations by check; and, where rows were
+    tried one by one, how many threw (``where_threw``: on the condition itself).
     """
 
     rows: int | None = None
@@ -75,7 +94,9 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
     from pyspark.sql import functions as F
 
-    key = (session, group.files, _schema(group), group.base)
+    key = (session, group.files, _schema(group), group.base, group.source)
+    if group.source:
+        iceberg.stage(session, group.source, group.files)
     frame = _relations.get(key, lambda: _read(session, group), keep=keep)
     return frame.withColumns({name: F.lit(None) for name in group.missing}) if group.missing else frame
 
@@ -84,6 +105,8 @@ def _read(session: SparkSession, group: Group) -> DataFrame:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
+    if group.source:
+        return iceberg.read(session, group.source, group.files)
     # Paths are what they are: `*` or `{` in a name is no pattern.
     # A check such as `1 = 1` needs no column, which DDL cannot say.
     schema = _schema(replace(group, partition_columns=dict.fromkeys(group.partition_columns, "string")))
@@ -142,34 +165,46 @@ def count(session: SparkSession, group: Group, checks: Mapping[int, Column], whe
     if where is None and not checks:
         return {}
     frame, found = relation(session, group), tuple(checks.values())
-    key = (id(frame), tuple(map(id, found)), id(where))
+    known = iceberg.rows_of(session, group.source, group.files) if group.source and where is None else None
+    all_rows = group.source != "" and where is None and known is None
+    key = (id(frame), tuple(map(id, found)), id(where), all_rows)
     # With what it is made of, so that nothing else gets their ids.
-    query, _ = _counting.get(key, lambda: (_counting_query(frame, found, where), (frame, found, where)))
+    query, _ = _counting.get(
+        key, lambda: (_counting_query(frame, group, found, where, all_rows), (frame, found, where))
+    )
     # Selected from: a query that was run once would find what it shuffled then.
     rows = query.select("*").collect()
-    offset = 2 if where is not None else 1
-    return {
-        plain_path(row[0]): Counts(
-            row[1] if where is not None else None,
+    with_rows = where is not None or all_rows
+    offset = 2 if with_rows else 1
+    counts = {
+        group.path(row[0]): Counts(
+            row[1] if with_rows else None,
             {n: row[offset + i] for i, n in enumerate(checks)},
         )
         for row in rows
     }
+    for path, total in (known or {}).items():
+        counts.setdefault(path, Counts()).rows = total
+    return counts
 
 
-def _counting_query(frame: DataFrame, checks: Sequence[Column], where: Column | None) -> DataFrame:
+def _counting_query(
+    frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None, all_rows: bool
+) -> DataFrame:
+    """``all_rows``: those without a violation are counted, too, since nothing else tells how many there are."""
     from pyspark.sql import functions as F
 
     totals = [F.count_if(column) for column in checks]
     if where is not None:
         frame = frame.where(where)
+    if where is not None or all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
         # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
         # which the footers have left open already, and may skip a row on which a check throws.
         frame = frame.where(F.coalesce(*(F.when(column, True) for column in checks), F.lit(False)))
     # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
-    return frame.groupBy(F.input_file_name()).agg(*totals)
+    return frame.groupBy(group.file_column() if group.source else F.input_file_name()).agg(*totals)
 
 
 def count_attempts(
@@ -179,7 +214,7 @@ def count_attempts(
     from pyspark.sql import functions as F
 
     frame = relation(session, group)
-    path = F.col("_metadata.file_path").alias("file")
+    path = group.file_column().alias("file")
     tried = [attempted(column).alias(f"c{n}") for n, column in checks.items()]
     picked = F.lit(True) if where is None else attempted(where)
     frame = frame.select(path, picked.alias("w"), *tried)
@@ -190,10 +225,10 @@ def count_attempts(
         totals.append(F.count_if(chosen & F.col(f"c{n}").isNull()))
     out = {}
     for row in frame.groupBy("file").agg(*totals).collect():
-        counts = Counts(row[1] if where is not None else None, where_threw=row[2])
+        counts = Counts(row[1] if where is not None or group.source else None, where_threw=row[2])
         for i, n in enumerate(checks):
             counts.violations[n], counts.threw[n] = row[3 + 2 * i], row[4 + 2 * i]
-        out[plain_path(row[0])] = counts
+        out[group.path(row[0])] = counts
     return out
 
 

@@ -45,6 +45,8 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     """What the footer proves about a check of one column, for the rows of one file, without ``where``. ``path``: where
     the column is in it, if that is known.
     """
+    if not facts.proves:
+        return UNKNOWN
     if facts.rows == 0:
         return PASS
     if check.kind == "check":

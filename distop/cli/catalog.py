@@ -19,8 +19,10 @@ NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, suc
 
 def add(
     name: NAME,
-    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet")],
-    location: Annotated[str, typer.Option(metavar="L", help="A folder, or what pyarrow's file systems open.")],
+    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet or iceberg")],
+    location: Annotated[
+        str, typer.Option(metavar="L", help="The table's folder: a path, or what pyarrow's file systems open.")
+    ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
 ) -> None:

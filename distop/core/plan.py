@@ -21,7 +21,9 @@ CHUNK_PAGE = 4
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns)."""
+    """One partition as the plan froze it: its files as (path, size in bytes, mtime in ns; 0: the format never changes a
+    file that it has written).
+    """
 
     partition: int
     name: str
@@ -30,7 +32,11 @@ class PartitionPlan:
     files_at: str = ""
     """Where the file list stands when it is too large for etcd: a path under the shared directory."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The partition columns' values as text (None: null), for tables that have them."""
+    """The partition columns' values as text (None: null), for tables that have them in their paths alone."""
+    source: str = ""
+    """What the files are to be read through, where they alone do not tell the rows: of Iceberg the metadata file that
+    the plan was made of, which says which of their rows are deleted.
+    """
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"partition": self.partition, "name": self.name, "bytes": self.bytes}
@@ -40,6 +46,8 @@ class PartitionPlan:
             data["files"] = [list(f) for f in self.files]
         if self.values:
             data["values"] = dict(self.values)
+        if self.source:
+            data["source"] = self.source
         return data
 
     @classmethod
@@ -51,6 +59,7 @@ class PartitionPlan:
             tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
             data.get("files_at", ""),
             data.get("values") or {},
+            data.get("source", ""),
         )
 
 

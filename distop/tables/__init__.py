@@ -1,98 +1,69 @@
 """Tables: what ``distop table add`` accepts, and how a table is split into partitions.
 
-Planners by format; ``parquet`` is the one that exists. pyarrow is loaded only where a location is no local path.
+Each format is a module with the functions of :class:`Format`, loaded when a table of it is met: ``parquet`` (folders of
+files) and ``iceberg``. Another one (Delta, Spark's catalog) is a module beside them, its name in ``options.FORMATS``,
+its options in ``options``, and its place in :func:`_format`. Nothing else asks for a format by its name: what a job
+needs to read the files stands in the plan (``PartitionPlan.source``).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables.location import Location, named_parquet
-from distop.tables.options import FORMATS, check_options
+from distop.errors import InvalidArgument
+from distop.tables.options import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.core.model import TableRecord
     from distop.core.plan import Planned
-    from distop.tables.location import Entry
 
 __all__ = ["FORMATS", "check_reachable", "check_table", "plan_table"]
 
-_LOOKED_AT = 1_000
-"""Files whose names are looked at before a table is registered: those of the location itself come first."""
-_OPENED = 100
-"""Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
-_CHECKED_EVERY = 1_000
-"""Files listed between two looks at whether to go on."""
+
+class Format(Protocol):
+    """What a module of a format offers: the three functions below, for tables of its format."""
+
+    def check_table(self, record: TableRecord) -> TableRecord: ...
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None]) -> Planned: ...
+
+    def check_reachable(self, table: TableRecord) -> None: ...
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored: its location absolute. Of the data the first files are looked at: one that
-    neither its name nor its first bytes show to be Parquet is refused. Hidden files are left alone.
+    """The record as it is to be stored: its location absolute.
 
-    Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does
-    not exist, holds no Parquet file, or another one, and for a type of what is no partition column there.
+    Raises InvalidArgument, naming it, for an unknown format or option, and for a location that cannot be opened, does
+    not exist, or holds no table of the format.
     """
-    from distop.tables.parquet import check_types, partition_values
-
-    _check_format(record)
-    options = check_options(record.options)
-    try:
-        location = Location.of(record.location)
-        looked_at = list(islice(location.walk(), _LOOKED_AT))
-    except TableUnavailable as error:
-        raise InvalidArgument(str(error)) from error
-    if not looked_at:
-        raise InvalidArgument(f"the location {record.location!r} holds no Parquet files")
-    for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
-        try:
-            is_data = location.begins_as_parquet(entry)
-        except OSError as error:
-            raise InvalidArgument(f"the file {entry.path} cannot be read: {error.strerror or error}") from None
-        if not is_data:
-            raise InvalidArgument(
-                f"the location {record.location!r} must hold Parquet files only, and {entry.path} is none: move it "
-                "away, or give it a name that begins with '_' or '.'"
-            )
-    check_types(options, partition_values(looked_at[0].folder) or (), location)
-    return replace(record, location=location.text)
+    return _format(record).check_table(record)
 
 
 def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None) -> Planned:
-    """List the table and freeze its partitions: files with path, size and modification time. ``check`` is called now
-    and then, and raises where the listing is to stop.
+    """Freeze the table's partitions with their files. ``check`` is called now and then, and raises where that is to
+    stop.
 
-    Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
-    none is, all files count, and one that is something else fails its partition's job by name.
-
-    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here or
-    holds no file: with no partitions, every promise about the table would hold.
+    Raises InvalidArgument for what is no table of its format, TableUnavailable where it cannot be reached from here.
     """
-    from distop.tables.parquet import data_files, plan
-
-    _check_format(table)
-    location = Location.of(table.location)
-    entries: list[Entry] = []
-    for entry in location.walk():
-        if len(entries) % _CHECKED_EVERY == 0:
-            check()
-        entries.append(entry)
-    if not entries:
-        raise location.nothing_there()
-    return plan(data_files(entries, location), location, check_options(table.options))
+    return _format(table).plan_table(table, check)
 
 
 def check_reachable(table: TableRecord) -> None:
     """Raises TableUnavailable where nothing of the table can be seen from here."""
-    Location.of(table.location).check()
+    _format(table).check_reachable(table)
 
 
-def _check_format(record: TableRecord) -> None:
-    if record.format not in FORMATS:
-        raise InvalidArgument(
-            f"the format {record.format!r} of table {record.name!r} is not known (known: {', '.join(FORMATS)})"
-        )
+def _format(record: TableRecord) -> Format:
+    if record.format == "parquet":
+        from distop.tables import parquet
+
+        return parquet
+    if record.format == "iceberg":
+        from distop.tables import iceberg
+
+        return iceberg
+    raise InvalidArgument(
+        f"the format {record.format!r} of table {record.name!r} is not known (known: {', '.join(FORMATS)})"
+    )

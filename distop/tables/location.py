@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH123 -- os.scandir and os.path list a hundred thousand folders fast
+# ruff: noqa: PTH100, PTH110, PTH111, PTH112, PTH116, PTH118, PTH123, PTH208 -- os.scandir and os.path list a hundred thousand folders fast
 """Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
 
 from __future__ import annotations
@@ -146,6 +146,33 @@ class Location:
             if any(hidden(part) for part in relative.split("/")):
                 continue
             yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
+
+    def names_in(self, folder: str) -> frozenset[str]:
+        """The names of the files in a folder of the location; none where there is no such folder. Raises
+        TableUnavailable where it cannot be listed.
+        """
+        try:
+            if self.filesystem is None:
+                return frozenset(os.listdir(os.path.join(self.root, folder)))
+            from pyarrow import fs
+
+            found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
+            return frozenset(info.base_name for info in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return frozenset()
+        except OSError as e:
+            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {e}") from e
+
+    def text_in(self, name: str) -> str:
+        """A small file under the location, whole. Raises TableUnavailable where it cannot be read."""
+        try:
+            if self.filesystem is None:
+                with open(os.path.join(self.root, name), encoding="utf-8", errors="replace") as f:
+                    return f.read()
+            with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
+                return bytes(stream.read()).decode(errors="replace")
+        except OSError as e:
+            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {e}") from e
 
     def begins_as_parquet(self, entry: Entry) -> bool:
         """By its first four bytes. Raises OSError where it cannot be read."""

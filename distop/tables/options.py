@@ -12,7 +12,7 @@ from distop.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMATS = ("parquet",)
+FORMATS = ("parquet", "iceberg")
 
 _TYPE = re.compile(
     r"(string|boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|double|date|timestamp"
@@ -23,8 +23,8 @@ _TYPE = re.compile(
 
 @frozen
 class Options:
-    """``group_bytes`` and ``group_files`` bound a group of files in a folder without partitions;
-    ``partition_types`` gives partition columns a Spark type (they are text otherwise).
+    """``group_bytes`` and ``group_files`` bound a group of files in a table without partitions;
+    ``partition_types`` gives partition columns of Parquet folders a Spark type (they are text otherwise).
     """
 
     group_bytes: int = 128 * 1024 * 1024
@@ -32,15 +32,22 @@ class Options:
     partition_types: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_options(options: Mapping[str, Any]) -> Options:
-    """The options with their defaults. Raises InvalidArgument for one that is unknown or of the wrong kind."""
-    known = ("group_bytes", "group_files", "partition_types")
+_NUMBERS = ("group_bytes", "group_files")
+_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": _NUMBERS}
+
+
+def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> Options:
+    """The options with their defaults. Raises InvalidArgument for one that the format does not have, or of the wrong
+    kind.
+    """
+    known = _KNOWN[format_name]
     for name in options:
         if name not in known:
-            raise InvalidArgument(f"the table option {name!r} is not known (known: {', '.join(known)})")
+            of = "" if format_name == "parquet" else f" for {format_name}"
+            raise InvalidArgument(f"the table option {name!r} is not known{of} (known: {', '.join(known)})")
     defaults = Options()
     numbers = {}
-    for name in known[:2]:
+    for name in _NUMBERS:
         value = options.get(name, getattr(defaults, name))
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidArgument(f"the table option {name!r} must be a whole number of at least 1, not {value!r}")

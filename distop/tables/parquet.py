@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.errors import InvalidArgument
-from distop.tables.location import named_parquet
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.tables.location import Location, named_parquet
+from distop.tables.options import check_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from distop.tables.location import Entry, Location
+    from distop.core.model import TableRecord
+    from distop.tables.location import Entry
     from distop.tables.options import Options
 
 log = logging.getLogger("distop.tables")
@@ -23,6 +27,66 @@ log = logging.getLogger("distop.tables")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 _DIGITS = re.compile(r"([0-9]+)")
+_LOOKED_AT = 1_000
+"""Files whose names are looked at before a table is registered: those of the location itself come first."""
+_OPENED = 100
+"""Of them, so many whose names tell nothing are opened: on a remote file system each costs a request."""
+_CHECKED_EVERY = 1_000
+"""Files listed between two looks at whether to go on."""
+
+
+def check_table(record: TableRecord) -> TableRecord:
+    """The record as it is to be stored. Of the data the first files are looked at: one that neither its name nor its
+    first bytes show to be Parquet is refused. Hidden files are left alone.
+
+    Raises InvalidArgument, naming it, for an unknown option, for a location that cannot be opened, does not exist,
+    holds no Parquet file, or another one, and for a type of what is no partition column there.
+    """
+    options = check_options(record.options)
+    try:
+        location = Location.of(record.location)
+        looked_at = list(islice(location.walk(), _LOOKED_AT))
+    except TableUnavailable as error:
+        raise InvalidArgument(str(error)) from error
+    if not looked_at:
+        raise InvalidArgument(f"the location {record.location!r} holds no Parquet files")
+    for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
+        try:
+            is_data = location.begins_as_parquet(entry)
+        except OSError as error:
+            raise InvalidArgument(f"the file {entry.path} cannot be read: {error.strerror or error}") from None
+        if not is_data:
+            raise InvalidArgument(
+                f"the location {record.location!r} must hold Parquet files only, and {entry.path} is none: move it "
+                "away, or give it a name that begins with '_' or '.'"
+            )
+    check_types(options, partition_values(looked_at[0].folder) or (), location)
+    return replace(record, location=location.text)
+
+
+def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
+    """List the table and freeze its partitions: files with path, size and modification time.
+
+    Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
+    none is, all files count, and one that is something else fails its partition's job by name.
+
+    Raises InvalidArgument where the layout is mixed, TableUnavailable where the location cannot be reached from here or
+    holds no file: with no partitions, every promise about the table would hold.
+    """
+    location = Location.of(table.location)
+    entries: list[Entry] = []
+    for entry in location.walk():
+        if len(entries) % _CHECKED_EVERY == 0:
+            check()
+        entries.append(entry)
+    if not entries:
+        raise location.nothing_there()
+    return plan(data_files(entries, location), location, check_options(table.options))
+
+
+def check_reachable(table: TableRecord) -> None:
+    """Raises TableUnavailable where nothing of the table can be seen from here."""
+    Location.of(table.location).check()
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -118,16 +182,24 @@ def _by_folder(
 
 
 def _by_group(files: list[tuple[str, int, int]], options: Options) -> Iterator[PartitionPlan]:
+    for ordinal, (name, group) in enumerate(in_groups(files, options)):
+        yield PartitionPlan(ordinal, name, sum(f[1] for f in group), tuple(group))
+
+
+def in_groups(
+    files: Iterable[tuple[str, int, int]], options: Options
+) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+    """Files that are in no partition, in order, in named groups of bounded size."""
     group: list[tuple[str, int, int]] = []
     size = ordinal = 0
     for file in files:
         if group and (size + file[1] > options.group_bytes or len(group) >= options.group_files):
-            yield PartitionPlan(ordinal, f"files-{ordinal:06}", size, tuple(group))
+            yield f"files-{ordinal:06}", group
             group, size, ordinal = [], 0, ordinal + 1
         group.append(file)
         size += file[1]
     if group:
-        yield PartitionPlan(ordinal, f"files-{ordinal:06}", size, tuple(group))
+        yield f"files-{ordinal:06}", group
 
 
 def check_types(options: Options, columns: Iterable[str], location: Location) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.checked import Table
 from tests.support.context import FakeContext
+from tests.support.lake import jar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two threads, and a zone that is not UTC: what a check means must not depend on it."""
+    """Two threads, and a zone that is not UTC: what a check means must not depend on it. With Iceberg, where its jar
+    can be had: a process has one Spark for all of its tests.
+    """
     from pyspark.sql import SparkSession
 
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("distop tests")
         .config("spark.ui.enabled", "false")
@@ -33,8 +36,11 @@ def spark() -> Iterator[SparkSession]:
         # Hundreds of tiny queries: compiling them well costs more than running them.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.sql.session.timeZone", "Asia/Kathmandu")
-        .getOrCreate()
     )
+    iceberg = jar()
+    if iceberg is not None:
+        builder = builder.config("spark.jars", str(iceberg))
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

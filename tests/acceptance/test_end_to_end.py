@@ -11,11 +11,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons
+from tests.support.lake import Folder
 from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
@@ -246,3 +250,14 @@ def lay_out_days(folder: Path) -> Path:
     from tests.support.tables import write_partitions
 
     return write_partitions(january(), folder, ["month", "day"])
+
+
+def test_a_spark_without_iceberg_fails_an_iceberg_table_with_what_to_do(group: Daemons, tmp_path: Path) -> None:
+    schema = Schema(NestedField(1, "id", LongType(), required=False))
+    Folder(tmp_path).new(schema).append(pa.table({"id": [1, None]}))
+    group.client.add_table(TableRecord("lake.t", "iceberg", str(tmp_path)))
+    result = validate(group, "lake.t", {"not_null": "id"})
+    assert result.state == "failed"
+    assert result.report["verdict"] == "error"
+    said = result.report["checks"][0]["error"]
+    assert "start the executors with --spark-conf spark.jars.packages=org.apache.iceberg:" in said, group.tails()

@@ -23,7 +23,7 @@ PURE = {
     "enum", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string", "types", "typing",
     "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
-DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
 HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
 CLOCK = {"now", "utcnow", "today"}
 

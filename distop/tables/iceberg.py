@@ -1,0 +1,211 @@
+"""The planner for Apache Iceberg tables: their current snapshot, read from the metadata without a JVM.
+
+A table is named by its folder, and its newest metadata file is found as Iceberg's own file-system tables find it. The
+plan keeps that file: it says which rows the snapshot has, under which schema, whatever is committed later.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.tables.location import Location
+from distop.tables.options import check_options
+from distop.tables.parquet import HIVE_NULL, in_groups, natural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from distop.core.model import TableRecord
+
+NO_SNAPSHOT = "no snapshot"
+"""The version of a table into which nothing was written yet."""
+EMPTY = "empty"
+"""The name of the one partition of a table without files."""
+
+_FOLDER = "metadata"
+_HINT = "version-hint.text"
+_NUMBERED = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json")
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+_CHECKED_EVERY = 1_000
+"""Files of a manifest between two looks at whether to go on."""
+
+
+def check_table(record: TableRecord) -> TableRecord:
+    """The record as it is to be stored.
+
+    Raises InvalidArgument, naming it, for an unknown option, a location that cannot be opened or does not exist, one
+    that holds no Iceberg table, and one whose catalog alone knows its current metadata.
+    """
+    check_options(record.options, "iceberg")
+    try:
+        location = Location.of(record.location)
+        _read(metadata_file(location))
+    except TableUnavailable as error:
+        raise InvalidArgument(str(error)) from error
+    return replace(record, location=location.text)
+
+
+def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
+    """The data files of the current snapshot, one partition for each value of each partition spec; in groups where a
+    spec has no partitions. The version is the snapshot's id.
+
+    A table without files is one partition without files: that it has no rows is certain, unlike an empty folder, and
+    the partition's job still tells whether it has the columns.
+
+    Raises InvalidArgument where the current metadata is not to be told, TableUnavailable where the table, its metadata
+    or its manifests are not there.
+    """
+    options = check_options(table.options, "iceberg")
+    source = metadata_file(Location.of(table.location))
+    metadata, io = _read(source)
+    snapshot = metadata.current_snapshot()
+    version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
+    folders: dict[str, list[tuple[str, int, int]]] = {}
+    loose: dict[str, list[tuple[str, int, int]]] = {}
+    if snapshot is not None:
+        try:
+            for prefix, name, file in _data_files(metadata, snapshot, io, check):
+                group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
+                group.append(file)
+        except OSError as error:
+            raise TableUnavailable(f"the snapshot {version} of {table.location!r} cannot be read: {error}") from error
+    for prefix, files in loose.items():
+        for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
+            folders[prefix + name] = group
+    if not folders:
+        folders[EMPTY] = []
+    if len(folders) > MAX_PARTITIONS:
+        raise InvalidArgument(f"the table {table.location!r} has {len(folders)} partitions, over a million")
+    partitions = []
+    for ordinal, name in enumerate(sorted(folders, key=lambda name: (natural(name), name))):
+        files = sorted(folders[name], key=lambda f: (natural(f[0]), f[0]))
+        partitions.append(PartitionPlan(ordinal, name, sum(f[1] for f in files), tuple(files), source=source))
+    return Planned(partitions, version)
+
+
+def check_reachable(table: TableRecord) -> None:
+    """Raises TableUnavailable where there is no table at the location: it was dropped, or its disk is missing."""
+    try:
+        metadata_file(Location.of(table.location))
+    except (InvalidArgument, TableUnavailable) as error:
+        raise TableUnavailable(
+            f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
+        ) from error
+
+
+def metadata_file(location: Location) -> str:
+    """The table's current metadata file: the newest in a row from the version hint on, as Iceberg's file-system tables
+    have it, whose hint may be behind.
+
+    Raises InvalidArgument where there is none, or a catalog alone knows which it is; TableUnavailable where the folder
+    cannot be listed.
+    """
+    names = location.names_in(_FOLDER)
+    numbered = {int(found[1]): name for name in names if (found := _NUMBERED.fullmatch(name))}
+    if not numbered:
+        if any(name.endswith(".metadata.json") for name in names):
+            raise InvalidArgument(
+                f"the table at {location.text!r} belongs to a catalog, which alone knows its current metadata: only "
+                "tables of a Hadoop catalog, or made by path, can be registered yet"
+            )
+        raise InvalidArgument(f"the location {location.text!r} holds no Iceberg table: there is no metadata in it")
+    hint = location.text_in(f"{_FOLDER}/{_HINT}").strip() if _HINT in names else ""
+    version = int(hint) if hint.isdecimal() else max(numbered)
+    if version not in numbered:
+        raise InvalidArgument(
+            f"the metadata of the table at {location.text!r} is incomplete: version {version}, which {_HINT} names, "
+            "is missing"
+        )
+    while version + 1 in numbered:
+        version += 1
+    return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
+
+
+def _read(source: str) -> tuple[Any, Any]:
+    """The metadata, and the file system that its manifests are read by. Raises InvalidArgument for what is no metadata,
+    TableUnavailable where it cannot be read.
+    """
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.io import load_file_io
+    from pyiceberg.serializers import FromInputFile
+
+    io = load_file_io({}, source)
+    try:
+        return FromInputFile.table_metadata(io.new_input(source)), io
+    except OSError as error:
+        raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
+    except (ValidationError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidArgument(f"the file {source} is no Iceberg metadata that can be read here: {reason}") from error
+
+
+def _data_files(
+    metadata: Any, snapshot: Any, io: Any, check: Callable[[], None]
+) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
+    """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
+    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity.
+    """
+    from pyiceberg.manifest import ManifestContent
+
+    namings: dict[int, _Naming] = {}
+    specs = metadata.specs()
+    for manifest in snapshot.manifests(io):
+        check()
+        if manifest.content != ManifestContent.DATA:
+            continue
+        spec_id = manifest.partition_spec_id
+        if spec_id not in namings:
+            namings[spec_id] = _Naming(specs[spec_id], metadata)
+        naming = namings[spec_id]
+        for n, entry in enumerate(manifest.fetch_manifest_entry(io)):
+            if n % _CHECKED_EVERY == 0:
+                check()
+            file = entry.data_file
+            yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
+
+
+class _Naming:
+    """How the partitions of one spec are called: ``day=2013-01-31/bucket=3``. Those of every spec but the first begin
+    with ``spec-N/``: the same text may mean something else in each, and a name is a partition's identity for good.
+    """
+
+    def __init__(self, spec: Any, metadata: Any) -> None:
+        from pyiceberg.transforms import VoidTransform
+
+        self.prefix = f"spec-{spec.spec_id}/" if spec.spec_id else ""
+        # A field that was removed in the first form of specs is void: it says nothing.
+        self._fields = [
+            (n, _escaped(field.name), field.transform, _result_type(field, metadata))
+            for n, field in enumerate(spec.fields)
+            if not isinstance(field.transform, VoidTransform)
+        ]
+
+    def name(self, values: Any) -> str:
+        parts = []
+        for n, name, transform, kind in self._fields:
+            value = values[n]
+            if value is None:
+                parts.append(f"{name}={HIVE_NULL}")
+                continue
+            text = _escaped(str(value) if kind is None else transform.to_human_string(kind, value))
+            # The text that stands for NULL is not to be taken for it.
+            parts.append(f"{name}=%5F{text[1:]}" if text == HIVE_NULL else f"{name}={text}")
+        return "/".join(parts)
+
+
+def _result_type(field: Any, metadata: Any) -> Any:
+    """The type of a partition field's values, by whichever schema still has its column; None where none has."""
+    for schema in [metadata.schema(), *reversed(metadata.schemas)]:
+        try:
+            return field.transform.result_type(schema.find_type(field.source_id))
+        except ValueError:
+            continue
+    return None
+
+
+def _escaped(text: str) -> str:
+    return _UNNAMEABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -1,0 +1,247 @@
+"""validate on Iceberg tables: what deletes remove is not there, and what the plan pinned is what is judged."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import FatalError, TableRecord, TableUnavailable
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate, iceberg
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+from tests.support.sparklake import Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+NOT_NULL = {"not_null": "c"}
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A warehouse, and tables in both forms of row-level deletes that Spark writes. Of the hundred rows of each, those
+    whose id ends in 0 or 5 have a NULL in ``c``."""
+    need(jar(), MAVEN)
+    made = Lake(spark, tmp_path_factory.mktemp("lake"))
+    for version in (2, 3):
+        made.create(f"clean{version}", "id bigint, k int, c string", "partitioned by (k)", version)
+        made.fill(f"clean{version}")
+        made.delete(f"clean{version}", "c is null")
+        made.create(f"dirty{version}", "id bigint, k int, c string", "partitioned by (k)", version)
+        made.fill(f"dirty{version}")
+        made.delete(f"dirty{version}", "id in (0, 1, 5)")
+    return made
+
+
+@pytest.fixture
+def run(lake: Lake, context: Callable[[TableRecord], FakeContext]) -> Callable[..., Ran]:
+    def run(name: str, *checks: dict[str, Any], partitions: Any = None, batches: int = 1, **arg: Any) -> Ran:
+        argument = {"checks": list(checks), **arg}
+        return run_operation(Validate(), lake.record(name), argument, context, partitions=partitions, batches=batches)
+
+    return run
+
+
+def verdicts(ran: Ran) -> list[tuple[str, int, bool]]:
+    return [(c["verdict"], c["violations"], c["exact"]) for c in ran.report["checks"]]
+
+
+def error_of(ran: Ran) -> str:
+    """The first reason that the job of the first partition gives."""
+    return str(ran.outcomes[0].result["reasons"][0])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_null_that_a_delete_removed_is_none(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
+    name = f"clean{version}"
+    assert lake.delete_files(name) > 0
+    planned = plan_table(lake.record(name))
+    paths = [path for p in planned.partitions for path, _, _ in p.files]
+    assert sum(pq.read_table(path, partitioning=None)["c"].null_count for path in paths) == 20
+    for batches in (1, len(planned.partitions)):
+        ran = run(name, NOT_NULL, batches=batches)
+        assert verdicts(ran) == [("valid", 0, True)]
+        assert ran.report["rows"] == 80
+        assert ran.report["checks"][0]["evidence"] == {"files_statistics": 0, "files_scanned": len(paths)}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_nulls_that_are_left_are_counted_and_shown(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
+    name = f"dirty{version}"
+    assert lake.delete_files(name) > 0
+    for batches in (1, 3):
+        ran = run(name, NOT_NULL, sample=100, batches=batches)
+        assert verdicts(ran) == [("violated", 18, True)]
+        assert ran.report["rows"] == 97
+        samples = ran.report["checks"][0]["samples"]
+        assert len(samples) == 18
+        ids = []
+        for sample in samples:
+            row = pq.read_table(sample["file"], partitioning=None).slice(sample["row_index"], 1).to_pylist()[0]
+            assert row["c"] is None
+            assert sample["partition"] == f"k={row['k']}"
+            assert sample["values"] == {"c": None}
+            ids.append(row["id"])
+        assert sorted(ids) == list(range(10, 100, 5))
+
+
+def test_equality_deletes_are_honoured(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("equal", "id bigint, c string", "", 2)
+    lake.fill("equal", "id, c")
+    assert verdicts(run("equal", NOT_NULL)) == [("violated", 20, True)]
+    lake.delete_equal("equal", "c", None)
+    ran = run("equal", NOT_NULL, {"range": {"column": "id", "min": 2}})
+    assert verdicts(ran) == [("valid", 0, True), ("violated", 1, True)]
+    assert ran.report["rows"] == 80
+
+
+def test_all_checks_count_what_spark_counts(lake: Lake, run: Callable[..., Ran]) -> None:
+    checks: dict[str, dict[str, Any]] = {
+        "c IS NULL": NOT_NULL,
+        "id < 10 OR id > 90": {"range": {"column": "id", "min": 10, "max": 90}},
+        "id NOT IN (1, 2, 3, 50)": {"in_set": {"column": "id", "values": [1, 2, 3, 50]}},
+        "length(c) > 2": {"length": {"column": "c", "max": 2}},
+        "c NOT RLIKE '1'": {"matches": {"column": "c", "pattern": "1"}},
+        "NOT (id % 7 = 0 OR k = 1)": {"check": "id % 7 = 0 OR k = 1"},
+        "false": {"fits": {"column": "id", "type": "smallint"}},
+        "k > 1": {"range": {"column": "k", "max": 1}},
+    }
+    rows = lake.rows("dirty2")
+    ran = run("dirty2", *checks.values())
+    assert [n for _, n, _ in verdicts(ran)] == [rows.where(condition).count() for condition in checks]
+    chosen = rows.where("id > 20")
+    ran = run("dirty2", *checks.values(), where="id > 20", batches=3)
+    assert [n for _, n, _ in verdicts(ran)] == [chosen.where(condition).count() for condition in checks]
+    assert ran.report["rows"] == chosen.count()
+
+
+def test_the_planned_snapshot_is_judged_whatever_is_committed_later(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("pinned", "id bigint, k int, c string", "partitioned by (k)", 2)
+    lake.sql("insert into {pinned} values (1, 1, 'a'), (2, 2, 'b')")
+    planned = plan_table(lake.record("pinned")).partitions
+    lake.sql("insert into {pinned} values (3, 1, null)")
+    lake.sql("alter table {pinned} rename column c to d")
+    assert verdicts(run("pinned", NOT_NULL, partitions=planned)) == [("valid", 0, True)]
+    assert verdicts(run("pinned", {"not_null": "d"})) == [("violated", 1, True)]
+    assert "c" in run("pinned", NOT_NULL).message
+
+
+def test_columns_are_those_of_the_table_and_not_of_its_files(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("evolved", "id int, c string", "", 2)
+    lake.sql("insert into {evolved} values (1, 'a'), (2, null)")
+    lake.sql("alter table {evolved} rename column c to d")
+    lake.sql("alter table {evolved} add column c string")
+    lake.sql("alter table {evolved} alter column id type bigint")
+    lake.sql("insert into {evolved} values (30000000000, 'b', 'c')")
+    ran = run("evolved", NOT_NULL, {"not_null": "d"}, {"fits": {"column": "id", "type": "int"}}, {"not_null": "e"})
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [
+        ("violated", 2),
+        ("violated", 1),
+        ("violated", 1),
+        ("error", 0),
+    ]
+    assert "'e'" in ran.report["checks"][3]["error"]
+
+
+def test_partitions_that_several_specs_wrote_are_all_read(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("specs", "id bigint, at timestamp, c string", "partitioned by (days(at))", 2)
+    lake.sql("insert into {specs} values (1, timestamp'2013-01-31 10:00:00', null)")
+    metadata: Any = lake.load("specs")
+    metadata.updateSpec().removeField("at_day").commit()
+    lake.sql("refresh table {specs}")
+    lake.sql("insert into {specs} values (2, timestamp'2013-02-01 10:00:00', null)")
+    ran = run("specs", NOT_NULL)
+    assert [o.name for o in ran.outcomes] == ["at_day=2013-01-31", "spec-1/files-000000"]
+    assert verdicts(ran) == [("violated", 2, True)]
+
+
+def test_a_table_without_rows_is_valid_and_has_its_columns(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("empty", "id bigint, c string", "", 2)
+    ran = run("empty", NOT_NULL, {"check": "id > 3"})
+    assert verdicts(ran) == [("valid", 0, True), ("valid", 0, True)]
+    assert ran.report["rows"] == 0
+    assert run("empty", {"not_null": "nowhere"}).report["verdict"] == "error"
+
+
+def test_statistics_alone_decide_nothing_yet(lake: Lake, tmp_path: Path) -> None:
+    def without_spark(table: TableRecord) -> FakeContext:
+        return FakeContext(tmp_path, table)
+
+    for name in ("clean2", "dirty2"):
+        argument = {"checks": [NOT_NULL], "statistics": "only"}
+        ran = run_operation(Validate(), lake.record(name), argument, without_spark)
+        assert verdicts(ran) == [("unknown", 0, False)]
+        assert ran.report["rows"] is None
+
+
+def test_a_row_on_which_a_check_throws_is_an_error_of_its_partition(lake: Lake, run: Callable[..., Ran]) -> None:
+    # The row of id 1 is deleted, and those that are left do not throw.
+    ran = run("dirty2", {"check": "1 / (id - 1) < 2"}, NOT_NULL)
+    assert verdicts(ran) == [("valid", 0, True), ("violated", 18, True)]
+    ran = run("dirty2", {"check": "1 / (id - 4) < 2"}, NOT_NULL)
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error", "violated"]
+    assert verdicts(ran)[1] == ("violated", 18, True)
+    assert "throws on 1 row of the file" in ran.report["checks"][0]["error"]
+    assert {o.name for o in ran.outcomes if o.result["checks"][0]["verdict"] == "error"} == {"k=1"}
+
+
+def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("expired", "id bigint, k int, c string", "partitioned by (k)", 2)
+    lake.sql("insert into {expired} values (1, 1, 'a'), (2, 2, null)")
+    planned = plan_table(lake.record("expired")).partitions
+    Path(planned[0].files[0][0]).unlink()
+    ran = run("expired", NOT_NULL, partitions=planned)
+    assert [c["verdict"] for c in ran.report["checks"]] == ["violated"]
+    assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
+    assert re.search(r"the file .* is gone: .* its snapshot \d+ was expired, or the table was dropped", error_of(ran))
+    # Where the manifests are gone as well, as in another child that has not read them yet.
+    iceberg._snapshots._values.clear()
+    for manifest in (lake.path("expired") / "metadata").glob("snap-*.avro"):
+        manifest.unlink()
+    ran = run("expired", {"not_null": "id"}, partitions=planned)
+    assert [o.result["verdict"] for o in ran.outcomes] == ["error", "error"]
+    assert re.search(r"can no longer be read .* it was expired, or the table was dropped", error_of(ran))
+
+
+def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("dropped", "id bigint, c string", "", 2)
+    lake.sql("insert into {dropped} values (1, null)")
+    planned = plan_table(lake.record("dropped")).partitions
+    shutil.rmtree(lake.path("dropped"))
+    with pytest.raises(TableUnavailable, match="it was dropped"):
+        run("dropped", NOT_NULL, partitions=planned)
+
+
+def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    with pytest.raises(
+        FatalError, match=r"Spark has no Iceberg: .*spark\.jars\.packages=.*iceberg-spark-runtime-4\.1_"
+    ):
+        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org))
+    assert iceberg.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
+    assert iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
+    assert not iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
+    assert not iceberg.misfits("file:/x/built-here.jar", "4.1.4")
+    assert "does not fit Spark 4.1.4" in iceberg.missing("4.1.4", "file:/x.jar")
+
+
+def test_tasks_that_the_jvm_no_longer_keeps_are_given_to_it_again(
+    lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "_STAGED", 1)
+    iceberg._staged.clear()
+    for _ in range(2):
+        assert verdicts(run("dirty2", NOT_NULL, batches=3)) == [("violated", 18, True)]
+    assert len(iceberg._staged) == 1

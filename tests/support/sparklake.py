@@ -1,0 +1,81 @@
+"""A warehouse of Iceberg tables that Spark writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.core.model import TableRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Lake:
+    """Tables of a Hadoop catalog under one folder. Statements name them in braces: ``insert into {t} …``."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark.newSession()
+        self._root = root
+        for name, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": root}.items():
+            self.spark.conf.set(f"spark.sql.catalog.lake{name}", str(value))
+        self.spark.conf.set("spark.sql.catalog.lake.cache-enabled", "false")
+        self.spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+    def path(self, name: str) -> Path:
+        return self._root / "db" / name
+
+    def record(self, name: str) -> TableRecord:
+        return TableRecord(name, "iceberg", str(self.path(name)))
+
+    def rows(self, name: str) -> DataFrame:
+        return self.spark.table(f"lake.db.{name}")
+
+    def sql(self, text: str) -> None:
+        self.spark.sql(text.replace("{", "lake.db.").replace("}", ""))
+
+    def create(self, name: str, columns: str, partitioned: str, version: int) -> None:
+        """A table whose deletes are written beside its rows, and never by rewriting them."""
+        self.sql(
+            f"create table {{{name}}} ({columns}) using iceberg {partitioned} tblproperties ("
+            f"'format-version'='{version}', 'write.delete.mode'='merge-on-read', 'write.distribution-mode'='hash')"
+        )
+
+    def fill(self, name: str, columns: str = "id, k, c") -> None:
+        """A hundred rows; ``c`` is NULL where the id ends in 0 or 5."""
+        made = "select id, cast(id % 3 as int) k, if(id % 5 = 0, null, cast(id as string)) c from range(0, 100, 1, 1)"
+        self.sql(f"insert into {{{name}}} select {columns} from ({made})")
+
+    def delete(self, name: str, condition: str) -> None:
+        self.sql(f"delete from {{{name}}} where {condition}")
+
+    def delete_files(self, name: str) -> int:
+        return int(self.spark.table(f"lake.db.{name}.delete_files").count())
+
+    def load(self, name: str) -> Any:
+        """The table in the JVM."""
+        jvm: Any = self.spark._jvm
+        conf = self.spark._jsparkSession.sessionState().newHadoopConf()
+        return jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(self.path(name)))
+
+    def delete_equal(self, name: str, column: str, value: Any) -> None:
+        """Delete the rows of an unpartitioned table in which the column has this value, by an equality delete, which
+        Spark itself never writes.
+        """
+        jvm: Any = self.spark._jvm
+        iceberg, table = jvm.org.apache.iceberg, self.load(name)
+        field = table.schema().findField(column)
+        ids = self.spark.sparkContext._gateway.new_array(jvm.int, 1)  # type: ignore[union-attr]
+        ids[0] = field.fieldId()
+        schema = iceberg.Schema(jvm.java.util.Collections.singletonList(field))
+        row = iceberg.data.GenericRecord.create(schema)
+        row.setField(column, value)
+        file = iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(
+            table.io().newOutputFile(str(self.path(name) / "data" / "equal-deletes.parquet"))
+        )
+        appenders = iceberg.data.GenericAppenderFactory(table.schema(), table.spec(), ids, schema, None)
+        writer = appenders.newEqDeleteWriter(file, iceberg.FileFormat.PARQUET, None)
+        writer.write(row)
+        writer.close()
+        table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
