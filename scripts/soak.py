@@ -115,6 +115,7 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
         return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
 
     print(f"faults: {faults.total} of {len(faults.planned)} planned ({listed(faults.counts)})")
+    print(f"members of etcd that ended by themselves, of a defect of this version: {faults.members.ended}")
     print(f"faults left out, since what they strike was struck already: {listed(faults.left_out)}")
     print(f"operations: {stream.started} started ({listed(stream.kinds())})")
     print(f"  they ended: {listed(stream.ended())}; commands: {listed(stream.commands)}")

@@ -11,6 +11,7 @@ RECOMMENDED: dict[tuple[int, ...], tuple[int, int, int]] = {(3, 5): (3, 5, 33), 
 
 _NOTABLE: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
     ("inconsistent data after a crash (#13766)", ((3, 5, 3),)),
+    ("a read that is given up may end the server (#14110)", ((3, 5, 5),)),
     ("leases revoked by an old leader (#15247)", ((3, 4, 31), (3, 5, 13))),
     ("lost watch events (#17529)", ((3, 4, 31), (3, 5, 13))),
     ("dropped delete events (#18089)", ((3, 5, 16),)),

@@ -212,8 +212,10 @@ class EmbeddedEtcd:
             self._fixed = fixed
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers, once this returns."""
-        if self._process is not None:
+        """Freeze it (SIGSTOP): connections stay open and nothing answers, once this returns. Nothing to do where it has
+        ended.
+        """
+        if self._process is not None and self.running:
             self._process.send_signal(signal.SIGSTOP)
             # The signal takes its time to reach all threads: until then requests may still be answered.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -31,7 +31,8 @@ class Faults:
         self._cluster = cluster
         self._say = say
         self._board = Board(say)
-        kinds = ExecutorFaults(cluster, self._board, say), MemberFaults(cluster, self._board, say)
+        self.members = MemberFaults(cluster, self._board, say)
+        kinds = ExecutorFaults(cluster, self._board, say), self.members
         self._strikes: dict[str, Strike] = {name: strike for some in kinds for name, strike in some.strikes.items()}
         self.planned = plan(seed, seconds, sorted(self._strikes), ROUGH)
         self._left = list(self.planned)
@@ -51,6 +52,7 @@ class Faults:
     def tend(self) -> None:
         """Undo what is due, and strike what is."""
         self._board.tend()
+        self.members.tend()
         now = time.monotonic() - self._began
         while self._left and self._left[0].at <= now:
             self._waiting.append(self._left.pop(0))
@@ -75,6 +77,8 @@ class Faults:
     def heal(self) -> list[str]:
         """Undo everything at once; what could not be."""
         problems = self._board.heal()
+        self.members.tend()
+        problems += self._board.heal() + self.members.problems
         for proxy in self._cluster.proxies:
             proxy.set(Mode.PASS)
         return problems

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.core.versions import judge_etcd
+from distop.core.versions import judge_etcd, parse_version
 from distop.errors import DistopError
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
@@ -34,6 +34,12 @@ UNNOTICED = 1.5
 """Seconds that a TTL of 6 s is not lost by: a renewal is due after 2 s, and the margin is 1 s."""
 
 
+KNOWN_PANIC, MENDED = "unexpected error during txn", (3, 5, 5)
+"""What etcd says as it ends because a client has given up a transaction of reads that is under way (etcd issue 14110),
+and the release from which on it does not.
+"""
+
+
 class MemberFaults:
     """``strikes``: as :class:`soaking.executors.ExecutorFaults` has them."""
 
@@ -41,6 +47,10 @@ class MemberFaults:
         self._cluster = cluster
         self._board = board
         self._say = say
+        self.ended = 0
+        """Members that ended by themselves."""
+        self.problems: list[str] = []
+        """What is wrong with that."""
         self.strikes: dict[str, Strike] = {
             "freeze a member": self._freeze_member,
             "slow a member": self._slow_member,
@@ -136,8 +146,12 @@ class MemberFaults:
         number, seconds = self._member(chance), chance.uniform(0.5, 6.0)
         if number is None:
             return None
+        self._cluster.etcd.members[number].kill()
+        return f"{number}, {self._bring_back(number, seconds)}"
+
+    def _bring_back(self, number: int, seconds: float) -> str:
+        """Have a member that ended go on, as that may be."""
         etcd = self._cluster.etcd
-        etcd.members[number].kill()
         if judge_etcd(self._cluster.version, len(etcd.members)).level == "error":
 
             def replace() -> None:
@@ -145,9 +159,19 @@ class MemberFaults:
                     raise NotYet(f"member {number} is not replaced yet")
 
             self._board.later(seconds, replace, ETCD)
-            return f"{number}, replaced by an empty one after {seconds:.1f} s"
+            return f"replaced by an empty one after {seconds:.1f} s"
         self._board.later(seconds, etcd.members[number].restart, ETCD)
-        return f"{number}, started again after {seconds:.1f} s"
+        return f"started again after {seconds:.1f} s"
+
+    def tend(self) -> None:
+        """Bring back a member that ended by itself, as whatever keeps an etcd running does."""
+        for number, member in enumerate(self._cluster.etcd.members):
+            if self._board.free(ETCD) and not member.running:
+                said = member.log_file.read_text(errors="replace")
+                if not (KNOWN_PANIC in said and parse_version(self._cluster.version) < MENDED):
+                    self.problems.append(f"member {number} of etcd ended by itself: {said[-2000:]}")
+                self.ended += 1
+                self._say(f"member {number} ended by itself, {self._bring_back(number, 1.0)}")
 
     # ------------------------------------------------------------ maintenance
 

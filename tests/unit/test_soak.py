@@ -17,6 +17,7 @@ from soaking.board import Board
 from soaking.cluster import NAMES, SPARK, STEADY, leftovers
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
+from soaking.members import MemberFaults
 from soaking.operations import KINDS as KINDS_OF
 from soaking.operations import OBJECTS, draw, kind_of
 from soaking.plan import FIRST, plan
@@ -271,6 +272,60 @@ class Machines:
 
     def suspend(self, seed: object, *, gentle: bool = False) -> str | None:
         return self._faults.strikes["suspend a machine"](random.Random(f"{seed}"), gentle)
+
+
+class Members:
+    """Three of etcd, of which one ended by itself and said this; each can be started again."""
+
+    def __init__(self, folder: Path, version: str, said: str) -> None:
+        self.told: list[str] = []
+        log = folder / "etcd.log"
+        log.write_text(said)
+        self.all = [SimpleNamespace(running=number != 1, log_file=log, restart=self.restart) for number in range(3)]
+        cluster: Any = SimpleNamespace(version=version, etcd=SimpleNamespace(members=self.all, replace=self.replace))
+        cluster.etcdctl = None
+        self.board = Board(self.told.append)
+        self.faults = MemberFaults(cluster, self.board, self.told.append)
+
+    def restart(self) -> None:
+        self.all[1].running = True
+        self.told.append("started again")
+
+    def replace(self, number: int, etcdctl: object) -> bool:
+        self.all[number].running = True
+        self.told.append(f"{number} replaced")
+        return True
+
+
+PANIC = '{"level":"panic","msg":"unexpected error during txn","error":"context canceled"}'
+
+
+@pytest.mark.parametrize(("version", "how"), [("3.5.1", "1 replaced"), ("3.5.4", "started again")])
+def test_a_member_that_ended_by_a_known_defect_is_brought_back(tmp_path: Path, version: str, how: str) -> None:
+    members = Members(tmp_path, version, PANIC)
+    members.faults.tend()
+    members.faults.tend()
+    assert members.faults.ended == 1, "it is on its way already"
+    assert members.board.heal() == []
+    assert members.told[-1] == how
+    members.board._busy.clear()
+    members.faults.tend()
+    assert (members.faults.ended, members.faults.problems) == (1, [])
+
+
+@pytest.mark.parametrize(("version", "said"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
+def test_a_member_that_ended_otherwise_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
+    members = Members(tmp_path, version, said)
+    members.faults.tend()
+    (problem,) = members.faults.problems
+    assert problem == f"member 1 of etcd ended by itself: {said}"
+
+
+def test_a_member_that_a_fault_has_stopped_is_left_to_it(tmp_path: Path) -> None:
+    members = Members(tmp_path, "3.5.1", PANIC)
+    members.board.later(60, lambda: None, "etcd")
+    members.faults.tend()
+    assert members.faults.ended == 0
 
 
 def test_which_machine_is_suspended_depends_on_the_seed_alone() -> None:

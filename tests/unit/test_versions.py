@@ -43,6 +43,8 @@ def test_etcd(version: str, members: int, level: str, words: str) -> None:
 
 def test_defects_are_named_for_the_release_that_has_them() -> None:
     assert "13766" not in judge_etcd("3.5.3", 1).text
+    assert "14110" in judge_etcd("3.5.4", 1).text
+    assert "14110" not in judge_etcd("3.5.5", 1).text
     assert "17529" in judge_etcd("3.4.23", 1).text
     assert "17529" not in judge_etcd("3.4.31", 1).text
 
