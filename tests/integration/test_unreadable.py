@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core.model import OperationRef
-from tests.integration.test_cli import TABLE, World, end
+from tests.support.by_hand import TABLE, World, end
 from tests.support.command import distop_command
 from tests.support.etcd import shared_etcd
 

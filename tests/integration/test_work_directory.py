@@ -40,6 +40,7 @@ def test_a_work_directory_has_one_daemon(group: Daemons) -> None:
 def test_the_lock_goes_with_the_daemon(group: Daemons, number: signal.Signals) -> None:
     """However it ended: the file that is locked stays, and whoever comes next has the directory."""
     (ann,) = group.start("ann")
+    group.eventually(lambda: "ready: " in ann.log.read_text(), "it has said so", "ann")
     ann.process.send_signal(number)
     ann.process.wait(30)
     assert (group.folder / "ann" / "lock").exists()
