@@ -212,7 +212,8 @@ def test_the_commands_of_the_readme_run(group: Daemons) -> None:
     asked = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
     commands = [words[1:] for words in asked if words[:1] == ["distop"] and words[1] not in ("dev", "executor")]
     assert len(commands) > 8
-    meant = dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights"))
+    page = group.folder / "page.html"
+    meant = {**dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights")), page.name: str(page)}
     for words in commands:
         ran = distop(group, *(meant.get(word, word) for word in words))
         fails = words[0] == "rerun" or any("tailnum" in word for word in words)
@@ -220,6 +221,7 @@ def test_the_commands_of_the_readme_run(group: Daemons) -> None:
         if words[0] == "start":  # others were started here before
             (op,) = re.findall(r"started (\S+)\n", ran.stderr)
             meant.setdefault(f"{FLIGHTS}/validate/1", op)
+    assert page.exists()
 
 
 def january() -> Any:
