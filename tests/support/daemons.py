@@ -134,8 +134,13 @@ class Daemons:
         return daemon
 
     def await_ready(self, *names: str) -> None:
-        """Wait until the executors of these names are live."""
-        self.eventually(lambda: set(names) <= self.live(), f"executors {', '.join(names)} live", *names)
+        """Wait until the executors of these names are live and follow etcd: a session begins before that."""
+        self.eventually(lambda: all(map(self._is_ready, names)), f"executors {', '.join(names)} ready", *names)
+
+    def _is_ready(self, name: str) -> bool:
+        said = [line for line in self._daemons[name].log.read_text(errors="replace").splitlines() if " ready: " in line]
+        living = [incarnation for incarnation, node in self.client.nodes().items() if node.executor == name]
+        return any(f"incarnation={incarnation}" in line for incarnation in living for line in said)
 
     def live(self) -> set[str]:
         """The ids of the live executors."""
