@@ -8,7 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf, Unreadable
+from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

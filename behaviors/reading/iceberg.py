@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import FatalError
 from distop.core.frozen import frozen
-from distop_behaviors.validate.facts import FileFacts, Unreadable
-from distop_behaviors.validate.kept import Kept
+from distop_behaviors.reading.facts import FileFacts, Unreadable
+from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import PartitionPlan
-    from distop_behaviors.validate.facts import SparkType
-    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.reading.facts import SparkType
+    from distop_behaviors.reading.footers import PlannedFile
 
 FILE, POSITION = "_file", "_pos"
 """Iceberg's metadata columns: the path of a row's file as the manifests have it, and its position in that."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.validate import failures, footers, iceberg, scan
+from distop_behaviors.reading import footers, iceberg
+from distop_behaviors.reading.facts import VOID, Unreadable, match
+from distop_behaviors.reading.session import session_of
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import bad_pattern, chosen, condition, references
-from distop_behaviors.validate.facts import VOID, Unreadable, match
 from distop_behaviors.validate.isolate import Isolated
 from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally
 from distop_behaviors.validate.report import Sample
 from distop_behaviors.validate.samples import Wish, fetch
 from distop_behaviors.validate.scan import Group
-from distop_behaviors.validate.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan
+    from distop_behaviors.reading.facts import FileFacts
+    from distop_behaviors.reading.footers import PlannedFile
     from distop_behaviors.validate.argument import Argument
-    from distop_behaviors.validate.facts import FileFacts
-    from distop_behaviors.validate.footers import PlannedFile
     from distop_behaviors.validate.report import Result
 
 

@@ -6,15 +6,15 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from distop_behaviors.reading.facts import ddl, decimal_of, quote
+from distop_behaviors.reading.kept import Kept
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
-from distop_behaviors.validate.facts import ddl, decimal_of, quote
-from distop_behaviors.validate.kept import Kept
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
+    from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.validate.argument import Check
-    from distop_behaviors.validate.facts import SparkType
 
 KEPT_CONDITIONS = 256
 _COMPACT_DIGITS = 18

@@ -10,12 +10,12 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from distop_behaviors.validate.facts import Unreadable
+from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.reading.footers import PlannedFile
 
 _READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.validate import failures, iceberg, scan
-from distop_behaviors.validate.facts import Unreadable
-from distop_behaviors.validate.footers import unchanged
+from distop_behaviors.reading import iceberg
+from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.footers import unchanged
+from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.reading.footers import PlannedFile
     from distop_behaviors.validate.part import Part
     from distop_behaviors.validate.scan import Counts, Group
 

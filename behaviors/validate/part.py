@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.validate import statistics
-from distop_behaviors.validate.bounds import Unfit, canonical, path_value
-from distop_behaviors.validate.expressions import fit
-from distop_behaviors.validate.facts import (
+from distop_behaviors.reading.facts import (
     VOID,
     Ambiguous,
     ddl,
@@ -20,14 +17,17 @@ from distop_behaviors.validate.facts import (
     type_at,
     widest,
 )
+from distop_behaviors.validate import statistics
+from distop_behaviors.validate.bounds import Unfit, canonical, path_value
+from distop_behaviors.validate.expressions import fit
 from distop_behaviors.validate.report import CheckResult, Result, Sample, Verdict, shorten, worst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.behavior import PartitionPlan
+    from distop_behaviors.reading.facts import FileFacts, SparkType
     from distop_behaviors.validate.argument import Argument, Check
-    from distop_behaviors.validate.facts import FileFacts, SparkType
 
 
 WHERE = -1

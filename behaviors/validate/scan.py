@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
-from distop_behaviors.validate import iceberg
+from distop_behaviors.reading import iceberg
+from distop_behaviors.reading.facts import Unreadable, ddl, quote
+from distop_behaviors.reading.kept import Kept
 from distop_behaviors.validate.expressions import attempted
-from distop_behaviors.validate.facts import Unreadable, ddl, quote
 from distop_behaviors.validate.failures import plain_path, sentence_of
-from distop_behaviors.validate.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from distop_behaviors.validate.footers import PlannedFile
+    from distop_behaviors.reading.footers import PlannedFile
 
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 

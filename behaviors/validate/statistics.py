@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop_behaviors.reading.facts import Ambiguous, decimal_of, resolve
 from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
-from distop_behaviors.validate.facts import Ambiguous, decimal_of, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf
     from distop_behaviors.validate.argument import Check
-    from distop_behaviors.validate.facts import Chunk, FileFacts, Leaf
 
 
 @frozen

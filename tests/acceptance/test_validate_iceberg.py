@@ -13,7 +13,8 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop_behaviors.validate import Validate, iceberg
+from distop_behaviors.reading import iceberg
+from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need

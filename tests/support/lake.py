@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from distop_behaviors.validate.iceberg import VERSION
+from distop_behaviors.reading.iceberg import VERSION
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec

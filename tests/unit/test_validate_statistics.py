@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distop.behavior import TableRecord
-from distop_behaviors.validate import Validate, footers
+from distop_behaviors.reading import footers
+from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
+from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value
-from distop_behaviors.validate.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, masked
 from tests.support.context import FakeContext, run_operation
 from tests.support.generated import generate
