@@ -32,7 +32,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Generated:
-    """A table on disk; its rows by partition name, then by file path, in the files' order."""
+    """A table on disk; its rows by partition name, then by file path, in the files' order. Rows have ``p``, the
+    partition's value.
+    """
 
     directory: Path
     rows: dict[str, dict[str, list[Row]]]
@@ -85,8 +87,14 @@ def _types() -> dict[str, Any]:
     }
 
 
+_NAMES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
+"""Partition values as folders have them, and as they are read."""
+
+
 def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) -> Generated:
-    """Write a table: files differ in column order, in missing columns, in row groups, in what statistics they carry."""
+    """Write a table: files differ in column order, in missing columns, in row groups, in the release of the format, in
+    how times and decimals are stored, in what statistics they carry.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -95,8 +103,8 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
     rows: dict[str, dict[str, list[Row]]] = {}
     dull = {c for c in types if rng.random() < 0.35}
     """Columns without nulls and with few values: statistics decide these more often."""
-    for p in range(partitions):
-        name = f"p={p}"
+    for text in rng.sample(sorted(_NAMES), partitions):
+        name = f"p={text}"
         rows[name] = {}
         (directory / name).mkdir(parents=True)
         for f in range(rng.randint(1, files)):
@@ -108,7 +116,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
             constant = {c: _value(rng, c) for c in columns}
             made: list[Row] = []
             for _ in range(count):
-                row = dict.fromkeys(types)
+                row: Row = {**dict.fromkeys(types), "p": _NAMES[text]}
                 for c in columns:
                     if c in dull:
                         row[c] = constant[c]
@@ -117,10 +125,12 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
                 inner = None if rng.random() < 0.2 else {"leaf": rng.randint(-5, 5), "need": rng.randint(0, 9)}
                 if inner is not None and rng.random() < nulls:
                     inner["leaf"] = None
-                made.append({**row, "s": inner})
+                some = None if rng.random() < nulls else [rng.choice([None, 3]) for _ in range(rng.randint(0, 3))]
+                made.append({**row, "s": inner, "l": some})
             arrays = {c: pa.array([r[c] for r in made], types[c]) for c in columns}
             nested = pa.struct([pa.field("leaf", pa.int32()), pa.field("need", pa.int32(), nullable=False)])
-            table = pa.table({**arrays, "s": pa.array([r["s"] for r in made], nested)})
+            lists = pa.array([r["l"] for r in made], pa.list_(pa.int32()))
+            table = pa.table({**arrays, "s": pa.array([r["s"] for r in made], nested), "l": lists})
             path = directory / name / f"part-{f}.parquet"
             statistics: Any = rng.choice([True, True, True, False, columns[::2]])
             pq.write_table(
@@ -130,6 +140,10 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
                 write_statistics=statistics,
                 store_decimal_as_integer=rng.random() < 0.5,
                 use_dictionary=rng.random() < 0.5,
+                version=rng.choice(["1.0", "2.4", "2.6"]),
+                data_page_version=rng.choice(["1.0", "2.0"]),
+                use_deprecated_int96_timestamps=rng.random() < 0.2,
+                write_page_index=rng.random() < 0.3,
             )
             rows[name][str(path)] = made
     return Generated(directory, rows, cases(rng))
@@ -190,6 +204,10 @@ def cases(rng: random.Random) -> list[Case]:
     found.append(Case({"not_null": "s.leaf"}, lambda r: r["s"] is None or r["s"]["leaf"] is None))
     found.append(Case({"not_null": "s.need"}, lambda r: r["s"] is None))
     found.append(Case({"not_null": "s"}, lambda r: r["s"] is None))
+    found.append(Case({"not_null": "l"}, lambda r: r["l"] is None))
+    found.append(Case({"not_null": "p"}, lambda r: r["p"] is None))
+    known = ["1", "a:b"]
+    found.append(Case({"in_set": {"column": "p", "values": known}}, _null_passes("p", lambda v: v not in known)))
     found.append(
         Case(
             {"range": {"column": "s.leaf", "max": 4}},
@@ -231,6 +249,7 @@ def cases(rng: random.Random) -> list[Case]:
         )
     )
     found.append(
+        # NULL or FALSE is NULL, which passes.
         Case({"check": "p <> '1' OR i8 < 50"}, lambda r: r["p"] == "1" and r["i8"] is not None and r["i8"] >= 50)
     )
     return found

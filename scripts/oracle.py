@@ -1,0 +1,108 @@
+"""Holds validate against generated tables; see ``scripts/oracle --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
+
+from distop.behavior import TableRecord
+from tests.support.context import FakeContext
+from tests.support.generated import generate
+from tests.support.oracle import mistakes, mistakes_of_where
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAYS = {
+    "only": partial(mistakes, mode="only"),
+    "auto": partial(mistakes, mode="auto"),
+    "never": partial(mistakes, mode="never"),
+    "where": mistakes_of_where,
+}
+"""The values of ``statistics``, and a condition on rows."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """0 where validate is right about all tables, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/oracle",
+        description="Generate tables with all that validate may stumble over, judge each row in plain Python, and have "
+        "validate say the same: by statistics alone (never more than is so), by what they leave open, by a whole scan, "
+        "and of the rows that a condition picks.",
+    )
+    parser.add_argument("--tables", type=int, default=500, metavar="N", help="how many seeds (default 500)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="some of them (default: all)")
+    wanted = parser.parse_args(args)
+    begun, wrong, checks = time.perf_counter(), 0, 0
+    seeds = range(wanted.seed, wanted.seed + wanted.tables)
+    session = None if wanted.ways == ["only"] else _spark()
+    for seed in seeds:
+        found, count = judge(seed, wanted.ways, session)
+        checks += count
+        wrong += bool(found)
+        for line in found:
+            print(f"seed {seed}: {line}", flush=True)
+        if seed % 25 == 0:
+            print(f"seed {seed}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"{len(seeds)} tables (seeds {seeds[0]} to {seeds[-1]}), {checks} checks, judged {', '.join(wanted.ways)}: "
+        f"{wrong} tables with a mistake"
+    )
+    return 1 if wrong else 0
+
+
+def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
+    """What is wrong of the table of a seed, and how many checks it has."""
+    with tempfile.TemporaryDirectory(prefix="distop-oracle-") as folder:
+        made = generate(seed, Path(folder) / "table")
+        work = Path(folder) / "work"
+        work.mkdir()
+
+        def context(table: TableRecord) -> FakeContext:
+            return FakeContext(work, table, session)
+
+        found: list[str] = []
+        for way in ways:
+            found += [f"{way}: {line}" for line in _told(WAYS[way], made, context)]
+        return found, len(made.cases)
+
+
+def _told(way: Callable[..., list[str]], *what: object) -> Iterator[str]:
+    """The mistakes; an exception is one as well, and the other tables are judged all the same."""
+    try:
+        yield from way(*what)
+    except Exception as error:
+        yield f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _spark() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[*]").appName("distop oracle")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # Thousands of tiny queries: compiling them well costs more than running them.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # What a check means must not depend on it.
+        "spark.sql.session.timeZone": "Asia/Kathmandu",
+    }.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What validate says of generated tables, held against a look at every row in plain Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import TableRecord
+from distop_behaviors.validate import Validate
+from tests.support.context import run_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.context import FakeContext, Ran
+    from tests.support.generated import Case, Generated, Row
+
+SAMPLED = 3
+WHERE = "i32 > 0 AND p <> '0'"
+
+
+def chosen(row: Row) -> bool:
+    """The row is one that ``WHERE`` picks."""
+    return row["i32"] is not None and row["i32"] > 0 and row["p"] not in (None, "0")
+
+
+def judged(made: Generated, context: Callable[[TableRecord], FakeContext], *, batches: int = 1, **more: Any) -> Ran:
+    """All of the table's checks, by a validate with these arguments more."""
+    checks = [{**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)]
+    table = TableRecord("t", "parquet", str(made.directory))
+    return run_operation(Validate(), table, {"checks": checks, **more}, context, batches=batches)
+
+
+def expected(made: Generated, case: Case, where: Callable[[Row], bool] = lambda row: True) -> dict[str, int]:
+    """Violations of a check by partition, among the rows that ``where`` picks."""
+    return {
+        name: sum(case.violates(row) and where(row) for rows in files.values() for row in rows)
+        for name, files in made.rows.items()
+    }
+
+
+def mistakes(made: Generated, context: Callable[[TableRecord], FakeContext], mode: str) -> list[str]:
+    """Where validate with ``statistics`` = ``mode`` is not what the rows say."""
+    if mode == "only":
+        return list(_beyond_proof(made, judged(made, context, statistics="only")))
+    ran = judged(made, context, statistics=mode, sample=SAMPLED)
+    return list(_inexact(made, ran, scanned=mode == "never"))
+
+
+def mistakes_of_where(made: Generated, context: Callable[[TableRecord], FakeContext]) -> list[str]:
+    """The same for a validate of some rows, in two batches."""
+    ran = judged(made, context, batches=2, where=WHERE, sample=0)
+    picked = sum(chosen(row) for files in made.rows.values() for rows in files.values() for row in rows)
+    found = [] if ran.report["rows"] == picked else [f"where: {ran.report['rows']} rows, not {picked}"]
+    for case, entry in zip(made.cases, ran.report["checks"], strict=True):
+        total = sum(expected(made, case, chosen).values())
+        if entry["violations"] != total:
+            found.append(f"where: {case.check}: {entry['violations']} violations, not {total}")
+    return found
+
+
+def _inexact(made: Generated, ran: Ran, *, scanned: bool) -> Iterator[str]:
+    total_rows = sum(len(rows) for files in made.rows.values() for rows in files.values())
+    if ran.report["rows"] != total_rows:
+        yield f"{ran.report['rows']} rows, not {total_rows}"
+    for n, (case, entry) in enumerate(zip(made.cases, ran.report["checks"], strict=True)):
+        right = expected(made, case)
+        found = {name: o.result["checks"][n].get("violations", 0) for name, o in ran.by_name.items()}
+        if found != right:
+            yield f"{case.check}: {found} by partition, not {right}"
+        total = sum(right.values())
+        verdict = (entry["verdict"], entry["violations"], entry["exact"])
+        if verdict != ("violated" if total else "valid", total, True):
+            yield f"{case.check}: {verdict}, and {total} rows violate it ({entry['error']})"
+        if len(entry["samples"]) != min(total, SAMPLED):
+            yield f"{case.check}: {len(entry['samples'])} samples of {total} violations"
+        for sample in entry["samples"]:
+            if not case.violates(made.rows[sample["partition"]][sample["file"]][sample["row_index"]]):
+                yield f"{case.check}: {sample} does not violate it"
+        if scanned and entry["evidence"]["files_statistics"]:
+            yield f"{case.check}: {entry['evidence']}, and statistics were not to be used"
+
+
+def _beyond_proof(made: Generated, ran: Ran) -> Iterator[str]:
+    """Statistics alone say ``valid`` only where that is so, and count no violation that is none."""
+    for n, case in enumerate(made.cases):
+        for name, actual in expected(made, case).items():
+            entry = ran.by_name[name].result["checks"][n]
+            count, exact = entry.get("violations", 0), entry.get("exact", True)
+            if entry["verdict"] == "valid" and actual:
+                yield f"{case.check}: valid in {name}, where {actual} rows violate it"
+            if entry["verdict"] == "violated" and not (0 < count <= actual and (count == actual or not exact)):
+                yield f"{case.check}: {count} violations in {name} (exact: {exact}), where {actual} rows violate it"
