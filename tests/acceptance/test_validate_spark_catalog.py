@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
@@ -55,15 +56,20 @@ class Shop:
         return run_operation(Validate(), table, argument, self.context, partitions=planned.partitions, batches=batches)
 
     def agrees(self, name: str, checks: dict[str, dict[str, Any]], where: str | None = None) -> None:
-        """Each check, by the condition of the rows that violate it, counts as many of them as Spark does."""
+        """Each check, by the condition of the rows that violate it, counts as many of them as Spark does: with
+        statistics all at once, and by a scan for each partition.
+        """
         rows = self.spark.table(f"shop.{name}")
         rows = rows if where is None else rows.where(where)
-        counted = [rows.where(condition).count() for condition in checks]
-        partitions = len(self.plan(name).partitions)
-        for batches, mode in ((1, "auto"), (1, "never"), (partitions, "auto")):
-            ran = self.run(name, *checks.values(), batches=batches, statistics=mode, where=where)
-            assert verdicts(ran) == [("violated" if n else "valid", n) for n in counted], (mode, ran.report)
-            assert ran.report["rows"] == rows.count()
+        total, *counted = rows.agg(F.count("*"), *(F.count_if(F.expr(condition)) for condition in checks)).collect()[0]
+        planned = self.plan(name)
+        for batches, mode in ((1, "auto"), (len(planned.partitions), "never")):
+            ran = self.run(
+                name, *checks.values(), planned=planned, batches=batches, statistics=mode, where=where, sample=0
+            )
+            expected = [("violated" if n else "valid", n) for n in counted]
+            assert verdicts(ran) == expected, (mode, [c["error"] for c in ran.report["checks"]])
+            assert ran.report["rows"] == total
 
 
 @pytest.fixture
