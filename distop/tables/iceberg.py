@@ -121,7 +121,12 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
             f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
         ) from error
     if _folder(table, options) is None:
-        _read(source)
+        check_there(source)
+
+
+def check_there(source: str) -> None:
+    """Raises TableUnavailable where a metadata file cannot be read from here."""
+    _read(source)
 
 
 def _folder(table: TableRecord, options: Options) -> str | None:

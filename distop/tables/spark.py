@@ -88,6 +88,11 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
         described = sparkcatalog.describe(spark(), table.location)
     except InvalidArgument:
         return  # dropped: no other node will see more of it
+    if described.metadata:
+        from distop.tables import iceberg
+
+        iceberg.check_there(sparkcatalog.path_of(described.metadata))
+        return
     if described.provider != "parquet":
         return
     reason: TableUnavailable | None = None

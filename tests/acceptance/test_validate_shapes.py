@@ -88,6 +88,7 @@ def test_nested_types(both: Callable[[pa.Table], Both]) -> None:
             "s": pa.array([{"x": 1, "deep": {"y": "a"}}, {"x": None, "deep": None}, None], point),
             "l": pa.array([[1, None], [], None], pa.list_(pa.int32())),
             "m": pa.array([[("k", 1)], [("k", None)], None], pa.map_(pa.string(), pa.int32())),
+            "_metadata": pa.array([None, {"file_path": "x"}, None], pa.struct([("file_path", pa.string())])),
             "ls": pa.array([[{"z": 1}], [{"z": None}], []], pa.list_(pa.struct([("z", pa.int32())]))),
         }
     )
@@ -99,6 +100,8 @@ def test_nested_types(both: Callable[[pa.Table], Both]) -> None:
         "l": ({"not_null": "l"}, 1),
         "in l": ({"check": "not exists(l, i -> i is null)"}, 1),
         "m": ({"not_null": "m"}, 1),
+        "_metadata": ({"not_null": "_metadata"}, 2),
+        "_metadata.file_path": ({"check": "_metadata.file_path is null"}, 1),
         "in m": ({"check": "m['k'] is not null or m is null"}, 1),
         "ls": ({"check": "forall(ls, e -> e.z is not null)"}, 1),
     }
