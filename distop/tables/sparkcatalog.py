@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 IN_MEMORY = "give the executors --spark-conf spark.sql.catalogImplementation=hive, and the metastore that has it"
-_DERBY = "XSDB6"
-"""Derby's code for a data base that another JVM has open."""
+_DERBY = "Another instance of Derby"
+"""What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
 _CAUSES = 20
 

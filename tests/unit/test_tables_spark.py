@@ -118,6 +118,50 @@ def test_locations_of_the_catalog_are_unescaped_once() -> None:
     assert path_of("hdfs://host:8020/a%20b") == "hdfs://host:8020/a b"
 
 
+class Thrown:
+    """Stands for an exception of the JVM, of which a second one would be needed, with what Derby really says."""
+
+    def __init__(self, text: str, cause: Thrown | None = None) -> None:
+        self._text = text
+        self._cause = cause
+
+    def getClass(self) -> Thrown:
+        return self
+
+    def getSimpleName(self) -> str:
+        return "SQLException"
+
+    def getMessage(self) -> str:
+        return self._text
+
+    def getCause(self) -> Thrown | None:
+        return self._cause
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Another instance of Derby may have already booted the database /m/db.", "Derby allows one at a time: use a"),
+        (
+            "Could not connect to meta store",
+            "Spark's catalog cannot be asked for the table 'shop.t': Could not connect",
+        ),
+    ],
+)
+def test_a_metastore_that_cannot_be_asked_leaves_the_table_to_another_node(text: str, sentence: str) -> None:
+    kind = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
+
+    class Session:
+        @property
+        def _jsparkSession(self) -> Any:
+            error = kind("as Spark says it")
+            error._origin = Thrown("as Spark says it", Thrown(text))
+            raise error
+
+    with pytest.raises(TableUnavailable, match=sentence):
+        plan_table(TableRecord("t", "spark", "shop.t"), spark=Session)
+
+
 def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
     code = (
         "import sys\n"
