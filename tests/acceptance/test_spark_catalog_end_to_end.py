@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from distop.store.embedded import EmbeddedEtcd
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 MAKE = """
 import json, sys
@@ -28,19 +30,26 @@ for name, value in json.loads(sys.argv[1]).items():
 spark = builder.getOrCreate()
 spark.sql("create database shop")
 spark.sql("create table shop.orders (id int, word string) using parquet partitioned by (day int)")
-spark.sql("insert into shop.orders values (1, 'a', 1), (2, null, 2), (3, 'c', null)")
+for day, folder in (("1", "first"), ("2", "second"), ("null", "third")):
+    spark.sql(f"alter table shop.orders add partition (day = {day}) location '{sys.argv[2]}/{folder}'")
 """
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Daemons]:
     """An executor with a metastore in which another Spark application, which has ended, has made a table."""
+    for folder, word in {"first": "a", "second": None, "third": "c"}.items():
+        (tmp_path / folder).mkdir()
+        rows = pa.table({"id": pa.array([1], pa.int32()), "word": pa.array([word], pa.string())})
+        pq.write_table(rows, tmp_path / folder / "f.parquet")
     settings = {
+        # Two starts of Spark, and a new data base: nothing here is worth compiling well, or syncing.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.durability=test",
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore_db;create=true",
     }
-    command = [sys.executable, "-c", MAKE, json.dumps(settings)]
+    command = [sys.executable, "-c", MAKE, json.dumps(settings), str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=200)
     conf = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
     (tmp_path / "daemons").mkdir()
