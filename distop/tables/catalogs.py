@@ -137,6 +137,7 @@ class CatalogTable:
     def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = ()) -> str:
         """Change the table, if it is still the one that was opened, with the same snapshot on its main branch, the same
         schema, and what ``requirements`` want besides; the new metadata file. It is opened as that from then on.
+        Whether to go on is asked before it, and not while its answer is waited for.
 
         Raises Changed, and OutcomeUnknown where the answer did not come: the same commit again then either does it, or
         is refused, and whoever opens the table anew sees whether it was done.
@@ -157,8 +158,10 @@ class CatalogTable:
             return self.loaded.catalog.commit_table(self.loaded, same, tuple(updates))
 
         name = ".".join(self.loaded.name())
+        # Once it is on its way it is waited for: whoever stops then would not know what became of it.
+        self._check()
         try:
-            done = _answer(ask, self._check)
+            done = _answer(ask, lambda: None)
         except Exception as error:
             if isinstance(error, CommitFailedException | NoSuchTableError) or _status(error) == 404:
                 text = f"the table {name!r} has been changed by somebody else meanwhile: {_line(error)}"
@@ -186,6 +189,8 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     name = identifier(table)
     try:
         loaded = _answer(lambda: _load(catalog, name), check)
+    except DistopError:
+        raise
     except TimeoutError as error:
         raise TableUnavailable(f"{catalog} has not answered for {PATIENCE:g} s") from error
     except Exception as error:
@@ -203,11 +208,12 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
 
 def _load(catalog: Catalog, name: tuple[str, ...]) -> Any:
     from pyiceberg.catalog import load_catalog
+    from pyiceberg.utils.config import Config
 
     # Reading makes no tables in a data base, and no data base.
-    properties = {"init_catalog_tables": "false", **catalog.properties}
-    _check_sqlite(properties.get("uri", ""))
-    found = load_catalog(catalog.name, **properties)
+    settings = Config().get_catalog_config(catalog.name) or {}
+    _check_sqlite(str(catalog.properties.get("uri") or settings.get("uri") or ""))
+    found = load_catalog(catalog.name, **{"init_catalog_tables": "false", **catalog.properties})
     try:
         return found.load_table(name)
     except BaseException:
@@ -233,8 +239,6 @@ def _told(error: Exception, catalog: Catalog, name: str) -> DistopError | None:
     from pyiceberg import exceptions as e
     from requests import RequestException
 
-    if isinstance(error, DistopError):
-        return error
     what, line = str(catalog), _line(error)
     if isinstance(error, e.NoSuchTableError | e.NoSuchNamespaceError | e.NoSuchIdentifierError):
         return InvalidArgument(f"{what} has no table {name!r}: it was dropped or renamed, or never was there ({line})")

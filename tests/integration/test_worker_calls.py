@@ -270,7 +270,7 @@ async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
         {
             "type": "sample",
             "table": "t",
-            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0},
+            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0, "options": {}},
             "partitions": ["a"],
         },
     )

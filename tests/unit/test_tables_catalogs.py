@@ -93,11 +93,13 @@ def test_a_table_whose_metadata_cannot_be_seen_from_here_is_unavailable(sql: tup
             ask(table)
 
 
-def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "wrong.db"
     table = record(type="sql", uri=f"sqlite:///{file}")
-    with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
-        plan_table(table)
+    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{file}")
+    for one in (table, TableRecord("t", "iceberg", "sales.orders", {"catalog": "here"})):
+        with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
+            plan_table(one)
     assert not file.exists()
     file.touch()
     with pytest.raises(TableUnavailable, match=r"the catalog 'prod' \(sqlite:///.*\) cannot be read: .*no such table"):
