@@ -155,7 +155,7 @@ class JobContext(ABC):
         from distop.tables import check_reachable
 
         if self.table is not None:
-            check_reachable(self.table)
+            check_reachable(self.table, lambda: self.spark)
 
     @abstractmethod
     def status(self, text: str) -> None:
@@ -208,7 +208,7 @@ class Behavior(ABC):
         """
         from distop.tables import plan_table
 
-        return plan_table(table, ctx.check_cancelled)
+        return plan_table(table, ctx.check_cancelled, lambda: ctx.spark)
 
     @abstractmethod
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:

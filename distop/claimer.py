@@ -216,10 +216,9 @@ class Claimer:
             won.refused = True
         if not over:
             return
-        table = op.spec.table.to_json() if op.spec.table else None
         items = [JobItem(op.partition(p), seen.value.attempt, seen.mod) for p, seen, _ in over]
         try:
-            await ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, table, items)
+            await ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, items)
         except WorkerError as error:
             ctx.log.warning("cleanup of lost jobs failed: %s", error, extra={"operation": str(op.ref)})
         now = rfc3339(time.time())

@@ -15,7 +15,7 @@ from distop.errors import InvalidArgument, SessionLost, describe
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.context import Context
     from distop.core.jobs import Claim
@@ -85,7 +85,7 @@ class Jobs:
                 op=str(op.ref),
                 type=op.ref.type,
                 arg=op.arg,
-                table=self._table(op),
+                table=op.table,
                 items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
                 batch=op.spec.rules.batch,
                 cleanup_first=any(h.claim.attempt > 1 for _, h in held),
@@ -125,13 +125,9 @@ class Jobs:
         if op.spec.rules.leaves_something:
             held = [(p, op.held[p]) for p in block]
             items = [JobItem(op.partition(p), h.claim.attempt, h.fence) for p, h in held]
-            await self._ctx.local.begin(op.ref, op.arg, self._table(op), items)
+            await self._ctx.local.begin(op.ref, op.arg, op.table, items)
         if (cleaning := self._ctx.local.cleaning.get(op.ref)) is not None:
             await asyncio.shield(cleaning)
-
-    @staticmethod
-    def _table(op: OpenOperation) -> Mapping[str, Any] | None:
-        return op.spec.table.to_json() if op.spec.table else None
 
     def release(self, op: OpenOperation, partitions: Iterable[int]) -> None:
         """Set held claims to waiting: not held against the jobs, and due at once. Those whose end is being written are
@@ -257,7 +253,7 @@ class Jobs:
         async def fail() -> None:
             try:
                 item = JobItem(op.partition(event.partition), held.claim.attempt, held.fence)
-                await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, self._table(op), [item])
+                await self._ctx.worker.cleanup(str(op.ref), op.ref.type, op.arg, op.table, [item])
             except SessionLost:
                 return
             except Exception as error:  # whatever it is, the job has failed, and must not stay held for it

@@ -82,6 +82,12 @@ class OpenOperation:
         self._decoded: dict[int, list[Mapping[str, Any]]] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
 
+    @property
+    def table(self) -> Mapping[str, Any] | None:
+        """The table's record as its jobs have it: with the options that planning found."""
+        table = self.spec.table
+        return table.extended(self.plan.options).to_json() if table is not None else None
+
     @classmethod
     def planned(cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]) -> OpenOperation:
         """An operation whose plan was made of these chunks in this process; its gate is yet to be written."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.core import transitions as t
+from distop.core.codec import dumps
 from distop.core.digest import plan_digest
 from distop.core.model import Decision, State
 from distop.core.plan import Plan
@@ -70,10 +71,12 @@ class Planning:
             return await self._failed(ref, error)
         op = self._view.operations.get(ref, op)  # a listing makes new objects
         digest = plan_digest(planned.chunks)
-        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled)
+        plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled, planned.options)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
         limits, size = self._ctx.limits, sum(map(len, planned.chunks))
+        if planned.options:
+            size += len(dumps(planned.options))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
             txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
             result = await self._ctx.open(

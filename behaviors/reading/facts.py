@@ -200,6 +200,39 @@ def decimal_of(kind: str) -> tuple[int, int]:
     return int(precision or 10), int(scale or 0)
 
 
+def holds(wide: SparkType, narrow: SparkType) -> bool:
+    """Spark reads values of ``narrow`` as ones of ``wide``, which may leave out fields of its structs. Raises
+    Ambiguous.
+    """
+    if isinstance(wide, tuple) and isinstance(narrow, tuple):
+        if wide[0] != narrow[0] or wide[0] == "unreadable":
+            return False
+        if wide[0] == "struct":
+            inner = dict(narrow[1])
+            return all((mine := match(n, inner)) is None or holds(kind, inner[mine]) for n, kind in wide[1])
+        return all(holds(w, n) for w, n in zip(wide[1:], narrow[1:], strict=True))
+    return bool(widest(wide, narrow) == wide)
+
+
+def of_json(kind: Any) -> SparkType:
+    """A type that went through JSON, which has lists where it had tuples."""
+    return tuple(map(of_json, kind)) if isinstance(kind, list) else kind
+
+
+def follow(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> tuple[str, ...] | None:
+    """A path of other columns than these, in these; None where they have none like it. Raises Ambiguous."""
+    found: list[str] = []
+    level: Mapping[str, SparkType] = columns
+    for part in path:
+        name = match(part, level)
+        if name is None:
+            return None
+        found.append(name)
+        inner = level[name]
+        level = dict(inner[1]) if isinstance(inner, tuple) and inner[0] == "struct" else {}
+    return tuple(found)
+
+
 def problem(kind: SparkType) -> str | None:
     """Why Spark cannot read a column of this type, or None."""
     if not isinstance(kind, tuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
 from distop_behaviors.reading import footers, iceberg
-from distop_behaviors.reading.facts import VOID, Unreadable, match
+from distop_behaviors.reading.facts import VOID, Unreadable, match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
@@ -39,6 +39,10 @@ class Batch:
         self._base = table.location if table is not None else ""
         options = table.options if table is not None else {}
         self._types: Mapping[str, str] = options.get("partition_types") or {}
+        columns = options.get("columns")
+        self._declared = None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
+        self._values: dict[str, tuple[Any, ...]] = {}
+        """By file, where the values of partition columns are the catalog's, and not in the paths."""
         self._check_names = argument.names()
 
     @property
@@ -49,6 +53,8 @@ class Batch:
         """Each partition with its result, those that need no scan first. Raises what is unexpected."""
         if any(not p.source for p in plans):
             self._ctx.status(f"reading the footers of {sum(len(p.files) for p in plans)} files")
+        if self._declared is not None:
+            self._values = {f[0]: tuple(p.values.values()) for p in plans for f in p.files}
         names = self._names()
         slow: list[Part] = []
         for part in self._prepared(plans, names):
@@ -109,7 +115,7 @@ class Batch:
         known = [self._facts_by_source(p) if p.source else [next(read) for _ in p.files] for p in plans]
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
-        preparation = Preparation(self._argument, names, self._types)
+        preparation = Preparation(self._argument, names, self._types, self._declared)
         for plan, facts in zip(plans, known, strict=True):
             problem = next((f for f in facts if isinstance(f, Unreadable)), None)
             if problem is None:
@@ -166,7 +172,8 @@ class Batch:
         of_path = self._path_columns(part, names)
         columns = {n: t for n, t in sorted(part.columns.items()) if match(n, of_path) is None}
         absent = tuple(n for n in part.absent if match(n, of_path) is None)
-        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source)
+        values = self._values if of_path and self._declared is not None else None
+        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source, values)
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target

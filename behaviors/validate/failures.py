@@ -7,6 +7,7 @@ values of the data, which may be any words.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -114,7 +115,13 @@ def _condition(thrown: Any) -> str | None:
 
 def sentence_of(error: Exception) -> str:
     """Spark's own sentence, without the plan, the query text and the stack."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
     text = str(error).strip()
+    if isinstance(error, Py4JJavaError):
+        # Of Java's own exceptions PySpark makes none of its own: their sentence stands behind the call's.
+        with suppress(Py4JError, OSError):
+            text = str(error.java_exception.getMessage() or text).strip()
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
     line = (found.group(0) if found else text.split("\n")[0]).strip()
     return re.sub(r"\s*SQLSTATE: \w+.*$", "", line)

@@ -10,6 +10,8 @@ from distop_behaviors.reading.facts import (
     VOID,
     Ambiguous,
     ddl,
+    follow,
+    holds,
     match,
     problem,
     resolve,
@@ -137,9 +139,18 @@ class Part:
 
 
 class _Columns:
-    """The columns of a partition's files together, and of its path."""
+    """The columns of a partition's files together, and of its path. ``declared``: those that the table's catalog has,
+    which are then all that there are.
+    """
 
-    def __init__(self, facts: Sequence[FileFacts], values: Mapping[str, Any], types: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        facts: Sequence[FileFacts],
+        values: Mapping[str, Any],
+        types: Mapping[str, str],
+        declared: Mapping[str, SparkType] | None = None,
+    ) -> None:
+        self.declared = declared
         self.of_path = {name: canonical(types.get(name, "string")) for name in values}
         self._unfit: dict[str, Unfit] = {}
         for name, value in values.items():
@@ -165,7 +176,23 @@ class _Columns:
             self._merged[name] = self._merge(name)
         return self._merged[name]
 
+    def _as_declared(self, name: str, declared: Mapping[str, SparkType]) -> tuple[str, SparkType, str | None] | None:
+        mine = match(name, declared)
+        if mine is None:
+            return None
+        kind = declared[mine]
+        if why := problem(kind):
+            return mine, kind, f"the column {mine!r} cannot be read: {why}"
+        for facts in self._facts:
+            own = match(mine, facts.columns)
+            if own is not None and not holds(kind, facts.columns[own]):
+                text = f"the column {own!r} is {_say(facts.columns[own])} in the file {facts.path}, and {ddl(kind)} in"
+                return mine, kind, f"{text} the catalog"
+        return mine, kind, None
+
     def _merge(self, name: str) -> tuple[str, SparkType, str | None] | None:
+        if self.declared is not None:
+            return self._as_declared(name, self.declared)
         found: tuple[str, SparkType, str | None] | None = None
         first = ""
         for facts in self._facts:
@@ -207,10 +234,18 @@ class _Resolved:
 
 class Preparation:
     """Prepares the partitions of a table for one argument. Columns are resolved once for the partitions whose files
-    share a schema, which are nearly all, unless a partition column is named or something is wrong.
+    share a schema, which are nearly all, unless a partition column is named or something is wrong. ``types`` are those
+    of partition columns, ``declared`` those of the others where a catalog has them.
     """
 
-    def __init__(self, argument: Argument, names: Names, types: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        argument: Argument,
+        names: Names,
+        types: Mapping[str, str],
+        declared: Mapping[str, SparkType] | None = None,
+    ) -> None:
+        self._declared = declared
         self._argument = argument
         self._names = names
         self._types = types
@@ -221,7 +256,7 @@ class Preparation:
         """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
         argument = self._argument
         part = Part(plan, facts, [Tally() for _ in argument.checks])
-        columns = _Columns(facts, plan.values, self._types)
+        columns = _Columns(facts, plan.values, self._types, self._declared)
         part.path_columns = columns.of_path
         schema = self._schema(plan, facts)
         known = self._resolved
@@ -242,7 +277,7 @@ class Preparation:
                 )
         for check, tally in zip(argument.checks, part.tallies, strict=True):
             if tally.error is None:
-                _decide(part, tally, check, argument, columns, shared=schema is not None)
+                _decide(part, tally, check, argument, columns, shared=schema is not None and self._declared is None)
         counted = argument.where is None and all(f.proves for f in facts)
         part.rows = sum(f.rows for f in facts) if counted else None
         return part
@@ -333,6 +368,8 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
             decision = statistics.UNKNOWN
         elif own is not None:
             decision = _by_path(check, part.plan.values[own], facts.rows)
+        elif columns.declared is not None and check.kind != "check":
+            decision = _by_declared(check, facts, tally.target.path)
         else:
             decision = statistics.decide(check, facts, path)
         if argument.where is not None:
@@ -370,6 +407,15 @@ def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Arg
         # Not exact: the file stays pending, and is scanned where that is allowed.
         tally.violations += decision.violations
         tally.exact = False
+
+
+def _by_declared(check: Check, facts: FileFacts, path: tuple[str, ...]) -> statistics.Decision:
+    """By the column that the catalog means, whatever else a file has of this name."""
+    try:
+        own = follow(path, facts.columns) if path else None
+    except Ambiguous:
+        return statistics.UNKNOWN
+    return statistics.decide(check, facts, own) if own is not None else statistics.missing(check, facts)
 
 
 def _by_path(check: Check, value: str | None, rows: int) -> statistics.Decision:

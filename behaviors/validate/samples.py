@@ -96,8 +96,8 @@ def _query(
     shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
     position = {path: i for i, path in enumerate(shown)}
     frame = frame.select(
-        group.file_column().alias("file"),
-        group.row_column().alias("row"),
+        group.file_column(frame).alias("file"),
+        group.row_column(frame).alias("row"),
         *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
         *(_shown(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
     )

@@ -6,6 +6,7 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.footers import PlannedFile
 
+_FILE, _KNOWN = "__distop_file", "__distop_known"
+_LOCAL = re.compile("^file:/*")
+"""Spark writes the paths of local files with one slash here, and with three there."""
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 _relations: Kept[DataFrame] = Kept(8)
@@ -37,6 +41,7 @@ class Group:
     """Files to be read with one schema. ``columns`` are those that the checks need, with their types in DDL;
     ``missing`` those that none of the files has; ``partition_columns`` come from the files' paths below ``base``.
     ``source``: the metadata file through which Iceberg's are read; "" where the files are Parquet, and all there is.
+    ``values``: those of the partition columns by file, in their order, where they are not in the paths.
     """
 
     files: tuple[PlannedFile, ...]
@@ -45,22 +50,25 @@ class Group:
     partition_columns: Mapping[str, str] = field(default_factory=dict)
     base: str = ""
     source: str = ""
+    values: Mapping[str, tuple[str | None, ...]] | None = None
 
     def path(self, name: str) -> str:
         """A file's planned path, of what a query names it."""
         return name if self.source else plain_path(name)
 
-    def file_column(self) -> Column:
-        """The path of a row's file."""
-        from pyspark.sql import functions as F
+    def file_column(self, frame: DataFrame) -> Column:
+        """The path of a row's file, in a frame of the group's rows."""
+        return self._told(frame, iceberg.FILE, "file_path")
 
-        return F.col(iceberg.FILE if self.source else "_metadata.file_path")
-
-    def row_column(self) -> Column:
+    def row_column(self, frame: DataFrame) -> Column:
         """The position of a row in its file."""
+        return self._told(frame, iceberg.POSITION, "row_index")
+
+    def _told(self, frame: DataFrame, of_iceberg: str, of_spark: str) -> Column:
+        """Not by name alone: the data may have a column of Spark's name."""
         from pyspark.sql import functions as F
 
-        return F.col(iceberg.POSITION if self.source else "_metadata.row_index")
+        return F.col(of_iceberg) if self.source else frame.metadataColumn("_metadata")[of_spark]
 
 
 @dataclass(slots=True)
@@ -94,7 +102,8 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     """The group's rows. What Spark listed is kept for the next operation: the key holds each file's size and time."""
     from pyspark.sql import functions as F
 
-    key = (session, group.files, _schema(group), group.base, group.source)
+    values = None if group.values is None else tuple(group.values[f[0]] for f in group.files)
+    key = (session, group.files, _schema(group), group.base, group.source, values)
     if group.source:
         iceberg.stage(session, group.source, group.files)
     frame = _relations.get(key, lambda: _read(session, group), keep=keep)
@@ -109,16 +118,42 @@ def _read(session: SparkSession, group: Group) -> DataFrame:
         return iceberg.read(session, group.source, group.files)
     # Paths are what they are: `*` or `{` in a name is no pattern.
     # A check such as `1 = 1` needs no column, which DDL cannot say.
-    schema = _schema(replace(group, partition_columns=dict.fromkeys(group.partition_columns, "string")))
+    in_path = dict.fromkeys(group.partition_columns if group.values is None else (), "string")
+    schema = _schema(replace(group, partition_columns=in_path))
     reader = session.read.schema(schema or StructType([])).option("__globPaths__", "false")
-    if group.partition_columns:
+    if in_path:
         reader = reader.option("basePath", spark_path(group.base))
     frame = reader.parquet(*(spark_path(f[0]) for f in group.files))
     _hold_all(frame, group)
+    if group.values is not None:
+        frame = _with_values(session, frame, group, group.values)
     # Spark's reader would make other values of some: bounds.path_value tells of which.
     typed = {n: F.col(quote(n)).cast(t) for n, t in group.partition_columns.items() if t != "string"}
     typed |= {n: _as_written(F.col(quote(n)), values) for n, values in _misread(group).items() if n not in typed}
     return frame.withColumns(typed) if typed else frame
+
+
+def _with_values(
+    session: SparkSession, frame: DataFrame, group: Group, values: Mapping[str, tuple[str | None, ...]]
+) -> DataFrame:
+    """The rows with the values of their files, as texts. A row of a file that has none throws: it must not pass."""
+    from pyspark.sql import functions as F
+
+    jvm: Any = session._jvm
+    # An array of Java costs a call for each element; as one text it costs one.
+    files = json.loads(jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(frame._jdf.inputFiles()))
+    rows = [(_LOCAL.sub("", file), *values[plain_path(file)]) for file in files]
+    schema = ", ".join(f"{quote(name)} string" for name in (_KNOWN, *group.partition_columns))
+    known = F.broadcast(session.createDataFrame(rows, schema))
+    # Not input_file_name(): with it no expression would count as one that always answers the same.
+    path = F.regexp_replace(group.file_column(frame), _LOCAL.pattern, "")
+    # By a condition: a join on a name would hide Spark's own columns.
+    joined = frame.withColumn(_FILE, path).join(known, F.col(_FILE) == F.col(_KNOWN), "left")
+    lost = F.raise_error(F.concat(F.lit("no partition is known of the file "), F.col(_FILE)))
+    held = {
+        name: F.when(F.col(_KNOWN).isNotNull(), F.col(quote(name))).otherwise(lost) for name in group.partition_columns
+    }
+    return joined.withColumns(held).drop(_FILE, _KNOWN)
 
 
 def _misread(group: Group) -> dict[str, dict[str, str]]:
@@ -126,7 +161,7 @@ def _misread(group: Group) -> dict[str, dict[str, str]]:
     each escaped byte for a character, where writers escape UTF-8.
     """
     found: dict[str, dict[str, str]] = {}
-    if not group.partition_columns:
+    if not group.partition_columns or group.values is not None:
         return found
     folders = {f[0][len(group.base) :].rpartition("/")[0] for f in group.files}
     for part in {part for folder in folders if _NOT_ASCII.search(folder) for part in folder.split("/")}:
@@ -204,7 +239,7 @@ def _counting_query(
         # which the footers have left open already, and may skip a row on which a check throws.
         frame = frame.where(F.coalesce(*(F.when(column, True) for column in checks), F.lit(False)))
     # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
-    return frame.groupBy(group.file_column() if group.source else F.input_file_name()).agg(*totals)
+    return frame.groupBy(group.file_column(frame) if group.source else F.input_file_name()).agg(*totals)
 
 
 def count_attempts(
@@ -214,7 +249,7 @@ def count_attempts(
     from pyspark.sql import functions as F
 
     frame = relation(session, group)
-    path = group.file_column().alias("file")
+    path = group.file_column(frame).alias("file")
     tried = [attempted(column).alias(f"c{n}") for n, column in checks.items()]
     picked = F.lit(True) if where is None else attempted(where)
     frame = frame.select(path, picked.alias("w"), *tried)

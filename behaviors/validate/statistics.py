@@ -56,7 +56,7 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     except Ambiguous:
         return UNKNOWN
     if path is None:
-        return Decision("violated", facts.rows) if check.kind == "not_null" else PASS
+        return missing(check, facts)
     leaf, chunks = facts.leaves.get(path), facts.chunks.get(path)
     if leaf is None or chunks is None:
         return UNKNOWN
@@ -73,6 +73,11 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     except Unfit:
         return UNKNOWN
     return UNKNOWN if interval is None else total([_within(c, leaf, *interval) for c in chunks])
+
+
+def missing(check: Check, facts: FileFacts) -> Decision:
+    """Of a check of one column: the file does not have it, so that it is NULL in all rows."""
+    return Decision("violated", facts.rows) if check.kind == "not_null" and facts.rows else PASS
 
 
 def masked(decision: Decision) -> Decision:

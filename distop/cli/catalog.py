@@ -19,9 +19,13 @@ NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, suc
 
 def add(
     name: NAME,
-    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet or iceberg")],
+    format_name: Annotated[str, typer.Option("--format", metavar="F", help="parquet, iceberg or spark")],
     location: Annotated[
-        str, typer.Option(metavar="L", help="The table's folder: a path, or what pyarrow's file systems open.")
+        str,
+        typer.Option(
+            metavar="L",
+            help="The table's folder (a path, or what pyarrow's file systems open), or what it is called in a catalog.",
+        ),
     ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
@@ -32,7 +36,7 @@ def add(
     from distop.tables import check_table
 
     encode(name)
-    record = check_table(TableRecord(name, format_name, absolute(location), dict(parse_options(option))))
+    record = check_table(TableRecord(name, format_name, location, dict(parse_options(option))))
 
     async def work(client: Client) -> TableRecord:
         return await client.add_table(record, replace=replace, check=False)
@@ -42,13 +46,6 @@ def add(
         output.write_json(stored.to_json())
     else:
         output.say(f"table {name}: {stored.format} at {stored.location}")
-
-
-def absolute(location: str) -> str:
-    """A relative local path made absolute: executors run in other folders."""
-    from pathlib import Path
-
-    return location if "://" in location or not location else str(Path(location).expanduser().absolute())
 
 
 def ls() -> None:

@@ -7,7 +7,7 @@ the epoch in code and RFC 3339 text in UTC in the records.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -112,6 +112,15 @@ class TableRecord:
     format: str
     location: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The folder that its location is, an absolute path or a URL; "" where it is a name in a catalog."""
+        return self.location if self.location.startswith("/") or "://" in self.location else ""
+
+    def extended(self, options: Mapping[str, Any]) -> TableRecord:
+        """The record with these options besides: those that planning found (Plan)."""
+        return replace(self, options={**self.options, **options}) if options else self
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -71,6 +71,8 @@ class Planned:
 
     partitions: Sequence[PartitionPlan]
     version: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What was found out about the table and each job needs, as options of its record: see Plan."""
 
 
 @frozen
@@ -83,6 +85,10 @@ class Plan:
     chunks: int
     spilled: int = 0
     """Partitions whose file lists stand in the shared directory: what the cleanup has to remove there."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the table, as its catalog had them when it was planned: jobs find them among those of its record. Once for
+    all partitions, since a schema may be large.
+    """
 
     def encode(self) -> bytes:
         data = {
@@ -94,6 +100,8 @@ class Plan:
         }
         if self.spilled:
             data["spilled"] = self.spilled
+        if self.options:
+            data["options"] = dict(self.options)
         return dumps(data)
 
     @classmethod
@@ -105,6 +113,7 @@ class Plan:
             data.get("digest", ""),
             int(data.get("chunks", 0)),
             int(data.get("spilled", 0)),
+            data.get("options") or {},
         )
 
 

@@ -1,25 +1,29 @@
 """Tables: what ``distop table add`` accepts, and how a table is split into partitions.
 
 Each format is a module with the functions of :class:`Format`, loaded when a table of it is met: ``parquet`` (folders of
-files) and ``iceberg``. Another one (Delta, Spark's catalog) is a module beside them, its name in ``options.FORMATS``,
-its options in ``options``, and its place in :func:`_format`. Nothing else asks for a format by its name: what a job
-needs to read the files stands in the plan (``PartitionPlan.source``).
+files), ``iceberg``, and ``spark`` (what Spark's catalog has). Another one (Delta) is a module beside them, its name in
+``options.FORMATS``, its options in ``options``, and its place in :func:`_format`. Nothing else asks for a format by its
+name: what a job needs to read the files stands in the plan (``PartitionPlan.source``, ``Planned.options``).
+
+Nothing here imports PySpark, which a client has no need of. A format that asks Spark is given the session.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.errors import InvalidArgument
 from distop.tables.options import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distop.core.model import TableRecord
     from distop.core.plan import Planned
 
-__all__ = ["FORMATS", "check_reachable", "check_table", "plan_table"]
+__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "plan_table"]
+
+Spark = Callable[[], Any]
+"""Gives the Spark session, which is made when it is first asked for."""
 
 
 class Format(Protocol):
@@ -27,32 +31,37 @@ class Format(Protocol):
 
     def check_table(self, record: TableRecord) -> TableRecord: ...
 
-    def plan_table(self, table: TableRecord, check: Callable[[], None]) -> Planned: ...
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned: ...
 
-    def check_reachable(self, table: TableRecord) -> None: ...
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None: ...
 
 
 def check_table(record: TableRecord) -> TableRecord:
-    """The record as it is to be stored: its location absolute.
+    """The record as it is to be stored: its location absolute, where it is a folder.
 
-    Raises InvalidArgument, naming it, for an unknown format or option, and for a location that cannot be opened, does
-    not exist, or holds no table of the format.
+    Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does not
+    exist, or holds no table of the format, and for a catalog that does not have the table. Of a table of Spark's
+    catalog the record alone is judged: there may be no Spark here.
     """
     return _format(record).check_table(record)
 
 
-def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None) -> Planned:
+def _no_spark() -> Any:
+    raise InvalidArgument("tables of Spark's catalog are planned where there is a Spark: in an executor")
+
+
+def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> Planned:
     """Freeze the table's partitions with their files. ``check`` is called now and then, and raises where that is to
     stop.
 
     Raises InvalidArgument for what is no table of its format, TableUnavailable where it cannot be reached from here.
     """
-    return _format(table).plan_table(table, check)
+    return _format(table).plan_table(table, check, spark)
 
 
-def check_reachable(table: TableRecord) -> None:
+def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
     """Raises TableUnavailable where nothing of the table can be seen from here."""
-    _format(table).check_reachable(table)
+    _format(table).check_reachable(table, spark)
 
 
 def _format(record: TableRecord) -> Format:
@@ -64,6 +73,10 @@ def _format(record: TableRecord) -> Format:
         from distop.tables import iceberg
 
         return iceberg
+    if record.format == "spark":
+        from distop.tables import spark
+
+        return spark
     raise InvalidArgument(
         f"the format {record.format!r} of table {record.name!r} is not known (known: {', '.join(FORMATS)})"
     )

@@ -1,7 +1,8 @@
 """The planner for Apache Iceberg tables: their current snapshot, read from the metadata without a JVM.
 
-A table is named by its folder, and its newest metadata file is found as Iceberg's own file-system tables find it. The
-plan keeps that file: it says which rows the snapshot has, under which schema, whatever is committed later.
+A table is named by its folder, and its newest metadata file is found as Iceberg's own file-system tables find it; or by
+what it is called in a catalog, which says what its metadata file is. The plan keeps that file: it says which rows the
+snapshot has, under which schema, whatever is committed later.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.tables import catalogs
 from distop.tables.location import Location
 from distop.tables.options import check_options
-from distop.tables.parquet import HIVE_NULL, in_groups, natural
+from distop.tables.parquet import HIVE_NULL, escaped, in_groups, natural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distop.core.model import TableRecord
+    from distop.tables import Spark
+    from distop.tables.options import Options
 
 NO_SNAPSHOT = "no snapshot"
 """The version of a table into which nothing was written yet."""
@@ -29,7 +33,6 @@ EMPTY = "empty"
 _FOLDER = "metadata"
 _HINT = "version-hint.text"
 _NUMBERED = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json")
-_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 _CHECKED_EVERY = 1_000
 """Files of a manifest between two looks at whether to go on."""
 
@@ -38,29 +41,44 @@ def check_table(record: TableRecord) -> TableRecord:
     """The record as it is to be stored.
 
     Raises InvalidArgument, naming it, for an unknown option, a location that cannot be opened or does not exist, one
-    that holds no Iceberg table, and one whose catalog alone knows its current metadata.
+    that holds no Iceberg table, and one whose catalog alone knows its current metadata; for a catalog that cannot be
+    reached from here, or does not have the table.
     """
-    check_options(record.options, "iceberg")
+    options = check_options(record.options, "iceberg")
     try:
-        location = Location.of(record.location)
-        _read(metadata_file(location))
+        _read(_current(record, options, lambda: None))
+        folder = _folder(record, options)
+        if folder is None:
+            return record
+        location = Location.of(folder)
     except TableUnavailable as error:
         raise InvalidArgument(str(error)) from error
-    return replace(record, location=location.text)
+    if options.catalog is None:
+        return replace(record, location=location.text)
+    # As every location: the executors run in other folders.
+    warehouse = location.text[: -len(_below(record))].rstrip("/")
+    return replace(record, options={**record.options, "catalog": {**record.options["catalog"], "warehouse": warehouse}})
 
 
-def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
-    """The data files of the current snapshot, one partition for each value of each partition spec; in groups where a
-    spec has no partitions. The version is the snapshot's id.
+def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+    """The data files of the current snapshot: :func:`plan_metadata` of the current metadata file.
+
+    Raises InvalidArgument where that is not to be told, TableUnavailable where the table, its metadata or its manifests
+    are not there.
+    """
+    options = check_options(table.options, "iceberg")
+    return plan_metadata(_current(table, options, check), table, options, check)
+
+
+def plan_metadata(source: str, table: TableRecord, options: Options, check: Callable[[], None]) -> Planned:
+    """The data files of the snapshot that is current in a metadata file, one partition for each value of each partition
+    spec; in groups where a spec has no partitions. The version is the snapshot's id.
 
     A table without files is one partition without files: that it has no rows is certain, unlike an empty folder, and
     the partition's job still tells whether it has the columns.
 
-    Raises InvalidArgument where the current metadata is not to be told, TableUnavailable where the table, its metadata
-    or its manifests are not there.
+    Raises as :func:`plan_table` does.
     """
-    options = check_options(table.options, "iceberg")
-    source = metadata_file(Location.of(table.location))
     metadata, io = _read(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
@@ -87,14 +105,51 @@ def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
     return Planned(partitions, version)
 
 
-def check_reachable(table: TableRecord) -> None:
-    """Raises TableUnavailable where there is no table at the location: it was dropped, or its disk is missing."""
+def check_reachable(table: TableRecord, spark: Spark) -> None:
+    """Raises TableUnavailable where there is no table at the location: it was dropped, or its disk is missing. That a
+    catalog has the table no more is no such thing: it is known, and what its files are is for the job to tell.
+    """
+    options = check_options(table.options, "iceberg")
     try:
-        metadata_file(Location.of(table.location))
+        source = _current(table, options, lambda: None)
     except (InvalidArgument, TableUnavailable) as error:
+        if _folder(table, options) is None:
+            if isinstance(error, InvalidArgument):
+                return
+            raise
         raise TableUnavailable(
             f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
         ) from error
+    if _folder(table, options) is None:
+        check_there(source)
+
+
+def check_there(source: str) -> None:
+    """Raises TableUnavailable where a metadata file cannot be read from here."""
+    _read(source)
+
+
+def _folder(table: TableRecord, options: Options) -> str | None:
+    """Where the table's folder is; None where its catalog alone knows that."""
+    if options.catalog is None:
+        return table.location
+    if options.catalog.hadoop:
+        return options.catalog.properties["warehouse"].rstrip("/") + _below(table)
+    return None
+
+
+def _below(table: TableRecord) -> str:
+    """The path of a table's folder below the warehouse of a Hadoop catalog."""
+    return "".join(f"/{part}" for part in catalogs.identifier(table))
+
+
+def _current(table: TableRecord, options: Options, check: Callable[[], None]) -> str:
+    """The current metadata file. Raises InvalidArgument and TableUnavailable."""
+    folder = _folder(table, options)
+    if folder is not None:
+        return metadata_file(Location.of(folder))
+    with catalogs.opened(table, check) as found:
+        return found.source
 
 
 def metadata_file(location: Location) -> str:
@@ -109,8 +164,8 @@ def metadata_file(location: Location) -> str:
     if not numbered:
         if any(name.endswith(".metadata.json") for name in names):
             raise InvalidArgument(
-                f"the table at {location.text!r} belongs to a catalog, which alone knows its current metadata: only "
-                "tables of a Hadoop catalog, or made by path, can be registered yet"
+                f"the table at {location.text!r} belongs to a catalog, which alone knows its current metadata: "
+                "register it with --option catalog=…, and as its location what it is called there"
             )
         raise InvalidArgument(f"the location {location.text!r} holds no Iceberg table: there is no metadata in it")
     hint = location.text_in(f"{_FOLDER}/{_HINT}").strip() if _HINT in names else ""
@@ -179,7 +234,7 @@ class _Naming:
         self.prefix = f"spec-{spec.spec_id}/" if spec.spec_id else ""
         # A field that was removed in the first form of specs is void: it says nothing.
         self._fields = [
-            (n, _escaped(field.name), field.transform, _result_type(field, metadata))
+            (n, escaped(field.name), field.transform, _result_type(field, metadata))
             for n, field in enumerate(spec.fields)
             if not isinstance(field.transform, VoidTransform)
         ]
@@ -191,7 +246,7 @@ class _Naming:
             if value is None:
                 parts.append(f"{name}={HIVE_NULL}")
                 continue
-            text = _escaped(str(value) if kind is None else transform.to_human_string(kind, value))
+            text = escaped(str(value) if kind is None else transform.to_human_string(kind, value))
             # The text that stands for NULL is not to be taken for it.
             parts.append(f"{name}=%5F{text[1:]}" if text == HIVE_NULL else f"{name}={text}")
         return "/".join(parts)
@@ -205,7 +260,3 @@ def _result_type(field: Any, metadata: Any) -> Any:
         except ValueError:
             continue
     return None
-
-
-def _escaped(text: str) -> str:
-    return _UNNAMEABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -77,16 +77,16 @@ class Location:
             raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
 
-    def walk(self) -> Iterator[Entry]:
-        """Every visible file under the location, in no order. What goes away meanwhile may be left out. Raises
-        TableUnavailable where a folder is unreadable.
+    def walk(self, *, deep: bool = True) -> Iterator[Entry]:
+        """Every visible file under the location, in no order; not ``deep``: of itself alone. What goes away meanwhile
+        may be left out. Raises TableUnavailable where a folder is unreadable.
         """
         try:
-            yield from self._walk_remote() if self.filesystem is not None else self._walk_local()
+            yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
         except OSError as e:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
 
-    def _walk_local(self) -> Iterator[Entry]:
+    def _walk_local(self, deep: bool) -> Iterator[Entry]:
         if not os.path.isdir(self.root):
             info = os.stat(self.root)
             yield Entry("", self.root, info.st_size, info.st_mtime_ns)
@@ -105,7 +105,8 @@ class Location:
                 if hidden(entry.name):
                     continue
                 if entry.is_dir():
-                    folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
+                    if deep:
+                        folders.append((entry.path, f"{relative}/{entry.name}" if relative else entry.name))
                     continue
                 try:
                     info = entry.stat()
@@ -132,14 +133,14 @@ class Location:
         why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
-    def _walk_remote(self) -> Iterator[Entry]:
+    def _walk_remote(self, deep: bool) -> Iterator[Entry]:
         from pyarrow import fs
 
         info = self.filesystem.get_file_info(self.root)
         if info.type == fs.FileType.File:
             yield Entry("", self.text, info.size, info.mtime_ns or 0)
             return
-        for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True)):
+        for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=deep)):
             if found.type != fs.FileType.File:
                 continue
             relative = found.path[len(self.root) :].lstrip("/")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
+from distop.tables.catalogs import Catalog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMATS = ("parquet", "iceberg")
+FORMATS = ("parquet", "iceberg", "spark")
 
 _TYPE = re.compile(
     r"(string|boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|double|date|timestamp"
@@ -24,16 +25,23 @@ _TYPE = re.compile(
 @frozen
 class Options:
     """``group_bytes`` and ``group_files`` bound a group of files in a table without partitions;
-    ``partition_types`` gives partition columns of Parquet folders a Spark type (they are text otherwise).
+    ``partition_types`` gives partition columns of Parquet folders a Spark type (they are text otherwise); ``catalog``
+    is the one that knows an Iceberg table.
     """
 
     group_bytes: int = 128 * 1024 * 1024
     group_files: int = 1_000
     partition_types: Mapping[str, str] = field(default_factory=dict)
+    catalog: Catalog | None = None
 
 
 _NUMBERS = ("group_bytes", "group_files")
-_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": _NUMBERS}
+_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "catalog"), "spark": _NUMBERS}
+
+
+def is_partition_type(text: str) -> bool:
+    """A Spark type that a partition column may have."""
+    return _TYPE.fullmatch(text.strip()) is not None
 
 
 def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> Options:
@@ -56,6 +64,7 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
     if not isinstance(types, dict):
         raise InvalidArgument('the table option \'partition_types\' must be an object such as {"day": "int"}')
     for column, text in types.items():
-        if not isinstance(text, str) or not _TYPE.fullmatch(text.strip()):
+        if not isinstance(text, str) or not is_partition_type(text):
             raise InvalidArgument(f"the type {text!r} of partition column {column!r} is no Spark type for one")
-    return Options(numbers["group_bytes"], numbers["group_files"], {c: t.strip() for c, t in types.items()})
+    catalog = Catalog.of(options["catalog"]) if "catalog" in options else None
+    return Options(numbers["group_bytes"], numbers["group_files"], {c: t.strip() for c, t in types.items()}, catalog)

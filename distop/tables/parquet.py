@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distop.core.model import TableRecord
+    from distop.tables import Spark
     from distop.tables.location import Entry
     from distop.tables.options import Options
 
 log = logging.getLogger("distop.tables")
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 _DIGITS = re.compile(r"([0-9]+)")
 _LOOKED_AT = 1_000
@@ -64,7 +66,7 @@ def check_table(record: TableRecord) -> TableRecord:
     return replace(record, location=location.text)
 
 
-def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
+def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
     """List the table and freeze its partitions: files with path, size and modification time.
 
     Where some files are named as Parquet is, others count only if they begin as Parquet does; the rest is logged. Where
@@ -84,7 +86,7 @@ def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
     return plan(data_files(entries, location), location, check_options(table.options))
 
 
-def check_reachable(table: TableRecord) -> None:
+def check_reachable(table: TableRecord, spark: Spark) -> None:
     """Raises TableUnavailable where nothing of the table can be seen from here."""
     Location.of(table.location).check()
 
@@ -110,6 +112,11 @@ def partition_values(folder: str) -> dict[str, str | None] | None:
             return None
         values[name] = None if value == HIVE_NULL else unquote(value)
     return values
+
+
+def escaped(text: str) -> str:
+    """A name or a value as Hive and Spark write it into a path: what may not stand in one becomes ``%3A``."""
+    return _UNNAMEABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:

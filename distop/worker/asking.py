@@ -37,7 +37,7 @@ class Asking:
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
         value, chunks = await self._caller.call(message, gate=self._gate)
-        return PlanResult(chunks, value["count"], value["version"], value["spilled"])
+        return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"])
 
     async def complete(
         self,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import OutcomeRow, Summary
-from distop.core.codec import MAX_ERROR_TEXT, shorten
+from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
 from distop.core.model import TableRecord
-from distop.core.plan import MAX_PARTITIONS, PartitionPlan, chunked
+from distop.core.plan import MAX_CHUNK_BYTES, MAX_PARTITIONS, PartitionPlan, chunked
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
@@ -105,7 +105,10 @@ class Call:
             self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
         spilled = sum(1 for partition in partitions if partition.files_at)
-        return {"count": len(partitions), "version": planned.version, "spilled": spilled}
+        options = dict(planned.options)
+        if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
+            raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
+        return {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message

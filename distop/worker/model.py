@@ -103,13 +103,14 @@ class JobEnded:
 
 @frozen
 class PlanResult:
-    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version; and how many of the
-    partitions left their file list in the shared directory."""
+    """A plan as it goes into etcd: encoded chunks, the number of partitions, the table's version; how many of the
+    partitions left their file list in the shared directory; and options of the table that its jobs need (Plan)."""
 
     chunks: list[bytes]
     count: int
     version: str
     spilled: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @frozen

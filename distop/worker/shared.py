@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 
 def shared_of(configured: str, table: TableRecord | None) -> str:
-    """The shared directory: as configured, else ``<table location>/_distop``, else "" (there is none)."""
+    """The shared directory: as configured, else ``<table location>/_distop`` where that is a folder, else "" (there is
+    none).
+    """
     if configured:
         return configured.rstrip("/")
-    return f"{table.location.rstrip('/')}/_distop" if table is not None and table.location else ""
+    return f"{table.folder.rstrip('/')}/_distop" if table is not None and table.folder else ""
 
 
 def operation_path(op: str) -> str:

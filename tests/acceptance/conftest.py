@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two threads, and a zone that is not UTC: what a check means must not depend on it. With Iceberg, where its jar
-    can be had: a process has one Spark for all of its tests.
+    can be had, and a metastore, which is made when a table of Spark's catalog is first met: a process has one Spark for
+    all of its tests.
     """
     from pyspark.sql import SparkSession
 
+    metastore = tmp_path_factory.mktemp("metastore")
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("distop tests")
@@ -34,7 +36,12 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         # Hundreds of tiny queries: compiling them well costs more than running them.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config(
+            "spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={metastore}"
+        )
+        .config("spark.sql.catalogImplementation", "hive")
+        .config("spark.sql.warehouse.dir", str(metastore / "warehouse"))
+        .config("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:derby:memory:metastore;create=true")
         .config("spark.sql.session.timeZone", "Asia/Kathmandu")
     )
     iceberg = jar()

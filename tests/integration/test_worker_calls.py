@@ -87,6 +87,7 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
         ("sample", {"names": 1}, "fatal", "does not fit sample: names"),
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
         ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
+        ("sample", {"names": ["a"], "options": {"c": "x" * 600_000}}, "fatal", "of the table takes 600008 bytes, over"),
     ],
 )
 async def test_plans_that_fail(worker: Worker, type_name: str, arg: Any, kind: str, sentence: str) -> None:
@@ -269,7 +270,7 @@ async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
         {
             "type": "sample",
             "table": "t",
-            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0},
+            "arg": {"does": {}, "diary": "", "names": ["a"], "files": 0, "options": {}},
             "partitions": ["a"],
         },
     )

@@ -92,7 +92,8 @@ def run_operation(
 ) -> Ran:
     """Plan, run every partition (in so many batches), complete: what executors and coordinator do, in one thread."""
     if partitions is None:
-        partitions = plan_table(table).partitions
+        planned = plan_table(table, spark=lambda: context(table).spark)
+        partitions, table = planned.partitions, table.extended(planned.options)
     argument = behavior.Arg.model_validate(arg)
     rows: list[OutcomeRow] = []
     for n in range(batches):

@@ -31,6 +31,7 @@ class SampleArg(BaseModel):
     diary: str = ""
     names: list[str] = Field(default_factory=list)
     files: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class SampleResult(BaseModel):
@@ -61,7 +62,7 @@ class Sample(Behavior):
         if "error" in arg.does:
             raise RuntimeError("no listing today")
         files = tuple((f"/somewhere/{'x' * 200}/{i}", i, i) for i in range(arg.files))
-        return Planned([PartitionPlan(7, name, len(files), files) for name in arg.names], "v1")
+        return Planned([PartitionPlan(7, name, len(files), files) for name in arg.names], "v1", arg.options)
 
     def start_or_resume_job(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> Any:
         write(arg, f"start {partition.name}")
@@ -70,6 +71,9 @@ class Sample(Behavior):
             act(action, partition, ctx)
         if action == "files":
             return {"files": len(partition.files)}
+        if action == "options":
+            assert ctx.table is not None
+            return dict(ctx.table.options)
         if action == "environment":
             with open(f"/proc/{os.getppid()}/environ") as file:
                 guardian = [entry.partition("=")[0] for entry in file.read().split("\0")]

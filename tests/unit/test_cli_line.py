@@ -13,7 +13,6 @@ import pytest
 from rich.cells import cell_len
 
 from distop.cli import starting
-from distop.cli.catalog import absolute
 from distop.cli.context import parse_argument, parse_options, take_globals
 from distop.cli.output import console, duration, table
 from distop.errors import InvalidArgument
@@ -259,16 +258,13 @@ def test_arguments_from_files(tmp_path: Path) -> None:
         parse_argument(f"@{file}")
 
 
-def test_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_parts() -> None:
     assert parse_options(["a=1", 'b={"c": true}', "d=text", "e=x=y"]) == {
         "a": 1,
         "b": {"c": True},
         "d": "text",
         "e": "x=y",
     }
-    monkeypatch.chdir(tmp_path)
-    assert absolute("data") == str(tmp_path / "data")
-    assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert [duration(s) for s in (0.04, 12.4, 125, 11_400)] == ["0.0 s", "12 s", "2 min 05 s", "3 h 10 min"]
     assert json.loads(json.dumps(duration(None))) == ""
 

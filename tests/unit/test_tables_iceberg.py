@@ -21,7 +21,7 @@ from pyiceberg.types import DateType, LongType, NestedField, StringType, Timesta
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
 from distop.errors import InvalidArgument, TableUnavailable
-from distop.tables import check_reachable, check_table, plan_table
+from distop.tables import check_reachable, check_table, iceberg, plan_table
 from distop.tables.iceberg import EMPTY, NO_SNAPSHOT, _Naming
 from tests.support.lake import Folder
 
@@ -79,6 +79,18 @@ def test_each_partition_value_is_a_partition_and_null_is_none_of_them(tmp_path: 
     ]
     files = {p.name: len(p.files) for p in plan_table(record(tmp_path)).partitions}
     assert files["k=b"] == 2
+
+
+def test_a_hundred_thousand_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifests themselves are wrapped: to write so many entries takes longer than to plan them."""
+    table = Folder(tmp_path).new(SCHEMA, BY_K)
+    table.append(rows("a"))
+    entries = [("", f"k={n % 100_000}", (f"/data/{n}", 1, 0)) for n in range(200_000)]
+    monkeypatch.setattr(iceberg, "_data_files", lambda *_: iter(entries))
+    planned = plan_table(record(tmp_path)).partitions
+    assert [p.name for p in planned[9:12]] == ["k=9", "k=10", "k=11"]
+    assert planned[99_999].files == (("/data/99999", 1, 0), ("/data/199999", 1, 0))
+    assert len(planned) == 100_000
 
 
 def test_what_a_later_spec_wrote_has_names_of_its_own(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, JobCancelled, TableUnavailable
 from distop.tables import check_table, plan_table
-from distop.tables.parquet import natural, partition_values
+from distop.tables.location import Entry, Location
+from distop.tables.options import Options
+from distop.tables.parquet import natural, partition_values, plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +31,16 @@ def put(root: Path, *names: str, data: bytes = b"PAR1....PAR1") -> None:
 
 def record(root: Any, **options: Any) -> TableRecord:
     return TableRecord("t", "parquet", str(root), options)
+
+
+def test_a_hundred_thousand_partitions_are_in_order_and_typed() -> None:
+    entries = (Entry(f"k={n}", f"/t/k={n}/f.parquet", 1, n) for n in reversed(range(100_000)))
+    planned = plan(entries, Location("/t", "/t"), Options(partition_types={"k": "int"})).partitions
+    assert [(p.partition, p.name, p.values) for p in planned[9:11]] == [
+        (9, "k=9", {"k": "9"}),
+        (10, "k=10", {"k": "10"}),
+    ]
+    assert planned[99_999].files == (("/t/k=99999/f.parquet", 1, 99_999),)
 
 
 def test_partitions_at_any_depth_in_natural_order(tmp_path: Path) -> None:

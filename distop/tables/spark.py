@@ -1,0 +1,208 @@
+"""The planner for tables of Spark's catalog: columns, partitions and where they lie are what the catalog says.
+
+A partition may lie outside of the table's folder, and a folder within it may be none of its partitions, so no path is
+read for what the catalog knows. Only Spark can ask it: planning needs the session, and jobs find what the catalog said
+in the plan (``Planned.options``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.tables import sparkcatalog
+from distop.tables.location import Location
+from distop.tables.options import check_options, is_partition_type
+from distop.tables.parquet import HIVE_NULL, escaped, in_groups, natural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from distop.core.model import TableRecord
+    from distop.tables import Spark
+    from distop.tables.options import Options
+    from distop.tables.sparkcatalog import CatalogPartition, Described
+
+EMPTY = "empty"
+"""The name of the one partition of a table that has partition columns, and no partition."""
+COLUMNS = "columns"
+"""The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
+``distop_behaviors.reading.facts``."""
+
+File = tuple[str, int, int]
+
+_PART = r"(?:[^.`\s/\\]+|`[^`]+`)"
+_NAME = re.compile(rf"{_PART}(?:\.{_PART}){{1,2}}")
+_LOOKED_AT = 100
+"""Partitions of which one has to be there for the table to be reachable."""
+_PLAIN = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+
+
+def check_table(record: TableRecord) -> TableRecord:
+    """The record as it is: whether there is such a table is for the plan to say, which has a Spark to ask. Raises
+    InvalidArgument for an unknown option, and a location that is no name of a table.
+    """
+    check_options(record.options, "spark")
+    if not _NAME.fullmatch(record.location):
+        raise InvalidArgument(
+            f"the location {record.location!r} is no name of a table in Spark's catalog: write it as database.table"
+        )
+    if record.location.lower().startswith("global_temp."):
+        raise InvalidArgument(f"{record.location} is a temporary view: it is known to one Spark session alone")
+    return record
+
+
+def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+    """The files of the catalog's partitions, with the values that it has for them; in groups where the table has no
+    partition columns. An Iceberg table is planned as such.
+
+    Raises InvalidArgument where the catalog has no such table, or it is of a format that is not read; TableUnavailable
+    where the catalog cannot be asked, or a folder that it names is not there, or the table has no file.
+    """
+    options = check_options(table.options, "spark")
+    check()
+    described = sparkcatalog.describe(spark(), table.location)
+    if described.provider == "iceberg":
+        from distop.tables import iceberg
+
+        if not described.metadata:
+            raise InvalidArgument(f"the catalog does not say what the metadata file of {table.location!r} is")
+        return iceberg.plan_metadata(sparkcatalog.path_of(described.metadata), table, options, check)
+    if described.provider != "parquet":
+        what = "view" if described.provider == "view" else f"table of the format {described.provider}"
+        raise InvalidArgument(
+            f"{table.location!r} is a {what} in Spark's catalog: tables of parquet and iceberg are read, nothing else"
+        )
+    return plan(described, table.location, options, _files, check)
+
+
+def check_reachable(table: TableRecord, spark: Spark) -> None:
+    """Raises TableUnavailable where the catalog has the table, and neither in its folder nor in those of its partitions
+    is anything to be seen from here.
+    """
+    try:
+        described = sparkcatalog.describe(spark(), table.location)
+    except InvalidArgument:
+        return  # dropped: no other node will see more of it
+    if described.metadata:
+        from distop.tables import iceberg
+
+        iceberg.check_there(sparkcatalog.path_of(described.metadata))
+        return
+    if described.provider != "parquet":
+        return
+    reason: TableUnavailable | None = None
+    for place in (described.location, *(p.location for p in (described.partitions or ())[:_LOOKED_AT])):
+        try:
+            Location.of(place).check()
+            return
+        except TableUnavailable as error:
+            reason = reason or error
+    if reason is not None:
+        raise reason
+
+
+def plan(
+    described: Described,
+    name: str,
+    options: Options,
+    files_in: Callable[..., list[File]],
+    check: Callable[[], None],
+) -> Planned:
+    """Freeze what the catalog describes. ``files_in`` lists the files of a folder (``deep``: those further down, too),
+    and raises TableUnavailable where it is not there. A folder without files counts only beside others that have some:
+    a missing disk looks no different.
+
+    Raises InvalidArgument for partition columns of types that are not supported, partitions that cannot be told apart,
+    and over a million of them.
+    """
+    types = {str(field["name"]): _type(field) for field in described.columns}
+    if described.partitions == []:
+        if files_in(described.location, deep=True):
+            raise InvalidArgument(
+                f"the folder of {name!r} has files, and the catalog none of its partitions, so that Spark sees no "
+                f"rows: run MSCK REPAIR TABLE {name}"
+            )
+        return Planned([PartitionPlan(0, EMPTY)], _version([], types), {COLUMNS: types, "partition_types": {}})
+    by_value = {column: types.pop(column) for column in described.partition_columns}
+    for column, kind in by_value.items():
+        if not isinstance(kind, str) or not is_partition_type(kind):
+            raise InvalidArgument(f"the partition column {column!r} of {name!r} is of a type that is not supported")
+    if described.partitions is None:
+        partitions = [
+            PartitionPlan(ordinal, group, sum(f[1] for f in files), tuple(files))
+            for ordinal, (group, files) in enumerate(in_groups(files_in(described.location), options))
+        ]
+    else:
+        partitions = list(_by_value(described.partitions, name, files_in, check))
+    if not any(partition.files for partition in partitions):
+        raise TableUnavailable(
+            f"there is no file in the folders of {name!r}: they were removed, or their disk is not mounted here"
+        )
+    if len(partitions) > MAX_PARTITIONS:
+        raise InvalidArgument(f"the table {name!r} has {len(partitions)} partitions, over a million")
+    return Planned(partitions, _version(partitions, types), {COLUMNS: types, "partition_types": by_value})
+
+
+def _by_value(
+    found: Iterable[CatalogPartition], name: str, files_in: Callable[..., list[File]], check: Callable[[], None]
+) -> Iterator[PartitionPlan]:
+    named: dict[str, tuple[Mapping[str, str | None], str]] = {}
+    folders: dict[str, str] = {}
+    for one in found:
+        own = {column: None if value in (None, HIVE_NULL) else value for column, value in one.values.items()}
+        called = "/".join(
+            f"{escaped(column)}={HIVE_NULL if value is None else escaped(value)}" for column, value in own.items()
+        )
+        if called in named:
+            raise InvalidArgument(f"the catalog has the partition {called} of {name!r} twice")
+        other = folders.setdefault(one.location.rstrip("/"), called)
+        if other != called:
+            raise InvalidArgument(f"the partitions {other} and {called} of {name!r} lie in one folder: {one.location}")
+        named[called] = (own, one.location)
+    for ordinal, called in enumerate(sorted(named, key=lambda text: (natural(text), text))):
+        check()
+        values, location = named[called]
+        try:
+            files = files_in(location)
+        except TableUnavailable as error:
+            raise TableUnavailable(f"the partition {called} of {name!r} cannot be read: {error}") from error
+        yield PartitionPlan(ordinal, called, sum(f[1] for f in files), tuple(files), values=values)
+
+
+def _files(folder: str, *, deep: bool = False) -> list[File]:
+    """The files of a folder; those further down Spark does not read."""
+    found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
+    return sorted(found, key=lambda f: (natural(f[0]), f[0]))
+
+
+def _type(field: Mapping[str, Any]) -> Any:
+    if any("collation" in key.lower() for key in field.get("metadata") or {}):
+        return ["unreadable", "texts with a collation are not compared as Spark compares them"]
+    return _plain(field["type"])
+
+
+def _plain(kind: Any) -> Any:
+    """A type of ``StructType.json()`` as the plain values of ``distop_behaviors.reading.facts``, in JSON's lists."""
+    if isinstance(kind, str):
+        return _PLAIN.get(kind, kind)
+    if kind["type"] == "struct":
+        return ["struct", [[field["name"], _type(field)] for field in kind["fields"]]]
+    if kind["type"] == "array":
+        return ["array", _plain(kind["elementType"])]
+    if kind["type"] == "map":
+        return ["map", _plain(kind["keyType"]), _plain(kind["valueType"])]
+    return ["unreadable", f"the type {kind['type']} is not read"]
+
+
+def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> str:
+    digest = hashlib.blake2b(json.dumps(types).encode(), digest_size=16)
+    for partition in partitions:
+        digest.update(f"{partition.name}\0".encode("utf-8", "surrogateescape"))
+        for path, size, mtime_ns in partition.files:
+            digest.update(f"{path}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return f"files-{digest.hexdigest()}"

@@ -1,0 +1,172 @@
+"""What Spark's catalog says of a table: asked of the JVM through the session, in few calls however large it is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from distop.core.frozen import frozen
+from distop.errors import InvalidArgument, TableUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+IN_MEMORY = "give the executors --spark-conf spark.sql.catalogImplementation=hive, and the metastore that has it"
+_DERBY = "Another instance of Derby"
+"""What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
+_MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
+_CAUSES = 20
+
+
+@frozen
+class CatalogPartition:
+    """A partition of the catalog: the value of each partition column as text, and where it lies."""
+
+    values: Mapping[str, str | None]
+    location: str
+
+
+@frozen
+class Described:
+    """A table as Spark's catalog has it.
+
+    ``provider``: ``parquet``, ``iceberg``, ``orc``, …, or ``view``. ``columns``: all of them with their types as in
+    ``StructType.json()``, those of partitions among them; ``partitions``: None where it has no partition columns.
+    ``metadata``: the metadata file of an Iceberg table, "" of others.
+    """
+
+    provider: str
+    location: str = ""
+    columns: Sequence[Mapping[str, Any]] = ()
+    partition_columns: tuple[str, ...] = ()
+    partitions: Sequence[CatalogPartition] | None = None
+    metadata: str = ""
+
+
+def describe(session: Any, name: str) -> Described:
+    """The table of this name: ``db.table``, or ``catalog.db.table``.
+
+    Raises InvalidArgument where the catalog does not have it, TableUnavailable where the catalog cannot be asked.
+    """
+    try:
+        return _describe(session, name)
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        thrown = list(_thrown(error))
+        classes = [str(one.getClass().getSimpleName()) for one in thrown]
+        if any(found in _MISSING for found in classes):
+            raise InvalidArgument(missing(session, name)) from error
+        if "CatalogNotFoundException" in classes:
+            raise InvalidArgument(
+                f"Spark has no catalog {name.partition('.')[0]!r}: give the executors its settings by --spark-conf "
+                f"spark.sql.catalog.{name.partition('.')[0]}=…"
+            ) from error
+        if any(_DERBY in str(one.getMessage()) for one in thrown):
+            raise TableUnavailable(
+                "Spark's embedded metastore is open in another JVM, and Derby allows one at a time: use a metastore "
+                "server (spark.hadoop.hive.metastore.uris) or a data base for several"
+            ) from error
+        text = str(thrown[-1].getMessage() if thrown else error).strip().split("\n")[0]
+        raise TableUnavailable(f"Spark's catalog cannot be asked for the table {name!r}: {text}") from error
+
+
+def missing(session: Any, name: str) -> str:
+    """The sentence where a catalog does not have a table."""
+    text = f"Spark's catalog has no table {name!r}: it was dropped or renamed, or never was there"
+    if session.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory" and name.count(".") == 1:
+        return f"{text}. This catalog is in memory, and as old as the executor: {IN_MEMORY}"
+    return text
+
+
+def _describe(session: Any, name: str) -> Described:
+    state = session._jsparkSession.sessionState()
+    parts = [str(part) for part in _listed(state.sqlParser().parseMultipartIdentifier(name))]
+    catalog = parts.pop(0) if len(parts) > 2 else "spark_catalog"
+    plugin = state.catalogManager().catalog(catalog)
+    jvm = session._jvm
+    namespace = session.sparkContext._gateway.new_array(jvm.java.lang.String, len(parts) - 1)
+    for n, part in enumerate(parts[:-1]):
+        namespace[n] = part
+    found = plugin.loadTable(jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespace, parts[-1]))
+    kind = str(found.getClass().getSimpleName())
+    if kind == "SparkTable" and str(found.getClass().getName()).startswith("org.apache.iceberg."):
+        return Described("iceberg", metadata=str(found.table().operations().current().metadataFileLocation()))
+    if kind != "V1Table":
+        return Described(f"{found.name()} ({kind})")
+    return _of_session_catalog(session, state, found.v1Table())
+
+
+def _of_session_catalog(session: Any, state: Any, table: Any) -> Described:
+    if str(table.tableType().name()) == "VIEW":
+        return Described("view")
+    provider = str(table.provider().get()).lower() if table.provider().isDefined() else "hive"
+    properties = table.properties()
+    if provider == "iceberg" or _get(properties, "table_type").lower() == "iceberg":
+        return Described("iceberg", metadata=_get(properties, "metadata_location"))
+    if provider == "hive":
+        serde = table.storage().serde()
+        name = str(serde.get()) if serde.isDefined() else ""
+        provider = "parquet" if "parquet" in name.lower() else f"hive ({name.rpartition('.')[2] or 'without a serde'})"
+    if provider != "parquet":
+        return Described(provider)
+    columns = json.loads(str(table.schema().json()))["fields"]
+    of_partitions = tuple(str(name) for name in _listed(table.partitionColumnNames()))
+    location = path_of(str(table.location().toString()))
+    if not of_partitions:
+        return Described(provider, location, columns)
+    if not table.tracksPartitionsInCatalog():
+        raise InvalidArgument(
+            f"the catalog does not have the partitions of {table.identifier().unquotedString()}: Spark looks for them "
+            "in the table's folder. Register that folder with --format parquet"
+        )
+    none = session._jvm.scala.Option.empty()
+    listed = json.loads(_mapper(session).writeValueAsString(state.catalog().listPartitions(table.identifier(), none)))
+    partitions = [
+        CatalogPartition(_values(one["spec"], of_partitions), path_of(one["storage"]["locationUri"])) for one in listed
+    ]
+    return Described(provider, location, columns, of_partitions, partitions)
+
+
+def _values(spec: Mapping[str, str | None], names: Sequence[str]) -> dict[str, str | None]:
+    """The values in the order of the partition columns; a metastore has their names in lower case."""
+    lower = {name.lower(): value for name, value in spec.items()}
+    return {name: lower[name.lower()] for name in names}
+
+
+def path_of(uri: str) -> str:
+    """A location of the catalog as a table record has one: a URI's escapes are undone, and local ones are paths."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return unquote(parts.path) if parts.scheme else uri
+    return f"{parts.scheme}://{parts.netloc}{unquote(parts.path)}"
+
+
+def _mapper(session: Any) -> Any:
+    """Writes Scala's collections and case classes as JSON: a hundred thousand partitions come in one call."""
+    jackson = session._jvm.com.fasterxml.jackson
+    mapper = jackson.databind.ObjectMapper()
+    mapper.registerModule(jackson.module.scala.DefaultScalaModule())
+    return mapper
+
+
+def _listed(sequence: Any) -> Iterator[Any]:
+    """The elements of a Scala sequence."""
+    for n in range(sequence.size()):
+        yield sequence.apply(n)
+
+
+def _get(properties: Any, key: str) -> str:
+    found = properties.get(key)
+    return str(found.get()) if found.isDefined() else ""
+
+
+def _thrown(error: Exception) -> Iterator[Any]:
+    """What Java threw, and what caused it."""
+    thrown: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+    for _ in range(_CAUSES):
+        if thrown is None:
+            return
+        yield thrown
+        thrown = thrown.getCause()

@@ -1,0 +1,77 @@
+"""A table of Spark's catalog as a person meets it: registered on the command line, in the embedded metastore."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.store.embedded import EmbeddedEtcd
+from tests.support.daemons import Daemons, daemons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+MAKE = """
+import json, sys
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+for name, value in json.loads(sys.argv[1]).items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+spark.sql("create database shop")
+spark.sql("create table shop.orders (id int, word string) using parquet partitioned by (day int)")
+for day, folder in (("1", "first"), ("2", "second"), ("null", "third")):
+    spark.sql(f"alter table shop.orders add partition (day = {day}) location '{sys.argv[2]}/{folder}'")
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Daemons]:
+    """An executor with a metastore in which another Spark application, which has ended, has made a table."""
+    for folder, word in {"first": "a", "second": None, "third": "c"}.items():
+        (tmp_path / folder).mkdir()
+        rows = pa.table({"id": pa.array([1], pa.int32()), "word": pa.array([word], pa.string())})
+        pq.write_table(rows, tmp_path / folder / "f.parquet")
+    settings = {
+        # Two starts of Spark, and a new data base: nothing here is worth compiling well, or syncing.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.durability=test",
+        "spark.sql.catalogImplementation": "hive",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore_db;create=true",
+    }
+    command = [sys.executable, "-c", MAKE, json.dumps(settings), str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    conf = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
+    (tmp_path / "daemons").mkdir()
+    with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as found:
+        found.start("ann", ttl=10, options=("--spark-master", "local[2]", *conf))
+        yield found
+
+
+def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_register_and_validate_on_the_command_line(group: Daemons) -> None:
+    add = ("table", "add", "orders", "--format", "spark", "--location")
+    refused = distop(group, *add, "/data/orders")
+    assert refused.returncode == 2
+    assert "is no name of a table in Spark's catalog" in refused.stderr
+    assert distop(group, *add, "shop.orders").returncode == 0
+    argument = json.dumps({"checks": [{"not_null": "word"}, {"range": {"column": "day", "max": 1}}]})
+    ran = distop(group, "start", "validate", "orders", "--arg", argument, "--wait", "--json")
+    report = json.loads(ran.stdout)["report"]
+    assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 2, group.tails()
+    assert [s["partition"] for c in report["checks"] for s in c["samples"]] == ["day=2"] * 2
+    assert report["rows"] == 3

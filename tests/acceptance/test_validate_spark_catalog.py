@@ -1,0 +1,239 @@
+"""validate on tables of Spark's catalog: columns, partitions and where they lie are as the catalog has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F
+
+from distop.behavior import TableRecord, TableUnavailable
+from distop.errors import InvalidArgument
+from distop.tables import check_reachable, plan_table
+from distop.tables.spark import EMPTY
+from distop_behaviors.validate import Validate
+from tests.support.checked import between
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+from tests.support.sparklake import Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.core.plan import Planned
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+class Shop:
+    """Tables of one database. Statements name them in braces: ``insert into {sales} …``."""
+
+    def __init__(self, spark: SparkSession, context: Callable[[TableRecord], FakeContext]) -> None:
+        self.spark = spark
+        self.context = context
+
+    def sql(self, text: str) -> Any:
+        return self.spark.sql(text.replace("{", "shop.").replace("}", ""))
+
+    def record(self, name: str) -> TableRecord:
+        return TableRecord(name, "spark", f"shop.{name}")
+
+    def plan(self, name: str) -> Planned:
+        return plan_table(self.record(name), spark=lambda: self.spark)
+
+    def run(
+        self, name: str, *checks: dict[str, Any], planned: Planned | None = None, batches: int = 1, **arg: Any
+    ) -> Ran:
+        planned = planned or self.plan(name)
+        table = self.record(name).extended(planned.options)
+        argument = {"checks": list(checks), **arg}
+        return run_operation(Validate(), table, argument, self.context, partitions=planned.partitions, batches=batches)
+
+    def agrees(self, name: str, checks: dict[str, dict[str, Any]], where: str | None = None) -> None:
+        """Each check, by the condition of the rows that violate it, counts as many of them as Spark does: with
+        statistics all at once, and by scans in two batches.
+        """
+        rows = self.spark.table(f"shop.{name}")
+        rows = rows if where is None else rows.where(where)
+        total, *counted = rows.agg(F.count("*"), *(F.count_if(F.expr(condition)) for condition in checks)).collect()[0]
+        planned = self.plan(name)
+        for batches, mode in ((1, "auto"), (2, "never")):
+            ran = self.run(
+                name, *checks.values(), planned=planned, batches=batches, statistics=mode, where=where, sample=0
+            )
+            expected = [("violated" if n else "valid", n) for n in counted]
+            assert verdicts(ran) == expected, (mode, [c["error"] for c in ran.report["checks"]])
+            assert ran.report["rows"] == total
+
+
+@pytest.fixture
+def shop(spark: SparkSession, context: Callable[[TableRecord], FakeContext]) -> Shop:
+    spark.sql("create database if not exists shop")
+    return Shop(spark, context)
+
+
+def verdicts(ran: Ran) -> list[tuple[str, int]]:
+    return [(c["verdict"], c["violations"]) for c in ran.report["checks"]]
+
+
+def test_values_of_partitions_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
+    shop.sql("create table {sales} (id bigint, Amount int) using parquet partitioned by (Day int, region string)")
+    shop.sql(
+        "insert into {sales} values (1, 10, 1, 'a:b/%'), (2, null, 1, 'é'), (3, 30, 2, null), (4, 40, null, '01'), "
+        "(5, 50, 3, '1')"
+    )
+    # Its folder says something else, and lies elsewhere; one that lies in the table's folder is no partition.
+    elsewhere = tmp_path / "Day=7" / "region=nowhere"
+    elsewhere.mkdir(parents=True)
+    pq.write_table(
+        pa.table({"id": pa.array([6, 7], pa.int64()), "amount": pa.array([None, 7], pa.int32())}), elsewhere / "f"
+    )
+    shop.sql(f"alter table {{sales}} add partition (day = 4, region = 'x y') location '{elsewhere}'")
+    planned = shop.plan("sales")
+    assert [p.name for p in planned.partitions] == [
+        "Day=1/region=a%3Ab%2F%25",
+        "Day=1/region=é",
+        "Day=2/region=__HIVE_DEFAULT_PARTITION__",
+        "Day=3/region=1",
+        "Day=4/region=x y",
+        "Day=__HIVE_DEFAULT_PARTITION__/region=01",
+    ]
+    assert planned.partitions[2].values == {"Day": "2", "region": None}
+    assert planned.options["partition_types"] == {"Day": "int", "region": "string"}
+    checks = {
+        "amount is null": {"not_null": "AMOUNT"},
+        "day is null": {"not_null": "day"},
+        "day > 3": between("day", high=3),
+        "region is null": {"not_null": "region"},
+        "region not in ('é', '1', 'x y', 'a:b/%')": {
+            "in_set": {"column": "region", "values": ["é", "1", "x y", "a:b/%"]}
+        },
+        "region = '01'": {"check": "region != '01'"},
+        "day + amount > 50": {"check": "day + amount <= 50"},
+        "id > 6": between("id", high=6),
+    }
+    shop.agrees("sales", checks)
+    shop.agrees("sales", checks, where="day >= 1 and region != '1'")
+    ran = shop.run("sales", {"check": "region != 'x y' or amount = 7"}, {"check": "day <= 3"})
+    assert [(s["partition"], s["row_index"], s["values"]) for s in ran.report["checks"][1]["samples"]] == [
+        ("Day=4/region=x y", 0, {"day": 4}),
+        ("Day=4/region=x y", 1, {"day": 4}),
+    ]
+    shop.sql("alter table {sales} drop partition (day = 4)")
+    assert len(shop.plan("sales").partitions) == 5
+    assert shop.plan("sales").version != planned.version
+
+
+def test_columns_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    inner = pa.array(
+        [{"x": 1, "more": 2}, {"x": None, "more": 2}], pa.struct([("x", pa.int32()), ("more", pa.int32())])
+    )
+    old = {"ID": pa.array([1, 2], pa.int32()), "extra": [1, 2], "wrong": ["a", "b"], "s": inner}
+    pq.write_table(pa.table(old), folder / "old.parquet")
+    shop.sql(
+        "create table {typed} (id bigint, later string, wrong int, s struct<x: bigint>) "
+        f"using parquet location '{folder}'"
+    )
+    checks = {
+        "id is null": {"not_null": "id"},
+        "id > 1": between("id", high=1),
+        "later is null": {"not_null": "later"},
+        "length(later) > 3": {"length": {"column": "later", "max": 3}},
+        "later = 'b'": {"check": "later != 'b'"},
+        "s.x is null": {"not_null": "s.x"},
+        "s.x > 0": between("s.x", high=0),
+    }
+    shop.agrees("typed", checks)
+    ran = shop.run("typed", {"not_null": "extra"}, between("wrong", 0), {"not_null": "id"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error", "valid"]
+    assert "extra" in ran.report["checks"][0]["error"]
+    assert "'wrong' is string in the file" in ran.report["checks"][1]["error"]
+    assert "and int in the catalog" in ran.report["checks"][1]["error"]
+    pq.write_table(pa.table({"id": pa.array([3], pa.int64()), "later": ["b"]}), folder / "new.parquet")
+    shop.spark.catalog.refreshTable("shop.typed")
+    shop.agrees("typed", checks)
+    assert [p.name for p in shop.plan("typed").partitions] == ["files-000000"]
+
+
+def test_tables_of_hive_s_parquet_serde_are_read(shop: Shop) -> None:
+    shop.sql("create table {served} (Id int, word string) partitioned by (k string) stored as parquet")
+    shop.sql("insert into {served} partition (k = 'a') values (1, 'x'), (2, null)")
+    shop.agrees("served", {"word is null": {"not_null": "word"}, "k = 'a'": {"check": "k != 'a'"}})
+
+
+def test_what_is_no_table_that_can_be_read_is_refused_by_its_name(shop: Shop) -> None:
+    shop.sql("create table {orcs} (id int) using orc")
+    shop.sql("create table {texts} (id int) using csv")
+    shop.sql("create table {lines} (id int) stored as textfile")
+    shop.sql("create or replace view {seen} as select 1 as id")
+    for name, sentence in {
+        "orcs": "'shop.orcs' is a table of the format orc in Spark's catalog",
+        "texts": "'shop.texts' is a table of the format csv",
+        "lines": "'shop.lines' is a table of the format hive \\(LazySimpleSerDe\\)",
+        "seen": "'shop.seen' is a view",
+        "nothing": "Spark's catalog has no table 'shop.nothing': it was dropped or renamed",
+    }.items():
+        with pytest.raises(InvalidArgument, match=sentence):
+            shop.plan(name)
+    for location, sentence in {
+        "nowhere.orders": "Spark's catalog has no table 'nowhere.orders'",
+        "lost.db.orders": "Spark has no catalog 'lost'",
+    }.items():
+        with pytest.raises(InvalidArgument, match=sentence):
+            plan_table(TableRecord("t", "spark", location), spark=lambda: shop.spark)
+
+
+def test_a_table_without_partitions_has_no_rows_unless_there_are_files(shop: Shop, tmp_path: Path) -> None:
+    shop.sql(f"create table {{none}} (id int) using parquet partitioned by (k int) location '{tmp_path}/none'")
+    assert [(p.name, p.files) for p in shop.plan("none").partitions] == [(EMPTY, ())]
+    ran = shop.run("none", {"not_null": "id"}, {"not_null": "k"}, {"not_null": "nothing"})
+    assert [c["verdict"] for c in ran.report["checks"]] == ["valid", "valid", "error"]
+    (tmp_path / "none" / "k=1").mkdir(parents=True)
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "none" / "k=1" / "f.parquet")
+    with pytest.raises(InvalidArgument, match=r"has files, and the catalog none .*: run MSCK REPAIR TABLE shop\.none"):
+        shop.plan("none")
+    shop.sql("alter table {none} recover partitions")
+    assert [p.name for p in shop.plan("none").partitions] == ["k=1"]
+    (tmp_path / "none" / "k=1" / "f.parquet").unlink()
+    with pytest.raises(TableUnavailable, match="there is no file in the folders of 'shop.none'"):
+        shop.plan("none")
+    (tmp_path / "none" / "k=1").rmdir()
+    with pytest.raises(TableUnavailable, match="the partition k=1 of 'shop.none' cannot be read: .* does not exist"):
+        shop.plan("none")
+
+
+def test_a_table_that_is_dropped_in_the_middle_is_an_error_that_says_so(shop: Shop) -> None:
+    shop.sql("create table {brief} (id int) using parquet")
+    shop.sql("insert into {brief} values (1)")
+    planned = shop.plan("brief")
+    record = shop.record("brief")
+    check_reachable(record, lambda: shop.spark)
+    shop.sql("drop table {brief}")
+    ran = shop.run("brief", {"not_null": "id"}, planned=planned)
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error"]
+    assert "is gone since the operation was planned" in str(ran.outcomes[0].result["reasons"][0])
+    with pytest.raises(InvalidArgument, match="'shop.brief': it was dropped or renamed"):
+        shop.plan("brief")
+
+
+def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_path: Path) -> None:
+    need(jar(), MAVEN)
+    lake = Lake(shop.spark, tmp_path)
+    lake.create("t", "id bigint, k int, c string", "partitioned by (k)", 2)
+    lake.fill("t")
+    lake.delete("t", "id in (0, 1, 5)")
+    table = TableRecord("t", "spark", "lake.db.t")
+    planned = plan_table(table, spark=lambda: lake.spark)
+    assert planned.options == {}
+    assert [p.name for p in planned.partitions] == ["k=0", "k=1", "k=2"]
+    argument = {"checks": [{"not_null": "c"}]}
+    ran = run_operation(Validate(), table, argument, shop.context, partitions=planned.partitions)
+    assert verdicts(ran) == [("violated", 18)]

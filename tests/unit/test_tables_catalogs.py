@@ -1,0 +1,243 @@
+"""Iceberg tables that a catalog knows: planned from the metadata file that it names, and what is said else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import SetPropertiesUpdate
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.utils.config import Config
+
+from distop.core.model import TableRecord
+from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
+from distop.tables import catalogs, check_reachable, check_table, plan_table
+from distop.tables.iceberg import EMPTY
+from distop.worker.shared import shared_of
+from tests.support.icebergrest import RestCatalogServer, sql_catalog
+from tests.support.lake import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "k", StringType(), required=False))
+BY_K = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=IdentityTransform(), name="k"))
+ROWS = pa.table({"id": [1, 2, 3], "k": ["a", "b", "b"]})
+
+
+def record(location: str = "sales.orders", **catalog: Any) -> TableRecord:
+    return TableRecord("t", "iceberg", location, {"catalog": {"name": "prod", **catalog}})
+
+
+@pytest.fixture
+def sql(tmp_path: Path) -> Iterator[tuple[Any, TableRecord]]:
+    """A catalog in SQLite with a table of two partitions, and the record that names it."""
+    with sql_catalog(tmp_path / "lake") as catalog:
+        catalog.create_namespace("sales")
+        catalog.create_table("sales.orders", SCHEMA, partition_spec=BY_K).append(ROWS)
+        yield catalog, record(type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[RestCatalogServer]:
+    """The same table behind a REST catalog."""
+    with RestCatalogServer(tmp_path / "lake") as server:
+        server.tables.create_namespace("sales")
+        server.tables.create_table("sales.orders", SCHEMA, partition_spec=BY_K).append(ROWS)
+        yield server
+
+
+def test_a_table_of_a_sql_catalog_is_planned_from_the_file_that_it_names(sql: tuple[Any, TableRecord]) -> None:
+    catalog, table = sql
+    assert check_table(table) == table
+    planned = plan_table(table)
+    current = catalog.load_table("sales.orders")
+    assert {p.source for p in planned.partitions} == {current.metadata_location}
+    assert [(p.name, len(p.files)) for p in planned.partitions] == [("k=a", 1), ("k=b", 1)]
+    assert planned.version == str(current.metadata.current_snapshot_id)
+    current.append(ROWS)
+    later = plan_table(table)
+    assert later.version != planned.version
+    assert [len(p.files) for p in later.partitions] == [2, 2]
+    catalog.create_table("sales.empty", SCHEMA)
+    assert [p.name for p in plan_table(record("sales.empty", **table.options["catalog"])).partitions] == [EMPTY]
+
+
+def test_a_table_that_was_renamed_or_dropped_is_told_of_by_its_name(sql: tuple[Any, TableRecord]) -> None:
+    catalog, table = sql
+    planned = plan_table(table)
+    catalog.rename_table("sales.orders", "sales.old")
+    with pytest.raises(InvalidArgument, match=r"'prod' .* has no table 'sales.orders': it was dropped or renamed"):
+        plan_table(table)
+    check_reachable(table)  # what was planned can be read as before
+    assert Path(planned.partitions[0].source).exists()
+    with pytest.raises(InvalidArgument, match=r"has no table 'nowhere.orders'"):
+        check_table(record("nowhere.orders", **table.options["catalog"]))
+    catalog.drop_table("sales.old")
+    with pytest.raises(InvalidArgument, match=r"has no table 'sales.old'"):
+        plan_table(record("sales.old", **table.options["catalog"]))
+
+
+def test_a_table_whose_metadata_cannot_be_seen_from_here_is_unavailable(sql: tuple[Any, TableRecord]) -> None:
+    catalog, table = sql
+    check_reachable(table)
+    Path(catalog.load_table("sales.orders").metadata_location).unlink()
+    for ask in (plan_table, check_reachable):
+        with pytest.raises(TableUnavailable, match=r"metadata of the table 'sales.orders' of .* cannot be read"):
+            ask(table)
+
+
+def test_a_sql_catalog_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "wrong.db"
+    table = record(type="sql", uri=f"sqlite:///{file}")
+    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{file}")
+    for one in (table, TableRecord("t", "iceberg", "sales.orders", {"catalog": "here"})):
+        with pytest.raises(TableUnavailable, match=r"there is no data base at .*wrong\.db"):
+            plan_table(one)
+    assert not file.exists()
+    file.touch()
+    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' \(sqlite:///.*\) cannot be read: .*no such table"):
+        plan_table(table)
+    assert file.stat().st_size == 0
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        check_table(table)
+
+
+def test_a_table_of_a_rest_catalog_is_planned_from_the_file_that_it_names(rest: RestCatalogServer) -> None:
+    table = record(type="rest", uri=rest.uri, warehouse="main")
+    assert check_table(table) == table
+    planned = plan_table(table)
+    assert {p.source for p in planned.partitions} == {rest.tables.load_table("sales.orders").metadata_location}
+    assert [p.name for p in planned.partitions] == ["k=a", "k=b"]
+    check_reachable(table)
+    with pytest.raises(InvalidArgument, match=r"'prod' .* refuses .*Unable to find warehouse other"):
+        plan_table(record(type="rest", uri=rest.uri, warehouse="other"))
+    with pytest.raises(InvalidArgument, match=r"has no table 'sales.nothing'"):
+        plan_table(record("sales.nothing", uri=rest.uri))
+    rest.tables.drop_table("sales.orders")
+    with pytest.raises(InvalidArgument, match=r"has no table 'sales.orders': it was dropped or renamed"):
+        plan_table(table)
+
+
+def test_tokens_come_from_where_the_code_runs(rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest.token = "sesame"
+    table = record(uri=rest.uri)
+    with pytest.raises(TableUnavailable, match=r"refuses what this node logs in .*PYICEBERG_CATALOG__PROD__TOKEN"):
+        plan_table(table)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TOKEN", "sesame")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    assert len(plan_table(table).partitions) == 2
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", rest.uri)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    by_name = TableRecord("t", "iceberg", "sales.orders", {"catalog": "prod"})
+    assert len(plan_table(check_table(by_name)).partitions) == 2
+    assert "sesame" not in by_name.encode().decode()
+    unknown = TableRecord("t", "iceberg", "sales.orders", {"catalog": "other"})
+    with pytest.raises(TableUnavailable, match=r"'other' is none that can be asked .*URI missing"):
+        plan_table(unknown)
+
+
+def test_a_catalog_that_does_not_answer_is_unavailable(
+    rest: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = record(uri=rest.uri)
+    rest.status = 503
+    with pytest.raises(TableUnavailable, match=r"the catalog 'prod' \(http://.*\) cannot be reached"):
+        plan_table(table)
+    rest.status, rest.page = 0, "<html>nothing of the kind</html>"
+    with pytest.raises(TableUnavailable, match="is none that can be asked"):
+        plan_table(table)
+    rest.page = ""
+    with pytest.raises(TableUnavailable, match="cannot be reached"):
+        plan_table(record(uri="http://127.0.0.1:9"))
+    rest.held.clear()
+    monkeypatch.setattr(catalogs, "PATIENCE", 0.5)
+    with pytest.raises(TableUnavailable, match=r"has not answered for 0\.5 s"):
+        plan_table(table)
+
+    def stop() -> None:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        plan_table(table, stop)
+
+
+def test_a_commit_through_the_catalog_compares_before_it_swaps(rest: RestCatalogServer) -> None:
+    table = record(uri=rest.uri)
+    with catalogs.opened(table) as mine, catalogs.opened(table) as other:
+        before = mine.source
+        rest.tables.load_table("sales.orders").append(ROWS)
+        with pytest.raises(catalogs.Changed, match=r"'sales.orders' has been changed by somebody else"):
+            mine.commit([SetPropertiesUpdate(updates={"checked": "no"})])
+        with pytest.raises(catalogs.Changed):
+            other.commit([SetPropertiesUpdate(updates={"checked": "no"})])
+    with catalogs.opened(table) as mine:
+        after = mine.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
+        assert after == mine.source == rest.tables.load_table("sales.orders").metadata_location != before
+        assert mine.metadata.properties["checked"] == "yes"
+        rest.lose_answers = True
+        with pytest.raises(OutcomeUnknown, match="is not known"):
+            mine.commit([SetPropertiesUpdate(updates={"checked": "twice"})])
+        rest.lose_answers, rest.status = False, 500
+        with pytest.raises(OutcomeUnknown, match="is not known"):
+            mine.commit([SetPropertiesUpdate(updates={"checked": "twice"})])
+    rest.status = 0
+    with catalogs.opened(table) as mine:
+        assert mine.metadata.properties["checked"] == "twice"
+        rest.tables.drop_table("sales.orders")
+        with pytest.raises(catalogs.Changed):
+            mine.commit([SetPropertiesUpdate(updates={"checked": "no"})])
+
+
+def test_a_table_of_a_hadoop_catalog_is_the_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Folder(tmp_path / "lake" / "sales" / "orders").new(SCHEMA, BY_K).append(ROWS)
+    monkeypatch.chdir(tmp_path)
+    table = check_table(
+        TableRecord("t", "iceberg", "sales.orders", {"catalog": {"type": "hadoop", "warehouse": "lake/"}})
+    )
+    assert table.options["catalog"]["warehouse"] == str(tmp_path / "lake")
+    assert table.location == "sales.orders"
+    assert [p.name for p in plan_table(table).partitions] == ["k=a", "k=b"]
+    check_reachable(table)
+    with pytest.raises(InvalidArgument, match=r"'/.*/lake/sales/nothing' does not exist"):
+        check_table(TableRecord("t", "iceberg", "sales.nothing", table.options))
+
+
+@pytest.mark.parametrize(
+    ("catalog", "sentence"),
+    [
+        ({"name": "my-cat", "token": "x"}, "'token' of a catalog .* PYICEBERG_CATALOG__MY_CAT__TOKEN"),
+        ({"name": "p", "s3.secret-access-key": "x"}, "give it to the executors as PYICEBERG_CATALOG__P__S3__SECRET_AC"),
+        ({"name": "p", "uri": "postgresql://u:pw@h/d"}, "a password in it does not .* PYICEBERG_CATALOG__P__URI"),
+        ({"name": "p", "uri": "https://h/?access_token=x"}, "a password in it"),
+        ({"name": "p", "type": "nessie"}, "type 'nessie' is not known .*rest, sql"),
+        ({"name": "p", "uri": 7}, "'uri' of a catalog must be a text, not 7"),
+        ({"type": "hadoop"}, "hadoop needs its warehouse"),
+        ({"type": "rest", "uri": "https://h"}, "must have a name"),
+        ({}, "must be the name of a catalog, or an object"),
+        (["prod"], "must be the name of a catalog, or an object"),
+    ],
+)
+def test_a_record_that_names_no_catalog_or_holds_a_secret_is_refused(catalog: Any, sentence: str) -> None:
+    with pytest.raises(InvalidArgument, match=sentence) as refused:
+        check_table(TableRecord("t", "iceberg", "sales.orders", {"catalog": catalog}))
+    assert "pw" not in str(refused.value)
+
+
+@pytest.mark.parametrize("location", ["orders", "/lake/orders", "sales..orders", "../sales.orders", ""])
+def test_a_location_that_is_no_name_in_a_catalog_is_refused(location: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{re.escape(repr(location))} is no name of a table in a catalog"):
+        check_table(record(location))
+
+
+def test_a_name_in_a_catalog_is_no_folder() -> None:
+    assert shared_of("", record()) == ""
+    assert shared_of("/shared", record()) == "/shared"
+    assert shared_of("", TableRecord("t", "parquet", "s3://bucket/t/")) == "s3://bucket/t/_distop"
+    assert shared_of("", TableRecord("t", "parquet", "/data/t")) == "/data/t/_distop"
