@@ -159,8 +159,9 @@ def _write(made: Evolved, rng: random.Random, dull: set[str]) -> None:
 def _change(made: Evolved, rng: random.Random) -> None:
     """What a table's owner may do; partition columns stay what they are."""
     by = {made.table.schema().find_column_name(f.source_id) for f in made.table.spec().fields}
+    renamed = rng.sample(["text", "n", "d", "long"], rng.randint(0, 2))
     with made.table.update_schema() as update:
-        for column in rng.sample(["text", "n", "d", "long"], rng.randint(0, 2)):
+        for column in renamed:
             made.names[column] = f"{made.names[column]}_{len(made.rows)}"
             update.rename_column(made.names[column].rpartition("_")[0], made.names[column])
         for column, kind in (("i", LongType()), ("f", DoubleType()), ("dec", DecimalType(15, 2))):
@@ -168,6 +169,8 @@ def _change(made: Evolved, rng: random.Random) -> None:
                 update.update_column(made.names[column], kind)
         if rng.random() < 0.5:
             update.move_first("id")
+    for column in renamed:
+        _rename_mode(made.table, made.names[column])
     if rng.random() < 0.5:
         # The same name, and another column: what was written is NULL in it.
         column = rng.choice(["tz", "big", "ts"])
@@ -180,6 +183,17 @@ def _change(made: Evolved, rng: random.Random) -> None:
     if rng.random() < 0.3 and made.table.spec().fields:
         with made.table.update_spec() as spec:
             spec.remove_field(made.table.spec().fields[0].name)
+
+
+def _rename_mode(table: Table, name: str) -> None:
+    """The metrics mode of a column goes with it, as in Iceberg itself."""
+    prefix = "write.metadata.metrics.column."
+    before = prefix + name.rpartition("_")[0]
+    mode = table.properties.get(before)
+    if mode is not None:
+        with table.transaction() as change:
+            change.set_properties({prefix + name: mode})
+            change.remove_properties(before)
 
 
 def _cases(made: Evolved, rng: random.Random) -> list[Case]:
