@@ -226,7 +226,8 @@ def _entries(manifest: Any, io: Any, check: Callable[[], None]) -> Iterator[Entr
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
 
     schema = MANIFEST_ENTRY_SCHEMAS[_NEWEST]
-    columns = [field.name for field in schema.find_type("data_file").fields]
+    struct: Any = schema.find_type("data_file")
+    columns = [field.name for field in struct.fields]
     places = [columns.index(name) for name in File.__annotations__]
     top = [field.name for field in schema.fields]
     status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))

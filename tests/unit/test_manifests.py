@@ -76,7 +76,7 @@ def facts(table: Table, *columns: str) -> list[FileFacts]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_statistics_alone_never_say_more_than_is_so(seed: int, tmp_path: Path) -> None:
-    made = evolve(seed, tmp_path)
+    made = evolve(seed, tmp_path, version=1 if seed % 5 == 0 else 2)
     ran = alone(tmp_path, *({**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)))
     assert ran.report["rows"] == len(made.rows)
     for case, entry in zip(made.cases, ran.report["checks"], strict=True):
