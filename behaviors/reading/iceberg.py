@@ -188,7 +188,7 @@ def _load(session: SparkSession, source: str) -> _Snapshot:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
-        return _Snapshot(_without_row_ids(iceberg, table, location), id_, tasks)
+        return _Snapshot(_to_read(iceberg, table, location), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
@@ -228,18 +228,31 @@ def _minor(spark: str) -> str:
     return ".".join(spark.split(".")[:2])
 
 
-def _without_row_ids(iceberg: Any, table: Any, location: str) -> Any:
+def _to_read(iceberg: Any, table: Any, location: str) -> Any:
     """The table for reading alone. With row ids among its columns, as a rewrite of version 3 wants them, Spark finds
-    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks.
+    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks. And
+    Spark does not look for NULLs in a column that the table requires: to the reader none is required.
     """
-    metadata = table.operations().current()
-    if metadata.formatVersion() < _ROW_LINEAGE:
-        return table
     parser = iceberg.TableMetadataParser
-    older = {**json.loads(parser.toJson(metadata)), "format-version": _ROW_LINEAGE - 1}
-    return iceberg.BaseTable(
-        iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(older)), table.io()), location
-    )
+    metadata = json.loads(parser.toJson(table.operations().current()))
+    metadata["format-version"] = min(metadata["format-version"], _ROW_LINEAGE - 1)
+    for schema in (*metadata["schemas"], *([metadata["schema"]] if "schema" in metadata else [])):
+        schema.pop("identifier-field-ids", None)  # these must be required
+        _relax(schema)
+    read = parser.fromJson(location, json.dumps(metadata))
+    return iceberg.BaseTable(iceberg.StaticTableOperations(read, table.io()), location)
+
+
+def _relax(kind: Any) -> None:
+    """Let all fields of a type, in the metadata's JSON, be optional (the keys of maps cannot be)."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        field["required"] = False
+        _relax(field["type"])
+    kind.update({name: False for name in ("element-required", "value-required") if name in kind})
+    for inner in ("element", "key", "value"):
+        _relax(kind.get(inner))
 
 
 def file_gone(path: str, snapshot: str) -> str:

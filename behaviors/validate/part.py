@@ -150,6 +150,7 @@ def undecided(part: Part, argument: Argument) -> set[str]:
         return set()
     open_ = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
     if argument.statistics == "auto":
+        open_ -= {facts.path for facts in part.facts if facts.left is None}
         for tally in part.tallies:
             open_ -= tally.pending - tally.nearer
     return open_

@@ -115,6 +115,18 @@ def test_what_statistics_found_is_not_scanned_and_still_shown(lake: Lake, run: C
     assert evidence(ran) == [(3, 0)] * 3 + [(0, 3)]
 
 
+def test_a_null_in_a_column_that_the_table_requires_is_found(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("forced", "id bigint not null, c string, s struct<a: int, l: array<int>>", "", 2)
+    lake.sql("insert into {forced} values (1, null, null), (2, 'x', named_struct('a', 1, 'l', array(null)))")
+    update: Any = lake.load("forced").updateSchema().allowIncompatibleChanges()
+    update.requireColumn("c").requireColumn("s").requireColumn("s.a").setIdentifierFields(["id"]).commit()
+    checks = [NOT_NULL, {"not_null": "s.a"}, {"not_null": "id"}, {"check": "s.l[0] IS NOT NULL"}]
+    expected = [("violated", 1, True), ("violated", 1, True), ("valid", 0, True), ("violated", 2, True)]
+    assert found(run("forced", *checks, statistics="never")) == expected
+    assert found(run("forced", *checks)) == expected
+    assert found(run("forced", NOT_NULL, statistics="only")) == expected[:1]
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_are_counted_where_some_may_be_deleted(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
     name = f"counted{version}"
