@@ -42,6 +42,10 @@ _ROW_LINEAGE = 3
 """The version of the table format from which on rows have ids."""
 _STAGED = 256
 """Sets of tasks that the JVM keeps: a batch has a few, and each is wanted until its query has been planned."""
+_OPENING, _LEAST, _MOST = 4 << 20, 16 << 20, 128 << 20
+"""Bytes: what opening a file counts for, the least and the most that one Spark task reads, by Iceberg's defaults."""
+_TASKS = 4
+"""Spark tasks for each core."""
 _GONE = ("org.apache.iceberg.exceptions.NotFoundException", "java.io.FileNotFoundException")
 
 _snapshots: Kept[_Snapshot] = Kept(4)
@@ -60,7 +64,17 @@ def read(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> Da
     """
     name = stage(session, source, files)
     session.conf.set(_CATALOG, _REWRITES)
-    return session.read.format("iceberg").load(name)
+    # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
+    size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
+    return session.read.format("iceberg").option("split-size", str(size)).load(name)
+
+
+def split_size(sizes: Sequence[int], cores: int) -> int:
+    """Bytes that one Spark task reads, files weighed as Iceberg weighs them: a few tasks for each core, so that none is
+    left waiting for the last.
+    """
+    weight = sum(max(size, _OPENING) for size in sizes)
+    return max(_LEAST, min(_MOST, weight // (cores * _TASKS)))
 
 
 def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> str:

@@ -30,7 +30,7 @@ from distop_behaviors.reading import manifests, nearer
 from distop_behaviors.reading.deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import columns_of, fields_of, physical
-from distop_behaviors.reading.iceberg import Gone
+from distop_behaviors.reading.iceberg import Gone, split_size
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.argument import Check
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
@@ -345,3 +345,11 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
         with pytest.raises(error, match=text):
             manifests.snapshot_of(source, frozenset({"id"}))
         assert alone(tmp_path, {"not_null": "id"}, partitions=[plan]).report["verdict"] == "error"
+
+
+def test_a_scan_is_split_for_all_cores_and_not_more_than_it_is_worth() -> None:
+    mb = 1 << 20
+    assert split_size([2 * mb] * 84, 2) == 42 * mb
+    assert split_size([500 * mb] * 84, 2) == 128 * mb
+    assert split_size([100], 64) == 16 * mb
+    assert split_size([], 2) == 16 * mb
