@@ -41,18 +41,23 @@ class Leaf:
 
 @frozen
 class Chunk:
-    """The statistics of one leaf in one row group. Bounds are physical values, or None where there are none."""
+    """The statistics of one leaf in one row group, or in a whole file. Bounds are physical values, or None where there
+    are none; NaN is outside of them.
+    """
 
     rows: int
     nulls: int | None
     low: Any = None
     high: Any = None
+    nans: int | None = None
+    tight: bool = True
+    """The bounds are values of the column."""
 
 
 @frozen
 class FileFacts:
     """One file. ``columns`` holds its top-level columns, ``leaves`` those single values outside of lists that were
-    asked for, ``chunks`` their statistics, one for each row group that has rows.
+    asked for, ``chunks`` their statistics, one for each row group that has rows (none: nothing is known).
     """
 
     path: str
@@ -60,8 +65,17 @@ class FileFacts:
     columns: Mapping[str, SparkType] = field(default_factory=dict)
     leaves: Mapping[tuple[str, ...], Leaf] = field(default_factory=dict)
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
-    proves: bool = True
-    """False: nothing but its columns is known without a look at its rows, and ``rows`` is not, either."""
+    deleted: int | None = 0
+    """So many of its rows are no longer the table's (None: some may be). Statistics speak of them as well."""
+    footer: FileFacts | None = None
+    """What its own footer says, where another source was asked first; with the same columns and paths."""
+    ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
+
+    @property
+    def left(self) -> int | None:
+        """How many rows the table has of it; None where they must be counted."""
+        return None if self.deleted is None else self.rows - self.deleted
 
 
 class Unreadable(Exception):

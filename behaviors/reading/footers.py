@@ -8,10 +8,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -22,6 +23,9 @@ KEPT_FILES = 20_000
 
 PlannedFile = tuple[str, int, int]
 """Path, size in bytes, modification time in ns."""
+
+_FIELD_ID = b"PARQUET:field_id"
+"""How pyarrow calls it."""
 
 _kept: dict[tuple[Any, ...], FileFacts] = {}
 
@@ -57,18 +61,23 @@ def unchanged(path: str, size: int, mtime_ns: int) -> None:
 
 
 def read_all(
-    files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None] = lambda: None
+    files: Sequence[PlannedFile],
+    wanted: frozenset[str | int],
+    check: Callable[[], None] = lambda: None,
+    *,
+    immutable: bool = False,
 ) -> list[FileFacts | Unreadable]:
     """The facts of each planned file, in order, or why it cannot be read. ``check`` is called now and then, and raises
     where the reading is to stop.
 
-    ``wanted``: the top-level columns, in lower case, whose statistics are needed. What was read of a file is kept for
-    the next operation: each time, size and modification time are compared with the plan's first.
+    ``wanted``: the top-level columns, in lower case, whose statistics are needed, or the ids of single values. What was
+    read of a file is kept for the next operation: each time, size and modification time are compared with the plan's
+    first, unless the files are ``immutable``, and their paths are all there is to know.
     """
     found: list[FileFacts | Unreadable | None] = []
     for n in range(0, len(files), CHECKED_EVERY):
         check()
-        found += [_remembered(f, wanted) for f in files[n : n + CHECKED_EVERY]]
+        found += [_remembered(f, wanted, immutable) for f in files[n : n + CHECKED_EVERY]]
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
         schemas = _Schemas(wanted)
@@ -76,15 +85,15 @@ def read_all(
             for n in range(0, len(unread), CHECKED_EVERY):
                 check()
                 page = unread[n : n + CHECKED_EVERY]
-                for i, facts in zip(page, pool.map(lambda i: _read(files[i], schemas), page), strict=True):
+                for i, facts in zip(page, pool.map(lambda i: _read(files[i], schemas, immutable), page), strict=True):
                     found[i] = facts
     return [f for f in found if f is not None]
 
 
-def _remembered(file: PlannedFile, wanted: frozenset[str]) -> FileFacts | Unreadable | None:
+def _remembered(file: PlannedFile, wanted: frozenset[str | int], immutable: bool) -> FileFacts | Unreadable | None:
     facts = _kept.get((*file, wanted))
-    if facts is None:
-        return None
+    if facts is None or immutable:
+        return facts
     try:
         unchanged(*file)
     except Unreadable as e:
@@ -92,13 +101,14 @@ def _remembered(file: PlannedFile, wanted: frozenset[str]) -> FileFacts | Unread
     return facts
 
 
-def _read(file: PlannedFile, schemas: _Schemas) -> FileFacts | Unreadable:
+def _read(file: PlannedFile, schemas: _Schemas, immutable: bool) -> FileFacts | Unreadable:
     try:
-        unchanged(*file)
+        if not immutable:
+            unchanged(*file)
         facts = _open(file[0], schemas)
     except Unreadable as e:
         return e
-    if tells_apart(file):
+    if immutable or tells_apart(file):
         if len(_kept) >= KEPT_FILES:
             _kept.clear()
         _kept[(*file, schemas.wanted)] = facts
@@ -130,42 +140,70 @@ def _open(path: str, schemas: _Schemas) -> FileFacts:
         raise Unreadable(f"the file {path} is no readable Parquet file: {reason}") from e
 
 
+@frozen
+class _Schema:
+    """What is wanted of the files of one schema. ``places``: the numbers of their leaves."""
+
+    of: Any
+    columns: dict[str, Any]
+    leaves: dict[tuple[str, ...], Leaf]
+    places: dict[tuple[str, ...], int]
+    ids: dict[int, tuple[str, ...]]
+
+
 class _Schemas:
-    """Columns and leaves of the last schema seen: the files of a table mostly share one."""
+    """The last schema seen: the files of a table mostly share one."""
 
-    def __init__(self, wanted: frozenset[str]) -> None:
+    def __init__(self, wanted: frozenset[str | int]) -> None:
         self.wanted = wanted
-        self._last: tuple[Any, dict[str, Any], dict[tuple[str, ...], Leaf], dict[tuple[str, ...], int]] | None = None
+        self._last: _Schema | None = None
 
-    def of(
-        self, path: str, schema: Any
-    ) -> tuple[dict[str, Any], dict[tuple[str, ...], Leaf], dict[tuple[str, ...], int]]:
+    def of(self, path: str, schema: Any) -> _Schema:
         last = self._last
-        if last is not None and last[0].equals(schema):
-            return last[1:]
+        if last is not None and last.of.equals(schema):
+            return last
         columns: dict[str, Any] = {}
         leaves: dict[tuple[str, ...], Leaf] = {}
-        indices: dict[tuple[str, ...], int] = {}
+        places: dict[tuple[str, ...], int] = {}
+        arrow = schema.to_arrow_schema()
+        ids = dict(_ids(arrow, ()))
         index = 0
-        for field in schema.to_arrow_schema():
+        for field in arrow:
             where: list[tuple[tuple[str, ...], int]] = []
             columns[field.name], index = _spark_type(field.type, schema, index, (field.name,), where)
-            if field.name.lower() in self.wanted:
-                for leaf_path, leaf_index in where:
+            named = field.name.lower() in self.wanted
+            for leaf_path, leaf_index in where:
+                if named or ids.get(leaf_path) in self.wanted:
                     leaves[leaf_path] = _leaf(schema.column(leaf_index), leaf_path)
-                    indices[leaf_path] = leaf_index
+                    places[leaf_path] = leaf_index
         if index != len(schema):
             raise Unreadable(f"the file {path} has a schema that is not understood")
-        self._last = (schema, columns, leaves, indices)
-        return columns, leaves, indices
+        self._last = _Schema(schema, columns, leaves, places, {i: p for p, i in ids.items()})
+        return self._last
+
+
+def _ids(fields: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The ids that Iceberg gave to fields outside of lists, by their paths; structs have ids, too."""
+    import pyarrow.types as t
+
+    for field in fields:
+        found = (field.metadata or {}).get(_FIELD_ID)
+        if found is not None:
+            yield (*path, field.name), int(found)
+        if t.is_struct(field.type):
+            yield from _ids([field.type.field(i) for i in range(field.type.num_fields)], (*path, field.name))
 
 
 def _facts(path: str, metadata: Any, schemas: _Schemas) -> FileFacts:
-    columns, leaves, indices = schemas.of(path, metadata.schema)
+    schema = schemas.of(path, metadata.schema)
     sound = bool(_SOUND_BYTES.match(metadata.created_by or ""))
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if leaves else []
-    chunks = {p: tuple(_chunk(g, indices[p], leaf, sound) for g in groups if g.num_rows) for p, leaf in leaves.items()}
-    return FileFacts(path, metadata.num_rows, columns, leaves, chunks)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if schema.leaves else []
+    groups = [group for group in groups if group.num_rows]
+    chunks = {
+        leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound) for g in groups)
+        for leaf in schema.leaves.values()
+    }
+    return FileFacts(path, metadata.num_rows, schema.columns, schema.leaves, chunks, ids=schema.ids)
 
 
 def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:

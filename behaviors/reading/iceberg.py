@@ -11,22 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import struct
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import FatalError
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import FileFacts, Unreadable
+from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from distop.behavior import PartitionPlan
-    from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.reading.footers import PlannedFile
 
 FILE, POSITION = "_file", "_pos"
@@ -43,9 +42,12 @@ _ROW_LINEAGE = 3
 """The version of the table format from which on rows have ids."""
 _STAGED = 256
 """Sets of tasks that the JVM keeps: a batch has a few, and each is wanted until its query has been planned."""
+_OPENING, _LEAST, _MOST = 4 << 20, 16 << 20, 128 << 20
+"""Bytes: what opening a file counts for, the least and the most that one Spark task reads, by Iceberg's defaults."""
+_TASKS = 4
+"""Spark tasks for each core."""
 _GONE = ("org.apache.iceberg.exceptions.NotFoundException", "java.io.FileNotFoundException")
 
-_columns: Kept[Mapping[str, SparkType]] = Kept(16)
 _snapshots: Kept[_Snapshot] = Kept(4)
 _staged: OrderedDict[tuple[str, str], Any] = OrderedDict()
 """By Spark's application and the name: the table for which the JVM keeps the tasks."""
@@ -56,23 +58,23 @@ class Gone(Unreadable):
     """What the plan was made of is no longer there."""
 
 
-def facts_of(plan: PartitionPlan) -> list[FileFacts]:
-    """What is known of the partition's files without Spark: their columns, which are the table's. Their rows are not:
-    some may be deleted. Raises Gone, and Unreadable where a type is not known.
-    """
-    columns = _columns.get((plan.source,), lambda: _read_columns(plan.source))
-    if not plan.files:
-        return [FileFacts(plan.source, 0, columns)]
-    return [FileFacts(path, 0, columns, proves=False) for path, _, _ in plan.files]
-
-
 def read(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> DataFrame:
     """The rows of these files that no delete removes. Raises Gone, FatalError where Spark has no Iceberg, and what
     Spark raises.
     """
     name = stage(session, source, files)
     session.conf.set(_CATALOG, _REWRITES)
-    return session.read.format("iceberg").load(name)
+    # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
+    size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
+    return session.read.format("iceberg").option("split-size", str(size)).load(name)
+
+
+def split_size(sizes: Sequence[int], cores: int) -> int:
+    """Bytes that one Spark task reads, files weighed as Iceberg weighs them: a few tasks for each core, so that none is
+    left waiting for the last.
+    """
+    weight = sum(max(size, _OPENING) for size in sizes)
+    return max(_LEAST, min(_MOST, weight // (cores * _TASKS)))
 
 
 def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> str:
@@ -89,10 +91,7 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> s
         if key in _staged:
             _staged.move_to_end(key)
             return name
-        tasks: Any = session._jvm.java.util.ArrayList()  # type: ignore[union-attr]
-        for path, _, _ in files:
-            tasks.add(snapshot.task(path))
-        spark.ScanTaskSetManager.get().stageTasks(snapshot.table, name, tasks)
+        spark.ScanTaskSetManager.get().stageTasks(snapshot.table, name, snapshot.tasks.some(p for p, _, _ in files))
         cache = _table_cache(spark.SparkTableCache)
         cache.add(name, snapshot.table)
         _staged[key] = snapshot.table
@@ -113,41 +112,73 @@ def _table_cache(cls: Any) -> Any:
     return JavaMember("get", None, f"{STATIC_PREFIX}{cls._fqn}", cls._gateway_client)()
 
 
-def rows_of(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> dict[str, int] | None:
-    """How many rows each file has, where no delete applies to any of them; else None: they must be counted."""
-    snapshot = _snapshot(session, source)
-    tasks = {path: snapshot.task(path) for path, _, _ in files}
-    if snapshot.deletes and any(not task.deletes().isEmpty() for task in tasks.values()):
-        return None
-    return {path: int(task.file().recordCount()) for path, task in tasks.items()}
-
-
 def check_there(session: SparkSession, source: str, path: str) -> None:
     """Raises Gone where a file of the plan is no longer there."""
     snapshot = _snapshot(session, source)
     if not snapshot.table.io().newInputFile(path).exists():
-        raise Gone(
-            f"the file {path} is gone: since the operation was planned its snapshot {snapshot.id} was expired, or the "
-            "table was dropped"
-        )
+        raise Gone(file_gone(path, snapshot.id))
 
 
 @frozen
 class _Snapshot:
-    """A snapshot in the JVM: the table as its metadata file has it, and the task that reads each of its files.
-    ``deletes``: there are some in it.
-    """
+    """A snapshot in the JVM: the table as its metadata file has it, and the tasks that read its files."""
 
     table: Any
     id: str
-    source: str
-    deletes: bool
-    tasks: Mapping[str, Any]
+    tasks: _Tasks
 
-    def task(self, path: str) -> Any:
-        if path not in self.tasks:
-            raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
-        return self.tasks[path]
+
+class _Tasks:
+    """The tasks of a snapshot, in the JVM. A call into it takes longer than what Java does there with a hundred of
+    them: so all of their paths come in one text, and those of a set are picked by a row of numbers.
+    """
+
+    def __init__(self, session: SparkSession, planned: Any, where: str) -> None:
+        jvm: Any = session._jvm
+        self._jvm = jvm
+        self._gateway: Any = session.sparkContext._gateway
+        self._where = where
+        iceberg = self._jvm.org.apache.iceberg
+        self._guava = iceberg.relocated.com.google.common
+        self._all = self._guava.collect.Lists.newArrayList(planned)
+        path = self._jvm.java.lang.invoke.MethodHandles.filterReturnValue(
+            self._method(iceberg.ContentScanTask, "file", _class(iceberg.ContentFile)),
+            self._method(iceberg.ContentFile, "location", _class(self._jvm.java.lang.String)),
+        )
+        paths = str(self._jvm.java.lang.String.join("\0", self._mapped(self._all, path)))
+        self._numbers = {name: n for n, name in enumerate(paths.split("\0"))}  # without files: one name, ""
+
+    def some(self, paths: Iterable[str]) -> Any:
+        """A list of the tasks that read these files. Raises Unreadable where one is not of the snapshot."""
+        numbers = []
+        for path in paths:
+            if path not in self._numbers:
+                raise Unreadable(f"the file {path} is not in {self._where}")
+            numbers.append(self._numbers[path])
+        packed = bytearray(struct.pack(f">{len(numbers)}i", *numbers))
+        java = self._jvm.java
+        chosen = self._gateway.new_array(self._jvm.int, len(numbers))
+        java.nio.ByteBuffer.wrap(packed).asIntBuffer().get(chosen)
+        get = self._method(java.util.List, "get", _class(java.lang.Object), java.lang.Integer.TYPE).bindTo(self._all)
+        return java.util.ArrayList(self._mapped(self._guava.primitives.Ints.asList(chosen), get))
+
+    def _method(self, owner: Any, name: str, *types: Any) -> Any:
+        """A method by the types of what it returns and takes."""
+        invoke = self._jvm.java.lang.invoke
+        return invoke.MethodHandles.publicLookup().findVirtual(
+            _class(owner), name, invoke.MethodType.methodType(*types)
+        )
+
+    def _mapped(self, values: Any, method: Any) -> Any:
+        """What the method makes of each value of a list. Java calls it by itself."""
+        proxies = self._jvm.java.lang.invoke.MethodHandleProxies
+        return self._guava.collect.Lists.transform(
+            values, proxies.asInterfaceInstance(_class(self._guava.base.Function), method)
+        )
+
+
+def _class(cls: Any) -> Any:
+    return cls._java_lang_class
 
 
 def _snapshot(session: SparkSession, source: str) -> _Snapshot:
@@ -165,20 +196,16 @@ def _load(session: SparkSession, source: str) -> _Snapshot:
     try:
         table = iceberg.hadoop.HadoopTables(conf).load(location)
         current = table.currentSnapshot()
-        tasks: dict[str, Any] = {}
+        id_ = str(current.snapshotId())
         files = table.newScan().planFiles()
         try:
-            planned = files.iterator()
-            while planned.hasNext():
-                task = planned.next()
-                tasks[str(task.file().location())] = task
+            tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
-        deletes = not current.deleteManifests(table.io()).isEmpty()
-        return _Snapshot(_without_row_ids(iceberg, table, location), str(current.snapshotId()), source, deletes, tasks)
+        return _Snapshot(_to_read(iceberg, table, location), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
-            raise Gone(_gone(source, str(error.java_exception.getMessage()))) from error
+            raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
         raise
 
 
@@ -215,69 +242,44 @@ def _minor(spark: str) -> str:
     return ".".join(spark.split(".")[:2])
 
 
-def _without_row_ids(iceberg: Any, table: Any, location: str) -> Any:
+def _to_read(iceberg: Any, table: Any, location: str) -> Any:
     """The table for reading alone. With row ids among its columns, as a rewrite of version 3 wants them, Spark finds
-    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks.
+    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks. And
+    Spark does not look for NULLs in a column that the table requires: to the reader none is required.
     """
-    metadata = table.operations().current()
-    if metadata.formatVersion() < _ROW_LINEAGE:
-        return table
     parser = iceberg.TableMetadataParser
-    older = {**json.loads(parser.toJson(metadata)), "format-version": _ROW_LINEAGE - 1}
-    return iceberg.BaseTable(
-        iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(older)), table.io()), location
+    metadata = json.loads(parser.toJson(table.operations().current()))
+    metadata["format-version"] = min(metadata["format-version"], _ROW_LINEAGE - 1)
+    for schema in (*metadata["schemas"], *([metadata["schema"]] if "schema" in metadata else [])):
+        schema.pop("identifier-field-ids", None)  # these must be required
+        _relax(schema)
+    read = parser.fromJson(location, json.dumps(metadata))
+    return iceberg.BaseTable(iceberg.StaticTableOperations(read, table.io()), location)
+
+
+def _relax(kind: Any) -> None:
+    """Let all fields of a type, in the metadata's JSON, be optional (the keys of maps cannot be)."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        field["required"] = False
+        _relax(field["type"])
+    kind.update({name: False for name in ("element-required", "value-required") if name in kind})
+    for inner in ("element", "key", "value"):
+        _relax(kind.get(inner))
+
+
+def file_gone(path: str, snapshot: str) -> str:
+    """What to say where a file of a plan is no longer there."""
+    return (
+        f"the file {path} is gone: since the operation was planned its snapshot {snapshot} was expired, or the table "
+        "was dropped"
     )
 
 
-def _gone(source: str, why: str) -> str:
+def gone(source: str, why: str) -> str:
+    """What to say where a plan's metadata, or what they name, is no longer there."""
     return (
         f"the snapshot that the operation was planned on can no longer be read through {source}: it was expired, or "
         f"the table was dropped ({why})"
     )
-
-
-def _read_columns(source: str) -> Mapping[str, SparkType]:
-    from pyiceberg.io import load_file_io
-    from pyiceberg.serializers import FromInputFile
-
-    try:
-        metadata = FromInputFile.table_metadata(load_file_io({}, source).new_input(source))
-    except FileNotFoundError as error:
-        raise Gone(_gone(source, "it is gone")) from error
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"the metadata file {source} cannot be read: {str(error).splitlines()[0]}") from error
-    return {field.name: _spark_type(field.field_type) for field in metadata.schema().fields}
-
-
-_PLAIN = {
-    "boolean": "boolean",
-    "int": "int",
-    "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "date": "date",
-    "timestamp": "timestamp_ntz",
-    "timestamptz": "timestamp",
-    "string": "string",
-    "uuid": "string",
-    "binary": "binary",
-    "unknown": "void",
-}
-
-
-def _spark_type(kind: Any) -> SparkType:
-    """Spark's type for one of Iceberg's, as Iceberg's reader gives it."""
-    from pyiceberg import types
-
-    if isinstance(kind, types.StructType):
-        return ("struct", tuple((field.name, _spark_type(field.field_type)) for field in kind.fields))
-    if isinstance(kind, types.ListType):
-        return ("array", _spark_type(kind.element_type))
-    if isinstance(kind, types.MapType):
-        return ("map", _spark_type(kind.key_type), _spark_type(kind.value_type))
-    if isinstance(kind, types.DecimalType):
-        return f"decimal({kind.precision},{kind.scale})"
-    if isinstance(kind, types.FixedType):
-        return "binary"
-    text = str(kind)
-    return _PLAIN.get(text) or ("unreadable", f"Iceberg does not read the type {text} in Spark")

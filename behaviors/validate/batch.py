@@ -1,30 +1,31 @@
-"""One batch of partitions: footers, then one fused pass over what they leave open, then samples."""
+"""One batch of partitions: statistics, then one fused pass over what they leave open, then samples."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import footers, iceberg
+from distop_behaviors.reading import footers, manifests, nearer
 from distop_behaviors.reading.facts import VOID, Unreadable, match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import bad_pattern, chosen, condition, references
 from distop_behaviors.validate.isolate import Isolated
-from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally
+from distop_behaviors.validate.part import WHERE, Names, Part, Preparation, Tally, counted, undecided
 from distop_behaviors.validate.report import Sample
 from distop_behaviors.validate.samples import Wish, fetch
 from distop_behaviors.validate.scan import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, SparkSession
 
     from distop.behavior import JobContext, PartitionPlan
     from distop_behaviors.reading.facts import FileFacts
     from distop_behaviors.reading.footers import PlannedFile
+    from distop_behaviors.reading.manifests import Snapshot
     from distop_behaviors.validate.argument import Argument
     from distop_behaviors.validate.report import Result
 
@@ -110,12 +111,14 @@ class Batch:
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
         files = [f for p in plans if not p.source for f in p.files]
-        facts_of = footers.read_all(files, names.wanted(), self._stop)
-        read = iter(facts_of)
-        known = [self._facts_by_source(p) if p.source else [next(read) for _ in p.files] for p in plans]
+        read = iter(footers.read_all(files, names.wanted(), self._stop))
+        sources = dict.fromkeys(p.source for p in plans if p.source)
+        snapshots = {source: self._snapshot(source, names) for source in sources}
+        known = [_by_source(p, snapshots[p.source]) if p.source else [next(read) for _ in p.files] for p in plans]
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
         preparation = Preparation(self._argument, names, self._types, self._declared)
+        parts: list[Part] = []
         for plan, facts in zip(plans, known, strict=True):
             problem = next((f for f in facts if isinstance(f, Unreadable)), None)
             if problem is None:
@@ -125,17 +128,38 @@ class Batch:
                 part = Part(plan, [], [Tally() for _ in self._argument.checks])
                 part.missing = None
                 part.fail(str(problem))
-            yield part
+            parts.append(part)
+        return self._looked_at(parts, preparation, snapshots)
 
-    @staticmethod
-    def _facts_by_source(plan: PartitionPlan) -> Sequence[FileFacts | Unreadable]:
-        """What is known of files that are read through a table's metadata. Its manifests are not asked yet: a count of
-        NULLs there is one of rows that may be deleted.
-        """
+    def _snapshot(self, source: str, names: Names) -> Snapshot | Unreadable:
+        """What a table's metadata tell of the files that are read through them."""
         try:
-            return iceberg.facts_of(plan)
+            return manifests.snapshot_of(source, names.wanted(), self._stop)
         except Unreadable as e:
-            return [e]
+            return e
+
+    def _looked_at(
+        self, parts: Sequence[Part], preparation: Preparation, snapshots: Mapping[str, Snapshot | Unreadable]
+    ) -> Iterator[Part]:
+        """The parts; where a table's metadata left something open that footers may decide, these have been asked."""
+        open_ = [undecided(part, self._argument) if part.plan.source else set() for part in parts]
+        found: dict[str, FileFacts] = {}
+        for source, snapshot in snapshots.items():
+            mine = [
+                facts
+                for part, files in zip(parts, open_, strict=True)
+                if part.plan.source == source
+                for facts in part.facts
+                if facts.path in files
+            ]
+            if mine and not isinstance(snapshot, Unreadable):
+                self._ctx.status(f"reading the footers of {len(mine)} files")
+                found |= nearer.look(mine, snapshot.fields, self._stop)
+        for part, files in zip(parts, open_, strict=True):
+            if files & found.keys():
+                yield preparation.prepare(part.plan, [found.get(facts.path, facts) for facts in part.facts])
+            else:
+                yield part
 
     def _files(self, part: Part) -> list[PlannedFile]:
         """The files of a partition that have to be scanned."""
@@ -144,6 +168,8 @@ class Batch:
         if self._argument.where is not None and self._argument.statistics != "only":
             return list(part.plan.files)
         pending = {path for t in part.tallies for path in t.pending}
+        if self._argument.statistics != "only":
+            pending |= {facts.path for facts in part.facts if facts.left is None}
         return [f for f in part.plan.files if f[0] in pending]
 
     def _samples_wanted(self, part: Part) -> bool:
@@ -168,12 +194,13 @@ class Batch:
         named = {*names.where, *(n for check in names.checks for n in check)}
         return part.path_columns if any(match(n, part.path_columns) is not None for n in named) else {}
 
-    def _group(self, part: Part, names: Names, files: Sequence[PlannedFile]) -> Group:
+    def _group(self, part: Part, names: Names, files: Sequence[PlannedFile], uncounted: Collection[str] = ()) -> Group:
         of_path = self._path_columns(part, names)
         columns = {n: t for n, t in sorted(part.columns.items()) if match(n, of_path) is None}
         absent = tuple(n for n in part.absent if match(n, of_path) is None)
         values = self._values if of_path and self._declared is not None else None
-        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source, values)
+        all_rows = any(f[0] in uncounted for f in files)
+        return Group(tuple(files), columns, absent, of_path, self._base, part.plan.source, values, all_rows)
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target
@@ -202,8 +229,14 @@ class Batch:
         written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
         if self._argument.where is not None:
             written[WHERE] = self._argument.where
+        uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
         isolated = Isolated(
-            self._session, lambda some: self._group(first, names, some), checks, self._where(), written, self._stop
+            self._session,
+            lambda some: self._group(first, names, some, uncounted),
+            checks,
+            self._where(),
+            written,
+            self._stop,
         )
         active = [p for p in parts if files[p.plan.partition]]
         counts = isolated.count(active, files)
@@ -222,7 +255,8 @@ class Batch:
 
     def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
         if part.rows is None:
-            part.rows = sum((counts[f[0]].rows or 0) for f in files if f[0] in counts)
+            rows = {f[0]: (counts[f[0]].rows if f[0] in counts else None) or 0 for f in files}
+            part.rows = sum(rows.values()) if self._argument.where is not None else counted(part.facts, rows)
         for n, tally in enumerate(part.tallies):
             if tally.error is not None:
                 continue
@@ -287,3 +321,10 @@ class Batch:
             else:
                 shown.append((name, (), VOID))
         return tuple(shown)
+
+
+def _by_source(plan: PartitionPlan, snapshot: Snapshot | Unreadable) -> Sequence[FileFacts | Unreadable]:
+    try:
+        return [snapshot] if isinstance(snapshot, Unreadable) else snapshot.of(plan)
+    except Unreadable as e:
+        return [e]

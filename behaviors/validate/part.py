@@ -69,6 +69,8 @@ class Tally:
     by_statistics: int = 0
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
+    nearer: set[str] = field(default_factory=set)
+    """Files that statistics left open, and whose footers may tell more."""
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
@@ -136,6 +138,24 @@ class Part:
         checks = [t.result() for t in self.tallies]
         verdict = worst(c.verdict for c in checks)
         return Result(verdict=verdict, rows=self.rows, checks=checks, missing=self.missing)
+
+
+def counted(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
+    """The rows of these files; ``found``: those that were counted. None where some must be."""
+    rows = [f.left if f.left is not None else found.get(f.path) for f in facts]
+    return None if None in rows else sum(n or 0 for n in rows)
+
+
+def undecided(part: Part, argument: Argument) -> set[str]:
+    """The files whose footers may spare a scan, or with ``only`` tell more: not those that are scanned anyhow."""
+    if argument.statistics == "never" or (argument.statistics == "auto" and argument.where is not None):
+        return set()
+    open_ = {path for tally in part.tallies if tally.error is None for path in tally.nearer}
+    if argument.statistics == "auto":
+        open_ -= {facts.path for facts in part.facts if facts.left is None}
+        for tally in part.tallies:
+            open_ -= tally.pending - tally.nearer
+    return open_
 
 
 class _Columns:
@@ -278,8 +298,7 @@ class Preparation:
         for check, tally in zip(argument.checks, part.tallies, strict=True):
             if tally.error is None:
                 _decide(part, tally, check, argument, columns, shared=schema is not None and self._declared is None)
-        counted = argument.where is None and all(f.proves for f in facts)
-        part.rows = sum(f.rows for f in facts) if counted else None
+        part.rows = counted(facts, {}) if argument.where is None else None
         return part
 
     def _schema(self, plan: PartitionPlan, facts: Sequence[FileFacts]) -> Mapping[str, SparkType] | None:
@@ -375,6 +394,8 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         if argument.where is not None:
             decision = statistics.masked(decision)
         _count(tally, facts.path, decision, argument)
+        if facts.path in tally.pending and statistics.nearer(check, facts, tally.target.path):
+            tally.nearer.add(facts.path)
     if argument.max_violations is not None and tally.violations >= argument.max_violations and tally.pending:
         tally.pending.clear()
         tally.exact = False
@@ -394,8 +415,7 @@ def _readable(part: Part, tally: Tally, check: Check, columns: _Columns) -> bool
 
 
 def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Argument) -> None:
-    sure = decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
-    if sure:
+    if statistics.sure(decision):
         tally.by_statistics += 1
         if decision.violations:
             tally.violations += decision.violations

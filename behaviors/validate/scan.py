@@ -42,6 +42,7 @@ class Group:
     ``missing`` those that none of the files has; ``partition_columns`` come from the files' paths below ``base``.
     ``source``: the metadata file through which Iceberg's are read; "" where the files are Parquet, and all there is.
     ``values``: those of the partition columns by file, in their order, where they are not in the paths.
+    ``all_rows``: those without a violation are counted, too: nothing else tells how many there are.
     """
 
     files: tuple[PlannedFile, ...]
@@ -51,6 +52,7 @@ class Group:
     base: str = ""
     source: str = ""
     values: Mapping[str, tuple[str | None, ...]] | None = None
+    all_rows: bool = False
 
     def path(self, name: str) -> str:
         """A file's planned path, of what a query names it."""
@@ -197,42 +199,32 @@ def count(session: SparkSession, group: Group, checks: Mapping[int, Column], whe
 
     A query takes dozens of calls into the JVM and two analyses: the last ones are kept, as their conditions are.
     """
-    if where is None and not checks:
+    with_rows = where is not None or group.all_rows
+    if not with_rows and not checks:
         return {}
     frame, found = relation(session, group), tuple(checks.values())
-    known = iceberg.rows_of(session, group.source, group.files) if group.source and where is None else None
-    all_rows = group.source != "" and where is None and known is None
-    key = (id(frame), tuple(map(id, found)), id(where), all_rows)
+    key = (id(frame), tuple(map(id, found)), id(where), with_rows)
     # With what it is made of, so that nothing else gets their ids.
-    query, _ = _counting.get(
-        key, lambda: (_counting_query(frame, group, found, where, all_rows), (frame, found, where))
-    )
+    query, _ = _counting.get(key, lambda: (_counting_query(frame, group, found, where), (frame, found, where)))
     # Selected from: a query that was run once would find what it shuffled then.
     rows = query.select("*").collect()
-    with_rows = where is not None or all_rows
     offset = 2 if with_rows else 1
-    counts = {
+    return {
         group.path(row[0]): Counts(
             row[1] if with_rows else None,
             {n: row[offset + i] for i, n in enumerate(checks)},
         )
         for row in rows
     }
-    for path, total in (known or {}).items():
-        counts.setdefault(path, Counts()).rows = total
-    return counts
 
 
-def _counting_query(
-    frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None, all_rows: bool
-) -> DataFrame:
-    """``all_rows``: those without a violation are counted, too, since nothing else tells how many there are."""
+def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     totals = [F.count_if(column) for column in checks]
     if where is not None:
         frame = frame.where(where)
-    if where is not None or all_rows:
+    if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
         # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
@@ -260,7 +252,7 @@ def count_attempts(
         totals.append(F.count_if(chosen & F.col(f"c{n}").isNull()))
     out = {}
     for row in frame.groupBy("file").agg(*totals).collect():
-        counts = Counts(row[1] if where is not None or group.source else None, where_threw=row[2])
+        counts = Counts(row[1] if where is not None or group.all_rows else None, where_threw=row[2])
         for i, n in enumerate(checks):
             counts.violations[n], counts.threw[n] = row[3 + 2 * i], row[4 + 2 * i]
         out[group.path(row[0])] = counts

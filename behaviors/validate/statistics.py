@@ -2,7 +2,7 @@
 
 PASS: no row violates it. VIOLATED: exactly, or at least, so many rows do. UNKNOWN: scan. Nothing is guessed: bounds
 need not be tight to prove that all rows pass or that all fail; only "some row fails" needs bounds that are values of
-the column, which text bounds (cut off by many writers) are not known to be.
+the column, which those of texts (cut off by many writers) and those in manifests are not known to be.
 """
 
 from __future__ import annotations
@@ -42,11 +42,33 @@ _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 
 
 def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
-    """What the footer proves about a check of one column, for the rows of one file, without ``where``. ``path``: where
+    """What statistics prove about a check of one column, for the rows of one file, without ``where``. ``path``: where
     the column is in it, if that is known.
     """
-    if not facts.proves:
-        return UNKNOWN
+    if facts.left == 0:
+        return PASS
+    decision = _decide(check, facts, path)
+    if facts.footer is not None and not sure(decision):
+        nearer = _decide(check, facts.footer, path)
+        if sure(nearer) or nearer.violations > decision.violations:
+            decision = nearer
+    # The rows that violate it may be those that were deleted.
+    return decision if facts.deleted == 0 else masked(decision)
+
+
+def sure(decision: Decision) -> bool:
+    """Nothing is left to be looked at."""
+    return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
+
+
+def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
+    """The file's footer may tell what is still open: it has bounds that are tight, and names all of its columns."""
+    if check.kind == "check" or not path:
+        return False
+    return check.kind not in ("length", "matches") or path not in facts.chunks
+
+
+def _decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None) -> Decision:
     if facts.rows == 0:
         return PASS
     if check.kind == "check":
@@ -155,21 +177,23 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
         return PASS
     if not _bounded(chunk, leaf):
         return UNKNOWN
-    floating = leaf.kind == "float"
+    # NaN is above every bound, and statistics leave it out.
+    nans = chunk.nans if leaf.kind == "float" else 0
     above_low = low is None or chunk.low >= low
     below_high = high is None or chunk.high <= high
     if above_low and below_high:
-        # NaN is above every bound, and statistics leave it out.
-        return UNKNOWN if floating and high is not None else PASS
+        if high is None or nans == 0:
+            return PASS
+        return UNKNOWN if nans is None else Decision("violated", nans)
     if isinstance(low, _Soft) or isinstance(high, _Soft):
         return UNKNOWN
     all_below = low is not None and chunk.high < low
     all_above = high is not None and chunk.low > high
     nulls = _nulls(chunk, leaf)
-    nan_may_pass = floating and high is None
-    if (all_below or all_above) and nulls is not None and not nan_may_pass:
-        return Decision("violated", chunk.rows - nulls)
-    if leaf.kind in ("string", "binary"):
+    passing = nans if high is None else 0
+    if (all_below or all_above) and nulls is not None and passing is not None:
+        return Decision("violated", chunk.rows - nulls - passing)
+    if leaf.kind in ("string", "binary") or not chunk.tight:
         return UNKNOWN
     return Decision("violated", 1, exact=False)
 
@@ -186,7 +210,7 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     nulls = _nulls(chunk, leaf)
     if disjoint and nulls is not None:
         return Decision("violated", chunk.rows - nulls)
-    if chunk.low not in members or chunk.high not in members:
+    if chunk.tight and (chunk.low not in members or chunk.high not in members):
         return Decision("violated", 1, exact=False)
     return UNKNOWN
 

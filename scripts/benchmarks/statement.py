@@ -23,6 +23,7 @@ class StatementArg(BaseModel):
     """``sql`` on the view ``hand_written`` of ``location``; ``listing``: making its DataFrame is timed as well."""
 
     location: str
+    format: str = "parquet"
     sql: str
     listing: bool = False
 
@@ -51,7 +52,7 @@ class Statement(Behavior):
         viewed = session.catalog.tableExists(VIEW)
         began = time.perf_counter()
         if arg.listing or not viewed:
-            session.read.parquet(arg.location).createOrReplaceTempView(VIEW)
+            session.read.format(arg.format).load(arg.location).createOrReplaceTempView(VIEW)
         if not arg.listing:
             began = time.perf_counter()
         (row,) = session.sql(arg.sql).collect()

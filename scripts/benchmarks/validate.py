@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,28 @@ CASES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The table: what its record says, how it becomes one that was not seen before, and its executor's options."""
+
+    format: str
+    location: Path
+    renew: Callable[[Path], None]
+    options: Sequence[str] = ()
+
+
 def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
     """Each case ``runs`` times, alternating, in each of ``lives`` of an executor that did nothing before: what a JVM
     makes of a query is decided anew in each. The ratio is that of the medians, and of those of the lives the median.
     """
-    location = table(scale)
     result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
-    for case in CASES:
-        pairs = [_life(result, location, case, runs, life) for life in range(1, lives + 1)]
-        _conclude(result, case, pairs)
+    return measure(result, Subject("parquet", table(scale), _touch), CASES)
+
+
+def measure(result: Result, subject: Subject, cases: Sequence[Case]) -> Result:
+    """The cases on one table, as :func:`run` has them."""
+    for case in cases:
+        _conclude(result, case, [_life(result, subject, case, n + 1) for n in range(result.settings["lives"])])
     return result
 
 
@@ -97,22 +110,23 @@ class Medians:
     """Ours, of files that were not seen before."""
 
 
-def _life(result: Result, location: Path, case: Case, runs: int, life: int) -> Medians:
+def _life(result: Result, subject: Subject, case: Case, life: int) -> Medians:
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
-        cluster(1, env=install(Path(site), Statement)) as bench,
+        cluster(1, *subject.options, env=install(Path(site), Statement)) as bench,
     ):
         result.settings["etcd"] = Look(bench.endpoint).version()
-        bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
-        return _compare(result, bench, location, case, runs, life)
+        bench.client.add_table(TableRecord(TABLE, subject.format, str(subject.location)))
+        return _compare(result, bench, subject, case, life)
 
 
-def _compare(result: Result, bench: Cluster, location: Path, case: Case, runs: int, life: int) -> Medians:
+def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, life: int) -> Medians:
+    runs: int = result.settings["runs"]
     hand: list[float] = []
     ours: list[float] = []
     for n in range(WARM + runs):
         time.sleep(REST)
-        expected, plain = _by_hand(bench, case, location)
+        expected, plain = _by_hand(bench, case, subject)
         time.sleep(REST)
         found, seconds = _by_distop(bench, case)
         if found != expected:
@@ -120,20 +134,25 @@ def _compare(result: Result, bench: Cluster, location: Path, case: Case, runs: i
         if n >= WARM:
             hand.append(plain)
             ours.append(seconds)
-    listing = [_by_hand(bench, case, location, listing=True)[1] for _ in range(runs)]
-    fresh = [_unseen(bench, location, case) for _ in range(runs)] if case.statistics == "auto" else []
-    say(f"validate, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
+    listing = [_by_hand(bench, case, subject, listing=True)[1] for _ in range(runs)]
+    fresh = [_unseen(bench, subject, case) for _ in range(runs)] if case.statistics == "auto" else []
+    say(f"{result.benchmark}, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
     key = f"{case.name}, life {life}"
     result.samples |= {f"{key}: distop": ours, f"{key}: by hand": hand, f"{key}: listing": listing}
     return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None)
 
 
-def _unseen(bench: Cluster, location: Path, case: Case) -> float:
-    """Seconds where no footer is remembered: each file counts as another one once it is touched."""
-    for file in location.rglob("*.parquet"):
-        os.utime(file)
+def _unseen(bench: Cluster, subject: Subject, case: Case) -> float:
+    """Seconds where nothing of the table is remembered."""
+    subject.renew(subject.location)
     time.sleep(REST)
     return _by_distop(bench, case)[1]
+
+
+def _touch(location: Path) -> None:
+    """Each file counts as another one once it is touched."""
+    for file in location.rglob("*.parquet"):
+        os.utime(file)
 
 
 def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
@@ -151,9 +170,14 @@ def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
     result.rows.append(Row(f"{case.name}, the listing on both sides", median(both), "×", note=note))
 
 
-def _by_hand(bench: Cluster, case: Case, location: Path, *, listing: bool = False) -> tuple[list[int], float]:
+def _by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = False) -> tuple[list[int], float]:
     """The statement's counts and seconds; ``listing``: making its DataFrame is inside."""
-    arg = {"location": str(location), "sql": case.statement(), "listing": listing}
+    arg = {
+        "location": str(subject.location),
+        "format": subject.format,
+        "sql": case.statement(),
+        "listing": listing,
+    }
     done = bench.client.start_operation("statement", TABLE, arg).wait(600)
     if done.report is None:
         raise RuntimeError(f"the statement ended as {done.state}: {str(done.errors)[:1_000]}")

@@ -13,7 +13,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop_behaviors.reading import iceberg
+from distop_behaviors.reading import iceberg, manifests
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
@@ -176,15 +176,16 @@ def test_a_table_without_rows_is_valid_and_has_its_columns(lake: Lake, run: Call
     assert run("empty", {"not_null": "nowhere"}).report["verdict"] == "error"
 
 
-def test_statistics_alone_decide_nothing_yet(lake: Lake, tmp_path: Path) -> None:
+def test_of_rows_that_may_be_deleted_statistics_alone_find_no_violation(lake: Lake, tmp_path: Path) -> None:
     def without_spark(table: TableRecord) -> FakeContext:
         return FakeContext(tmp_path, table)
 
-    for name in ("clean2", "dirty2"):
-        argument = {"checks": [NOT_NULL], "statistics": "only"}
+    # Of vectors it is known how many rows they delete.
+    for name, rows in (("clean2", None), ("dirty2", None), ("clean3", 80), ("dirty3", 97)):
+        argument = {"checks": [NOT_NULL, {"not_null": "id"}], "statistics": "only"}
         ran = run_operation(Validate(), lake.record(name), argument, without_spark)
-        assert verdicts(ran) == [("unknown", 0, False)]
-        assert ran.report["rows"] is None
+        assert verdicts(ran) == [("unknown", 0, False), ("valid", 0, True)]
+        assert ran.report["rows"] == rows
 
 
 def test_a_row_on_which_a_check_throws_is_an_error_of_its_partition(lake: Lake, run: Callable[..., Ran]) -> None:
@@ -209,6 +210,7 @@ def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[
     assert re.search(r"the file .* is gone: .* its snapshot \d+ was expired, or the table was dropped", error_of(ran))
     # Where the manifests are gone as well, as in another child that has not read them yet.
     iceberg._snapshots._values.clear()
+    manifests._snapshots._values.clear()
     for manifest in (lake.path("expired") / "metadata").glob("snap-*.avro"):
         manifest.unlink()
     ran = run("expired", {"not_null": "id"}, partitions=planned)

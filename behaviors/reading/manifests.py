@@ -1,0 +1,243 @@
+"""What an Iceberg snapshot's manifests say of its data files, read without a JVM.
+
+Fields are found by their ids. What manifests call bounds need not be values of the column: they prove that all rows
+hold something, or that none does, and never that some row does not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.reading import deletes, fields
+from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
+from distop_behaviors.reading.fields import local_path
+from distop_behaviors.reading.iceberg import Gone, file_gone, gone
+from distop_behaviors.reading.kept import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distop.behavior import PartitionPlan
+    from distop_behaviors.reading.facts import SparkType
+    from distop_behaviors.reading.fields import Field, Path
+
+_DATA, _DELETES = 0, 1
+"""What a manifest lists."""
+_ADDED, _REMOVED = 1, 2
+"""What the status of an entry says of its file."""
+_NEWEST = 3
+"""The version of the format whose entries have all columns: older ones are read as such."""
+_CHECKED_EVERY = 1_000
+"""Entries between two looks at whether to go on."""
+
+_snapshots: Kept[Snapshot] = Kept(4)
+_reading = threading.Lock()
+
+
+@frozen
+class Snapshot:
+    """The current snapshot of a metadata file, and its id ("" where there is none). ``columns``: the table's;
+    ``fields``: those that were asked for; ``files``: what is known of each data file, by its path in the manifests.
+    """
+
+    source: str
+    id: str
+    columns: Mapping[str, SparkType]
+    fields: Mapping[Path, Field]
+    files: Mapping[str, FileFacts]
+
+    def of(self, plan: PartitionPlan) -> list[FileFacts]:
+        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, and Gone
+        where one on a disk is no longer there: what cannot be read is not to be judged by what is kept of it.
+        """
+        if not plan.files:
+            return [FileFacts(self.source, 0, self.columns)]
+        for path, _, _ in plan.files:
+            if path not in self.files:
+                raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
+            local = local_path(path)
+            if local is not None and not os.path.exists(local):  # noqa: PTH110
+                raise Gone(file_gone(path, self.id))
+        return [self.files[path] for path, _, _ in plan.files]
+
+
+def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
+    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns (in lower
+    case). It is read once for all partitions, and kept for the next operation: nothing of it ever changes.
+
+    ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
+    """
+    with _reading:  # not by each thread: they would all read the same
+        return _snapshots.get((source, wanted), lambda: _read(source, wanted, check))
+
+
+def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
+    try:
+        metadata, io = _metadata(source)
+        schema = metadata.schema()
+        found = fields.fields_of(schema, wanted)
+        columns = fields.columns_of(schema)
+        snapshot = metadata.current_snapshot()
+        files: dict[str, FileFacts] = {}
+        if snapshot is not None:
+            manifests = list(snapshot.manifests(io))
+            removed = _deletes(manifests, metadata, io, check)
+            for manifest in manifests:
+                if manifest.content == _DATA:
+                    facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
+                    files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, check))
+    except FileNotFoundError as error:
+        raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
+    return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
+
+
+def _metadata(source: str) -> tuple[Any, Any]:
+    from pyiceberg.io import load_file_io
+    from pyiceberg.serializers import FromInputFile
+
+    io = load_file_io({}, source)
+    return FromInputFile.table_metadata(io.new_input(source)), io
+
+
+def _deletes(manifests: Sequence[Any], metadata: Any, io: Any, check: Callable[[], None]) -> deletes.Deletes:
+    from pyiceberg.transforms import VoidTransform
+
+    found = deletes.Deletes()
+    for manifest in manifests:
+        if manifest.content != _DELETES:
+            continue
+        spec = metadata.specs()[manifest.partition_spec_id]
+        everywhere = all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+        for entry in _entries(manifest, io, check):
+            partition = deletes.partition_of(spec.spec_id, _values(entry.file))
+            found.add(deletes.delete_of(entry, partition, everywhere=everywhere))
+    return found
+
+
+class _Facts:
+    """Makes the facts of the files that one manifest lists."""
+
+    def __init__(
+        self, spec: Any, columns: Mapping[str, SparkType], found: Mapping[Path, Field], removed: deletes.Deletes
+    ) -> None:
+        from pyiceberg.transforms import IdentityTransform
+
+        self._spec_id = spec.spec_id
+        self._columns = columns
+        self._fields = found
+        self._leaves = {path: field.leaf for path, field in found.items()}
+        self._deletes = removed
+        self._constant = {
+            part.source_id: n for n, part in enumerate(spec.fields) if isinstance(part.transform, IdentityTransform)
+        }
+
+    def of(self, entry: Entry) -> FileFacts:
+        file = entry.file
+        values = _values(file)
+        chunks: dict[Path, tuple[Chunk, ...]] = {}
+        for path, field in self._fields.items():
+            if len(path) == 1 and field.id in self._constant:
+                # Iceberg reads it from here, whatever the file has.
+                chunks[path] = (_of_constant(field, values[self._constant[field.id]], file.record_count),)
+            elif (chunk := _chunk(field, file)) is not None:
+                chunks[path] = (chunk,)
+        deleted = self._deletes.of(file.file_path, deletes.partition_of(self._spec_id, values), entry.sequence)
+        if deleted is not None and deleted > file.record_count:
+            deleted = None
+        return FileFacts(file.file_path, file.record_count, self._columns, self._leaves, chunks, deleted)
+
+
+def _of_constant(field: Field, value: Any, rows: int) -> Chunk:
+    if value is None:
+        return Chunk(rows, rows)
+    if isinstance(value, float) and math.isnan(value):
+        return Chunk(rows, 0, nans=rows)
+    found = fields.constant(field, value)
+    return Chunk(rows, 0, found, found, nans=0)
+
+
+def _chunk(field: Field, file: File) -> Chunk | None:
+    """The statistics of a whole file; None where the manifest has none of the field, as of one that the file lacks."""
+    rows = file.record_count
+    nulls, nans = (_count(counts, field.id, rows) for counts in (file.null_value_counts, file.nan_value_counts))
+    low, high = (
+        fields.physical(field, (bounds or {}).get(field.id)) for bounds in (file.lower_bounds, file.upper_bounds)
+    )
+    if file.file_format.upper() != "PARQUET" or (field.leaf.kind in ("string", "binary") and not _one_group(file)):
+        # Of other formats Iceberg has bounds that were rounded; and pyiceberg leaves row groups out of the bounds of a
+        # file in which Parquet has none, as it has of long texts.
+        low = high = None
+    if nulls is nans is low is high is None:
+        return None
+    return Chunk(rows, nulls, low, high, nans, tight=False)
+
+
+def _count(counts: Mapping[int, int] | None, field_id: int, rows: int) -> int | None:
+    found = (counts or {}).get(field_id)
+    return found if found is not None and 0 <= found <= rows else None
+
+
+def _one_group(file: File) -> bool:
+    return len(file.split_offsets or ()) == 1
+
+
+def _values(file: File) -> list[Any]:
+    return [file.partition[n] for n in range(len(file.partition))]
+
+
+# ------------------------------------------------------------------ entries
+
+
+@frozen
+class File:
+    """A data or delete file as a manifest lists it; ``content`` is one of those of ``deletes``."""
+
+    content: int
+    file_path: str
+    file_format: str
+    partition: Any
+    record_count: int
+    null_value_counts: Mapping[int, int] | None
+    nan_value_counts: Mapping[int, int] | None
+    lower_bounds: Mapping[int, bytes] | None
+    upper_bounds: Mapping[int, bytes] | None
+    split_offsets: Sequence[int] | None
+    referenced_data_file: str | None
+
+
+@frozen
+class Entry:
+    """A live entry of a manifest. ``sequence``: its data's sequence number, which it may have from the manifest."""
+
+    sequence: int | None
+    file: File
+
+
+def _entries(manifest: Any, io: Any, check: Callable[[], None]) -> Iterator[Entry]:
+    """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out."""
+    from pyiceberg.avro.file import AvroFile
+    from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
+
+    schema = MANIFEST_ENTRY_SCHEMAS[_NEWEST]
+    struct: Any = schema.find_type("data_file")
+    columns = [field.name for field in struct.fields]
+    places = [columns.index(name) for name in File.__annotations__]
+    top = [field.name for field in schema.fields]
+    status_at, sequence_at, file_at = (top.index(name) for name in ("status", "sequence_number", "data_file"))
+    with AvroFile[Any](io.new_input(manifest.manifest_path), schema) as reader:
+        for n, entry in enumerate(reader):
+            if n % _CHECKED_EVERY == 0:
+                check()
+            status, sequence, file = entry[status_at], entry[sequence_at], entry[file_at]
+            if status == _REMOVED:
+                continue
+            if sequence is None and (manifest.sequence_number == 0 or status == _ADDED):
+                sequence = manifest.sequence_number
+            yield Entry(sequence, File(*(file[place] for place in places)))
