@@ -136,7 +136,7 @@ class Part:
         return Result(verdict=verdict, rows=self.rows, checks=checks, missing=self.missing)
 
 
-class _Columns:
+class Columns:
     """The columns of a partition's files together, and of its path."""
 
     def __init__(self, facts: Sequence[FileFacts], values: Mapping[str, Any], types: Mapping[str, str]) -> None:
@@ -221,7 +221,7 @@ class Preparation:
         """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
         argument = self._argument
         part = Part(plan, facts, [Tally() for _ in argument.checks])
-        columns = _Columns(facts, plan.values, self._types)
+        columns = Columns(facts, plan.values, self._types)
         part.path_columns = columns.of_path
         schema = self._schema(plan, facts)
         known = self._resolved
@@ -253,7 +253,7 @@ class Preparation:
             return None
         return None if any(name.lower() in self._named for name in plan.values) else facts[0].columns
 
-    def _resolve(self, part: Part, columns: _Columns) -> None:
+    def _resolve(self, part: Part, columns: Columns) -> None:
         names = self._names
         part.missing = _resolve_where(part, columns, names)
         absent: dict[str, None] = dict.fromkeys(part.missing)
@@ -267,7 +267,7 @@ class Preparation:
         part.absent = tuple(absent)
 
 
-def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
+def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
     """The columns that ``where`` names and this partition has not."""
     if WHERE in names.failed:
         part.fail(f"where: {names.failed[WHERE]}")
@@ -282,7 +282,7 @@ def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
     return missing
 
 
-def _need(part: Part, columns: _Columns, name: str) -> bool:
+def _need(part: Part, columns: Columns, name: str) -> bool:
     """Note that a top-level column is needed; False where there is none. Raises Unfit where it cannot be read."""
     if columns.in_path(name) is not None:
         return True
@@ -295,7 +295,7 @@ def _need(part: Part, columns: _Columns, name: str) -> bool:
     return True
 
 
-def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, names: Sequence[str], mode: str) -> None:
+def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, names: Sequence[str], mode: str) -> None:
     try:
         if check.kind == "check":
             tally.missing.extend(n for n in names if not _need(part, columns, n))
@@ -322,7 +322,7 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, na
         tally.fail(str(e) if "file" in str(e) else f"{e} (partition {part.plan.name})")
 
 
-def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: _Columns, *, shared: bool) -> None:
+def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: Columns, *, shared: bool) -> None:
     """``shared``: the files have one schema and the check names no partition column, so that its target is its path in
     each of them.
     """
@@ -350,7 +350,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         tally.fail(found[2] or "" if found else "")
 
 
-def _readable(part: Part, tally: Tally, check: Check, columns: _Columns) -> bool:
+def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:
     if check.kind == "check" or not tally.target.path or match(tally.target.path[0], columns.of_path) is not None:
         return True
     return tally.target.path[0] in part.columns
