@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class Case:
     checks: Sequence[Pair]
     statistics: str
     target: float
+    sql: str = ""
+    """The whole statement, where it is not made of the conditions."""
+    others: Mapping[str, Path] = field(default_factory=dict)
+    """More tables, which have their names in the statement as well."""
 
     def arg(self) -> dict[str, Any]:
         """Validate's argument. No samples: the statement gives none."""
@@ -63,6 +67,8 @@ class Case:
 
     def statement(self) -> str:
         """The same checks with exact counts, as a person writes them."""
+        if self.sql:
+            return self.sql
         counts = ", ".join(f"count_if({wrong})" for _, wrong in self.checks)
         return f"SELECT {counts} FROM {VIEW}"
 
@@ -78,12 +84,16 @@ def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
     """Each case ``runs`` times, alternating, in each of ``lives`` of an executor that did nothing before: what a JVM
     makes of a query is decided anew in each. The ratio is that of the medians, and of those of the lives the median.
     """
-    location = table(scale)
     result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
-    for case in CASES:
-        pairs = [_life(result, location, case, runs, life) for life in range(1, lives + 1)]
-        _conclude(result, case, pairs)
+    measure(result, table(scale), CASES, runs, lives, WARM)
     return result
+
+
+def measure(result: Result, location: Path, cases: Sequence[Case], runs: int, lives: int, warm: int) -> None:
+    """Add the ratio of each case; ``warm``: rounds before those that count."""
+    for case in cases:
+        pairs = [_life(result, location, case, runs, life, warm) for life in range(1, lives + 1)]
+        _conclude(result, case, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +107,33 @@ class Medians:
     """Ours, of files that were not seen before."""
 
 
-def _life(result: Result, location: Path, case: Case, runs: int, life: int) -> Medians:
+def _life(result: Result, location: Path, case: Case, runs: int, life: int, warm: int) -> Medians:
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
         cluster(1, env=install(Path(site), Statement)) as bench,
     ):
         result.settings["etcd"] = Look(bench.endpoint).version()
-        bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
-        return _compare(result, bench, location, case, runs, life)
+        for name, place in {TABLE: location, **case.others}.items():
+            bench.client.add_table(TableRecord(name, "parquet", str(place)))
+        return _compare(result, bench, location, case, runs, life, warm)
 
 
-def _compare(result: Result, bench: Cluster, location: Path, case: Case, runs: int, life: int) -> Medians:
+def _compare(result: Result, bench: Cluster, location: Path, case: Case, runs: int, life: int, warm: int) -> Medians:
     hand: list[float] = []
     ours: list[float] = []
-    for n in range(WARM + runs):
+    for n in range(warm + runs):
         time.sleep(REST)
         expected, plain = _by_hand(bench, case, location)
         time.sleep(REST)
         found, seconds = _by_distop(bench, case)
         if found != expected:
             raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
-        if n >= WARM:
+        if n >= warm:
             hand.append(plain)
             ours.append(seconds)
     listing = [_by_hand(bench, case, location, listing=True)[1] for _ in range(runs)]
     fresh = [_unseen(bench, location, case) for _ in range(runs)] if case.statistics == "auto" else []
-    say(f"validate, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
+    say(f"{result.benchmark}, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
     key = f"{case.name}, life {life}"
     result.samples |= {f"{key}: distop": ours, f"{key}: by hand": hand, f"{key}: listing": listing}
     return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None)
@@ -153,7 +164,8 @@ def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
 
 def _by_hand(bench: Cluster, case: Case, location: Path, *, listing: bool = False) -> tuple[list[int], float]:
     """The statement's counts and seconds; ``listing``: making its DataFrame is inside."""
-    arg = {"location": str(location), "sql": case.statement(), "listing": listing}
+    others = {name: str(place) for name, place in case.others.items()}
+    arg = {"location": str(location), "sql": case.statement(), "listing": listing, "others": others}
     done = bench.client.start_operation("statement", TABLE, arg).wait(600)
     if done.report is None:
         raise RuntimeError(f"the statement ended as {done.state}: {str(done.errors)[:1_000]}")
