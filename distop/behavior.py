@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
-from distop.core.plan import PartitionPlan, Planned
+from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, select
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "WIDE",
     "Behavior",
     "FatalError",
     "JobCancelled",
@@ -45,6 +46,7 @@ __all__ = [
     "OperationFailed",
     "OutcomeRow",
     "PartitionPlan",
+    "Pinned",
     "Planned",
     "Progress",
     "Retry",
@@ -54,6 +56,7 @@ __all__ = [
     "load",
     "out_of_order",
     "registered",
+    "select",
 ]
 
 ENTRY_POINTS = "distop.behaviors"
@@ -157,6 +160,12 @@ class JobContext(ABC):
         if self.table is not None:
             check_reachable(self.table, lambda: self.spark)
 
+    def other_table(self, name: str) -> TableRecord:
+        """In planning: another table as it is registered now. Raises InvalidArgument where there is none of this name,
+        and elsewhere: what a job reads is pinned by its plan (``PartitionPlan.beside``).
+        """
+        raise InvalidArgument("other_table is available in planning only")
+
     @abstractmethod
     def status(self, text: str) -> None:
         """One line for people: what the job is doing now."""
@@ -209,6 +218,18 @@ class Behavior(ABC):
         from distop.tables import plan_table
 
         return plan_table(table, ctx.check_cancelled, lambda: ctx.spark)
+
+    def jobs(
+        self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
+    ) -> Sequence[PartitionPlan]:
+        """The operation's jobs, out of all the ``partitions`` that it may work on. Default: one for each of those that
+        the start, or a rerun, asks for by ``names`` (None: for all of them).
+
+        A job over several partitions has a name that begins with ``@``, as no partition's does, the files of all of
+        them, and in ``beside`` what it reads of other tables. A rerun asks for it by that name. Raise InvalidArgument
+        for names that are none.
+        """
+        return select(partitions, names)
 
     @abstractmethod
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.digest import plan_digest
-from distop.core.model import Decision, State
+from distop.core.model import Decision, State, TableRecord
 from distop.core.plan import Plan
+from distop.core.records import read
 from distop.core.states import Stage
 from distop.openop import OpenOperation
 from distop.trying import Elsewhere, failed_attempt
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from distop.context import Context
     from distop.core.model import OperationRef
@@ -65,7 +66,9 @@ class Planning:
                 raise WorkerError("fatal", "an operation without a table must bring its own plan")
             arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
             planned = await self._call(
-                ref, Stage.PLANNING, lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions)
+                ref,
+                Stage.PLANNING,
+                lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
             )
         except WorkerError as error:
             return await self._failed(ref, error)
@@ -102,6 +105,11 @@ class Planning:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
             return await self._failed(ref, WorkerError("fatal", too_many))
         return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
+
+    async def _find_table(self, name: str) -> Mapping[str, Any] | None:
+        """The record of a table as it is registered now. Raises UnreadableRecord, and what etcd answers."""
+        kv = await self._ctx.client.get(self._keys.table(name))
+        return read(TableRecord.decode, kv).to_json() if kv is not None else None
 
     async def _failed(self, ref: OperationRef, error: WorkerError) -> bool:
         op = self._view.operations.get(ref)

@@ -29,6 +29,8 @@ ORDERED = "x-ordered"
 """Another one, on an object: of the two fields that it names, the first is not greater than the second. It speaks of
 two numbers, and of two dates as ``2013-01-31``; how other texts compare depends on what they are compared with.
 """
+SAME_LENGTH = "x-same-length"
+"""And another, on an object: of the two fields that it names, both of which are arrays, each has as many items."""
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -64,7 +66,8 @@ def _validator(schema: bytes) -> Validator:
     from jsonschema import Draft202012Validator, validators
 
     extend: Any = validators.extend  # it has no types
-    made: Validator = extend(Draft202012Validator, {UNIQUE_BY: _unique_by, ORDERED: _ordered})(loads(schema))
+    rules = {UNIQUE_BY: _unique_by, ORDERED: _ordered, SAME_LENGTH: _paired}
+    made: Validator = extend(Draft202012Validator, rules)(loads(schema))
     return made
 
 
@@ -89,6 +92,16 @@ def _ordered(validator: Validator, names: Any, instance: Any, schema: Mapping[st
         if out_of_order(low, high):
             shown = [f"{name} ({json.dumps(value)})" for name, value in zip(names, (low, high), strict=True)]
             yield ValidationError(f"{shown[0]} is greater than {shown[1]}")
+
+
+def _paired(validator: Validator, names: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    from jsonschema.exceptions import ValidationError
+
+    given: list[Any] = [instance.get(name) for name in names] if isinstance(instance, dict) else []
+    lengths = [len(array) for array in given if isinstance(array, list)]
+    if len(lengths) == len(names) and len(set(lengths)) > 1:
+        shown = [f"{name} has {length} items" for name, length in zip(names, lengths, strict=True)]
+        yield ValidationError(f"{' and '.join(shown)}: they belong together")
 
 
 def out_of_order(low: Any, high: Any) -> bool:
@@ -146,8 +159,8 @@ def _sentence(error: ValidationError, root: Mapping[str, Any]) -> str:
     limit: Any = error.validator_value
     schema: Any = error.schema
     kind = error.validator
-    if kind == "required":
-        missing = [name for name in limit if name not in instance]
+    missing = [n for n in schema.get("required", ()) if n not in instance] if isinstance(instance, dict) else []
+    if kind == "required" or (kind == "minProperties" and missing):
         return f"{at}{' and '.join(repr(m) for m in missing)} is missing"
     if kind == "additionalProperties" and isinstance(instance, dict):
         known = _available(schema)

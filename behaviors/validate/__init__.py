@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, JobFailed, OperationFailed
+from distop.behavior import WIDE, Behavior, JobFailed, OperationFailed
 from distop.errors import InvalidArgument
+from distop_behaviors.validate import wide
 from distop_behaviors.validate.argument import Argument
 from distop_behaviors.validate.report import Answer, Report, combine, sentence
 
@@ -20,7 +21,7 @@ NO_TABLE = "validate needs a table: start it on one (@cluster has no rows)"
 
 
 class Validate(Behavior):
-    """Checks every row of a table: not null, ranges, narrowing, sets, lengths, patterns and CHECK expressions."""
+    """Checks every row of a table: not null, ranges, narrowing, sets, lengths, patterns, CHECK expressions, keys."""
 
     type_name = "validate"
     Arg = Argument
@@ -29,6 +30,12 @@ class Validate(Behavior):
     failure_policy = "collect_all"
     needs_table = True
     reports_only = True
+
+    def jobs(
+        self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
+    ) -> Sequence[PartitionPlan]:
+        """One for each partition, and one for what is to be known of the whole table."""
+        return wide.jobs(_argument(arg), partitions, names, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's result; raises JobFailed with it where a check is violated or errs."""
@@ -46,11 +53,9 @@ class Validate(Behavior):
         """
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
-        from distop_behaviors.validate.batch import Batch
-
         argument = _argument(arg)
         names = argument.names()
-        for plan, result in Batch(argument, ctx).run(partitions):
+        for plan, result in _results(argument, partitions, ctx):
             if isinstance(result, Exception):
                 yield plan, result
             elif result.verdict in ("violated", "error"):
@@ -75,7 +80,24 @@ class Validate(Behavior):
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
         if report.verdict == "valid" or summary.verdict == "cancelled":
             return report
-        raise OperationFailed(sentence(argument.names(), report.checks), report)
+        raise OperationFailed(sentence([check.name for check in report.checks], report.checks), report)
+
+
+def _results(
+    argument: Argument, partitions: Sequence[PartitionPlan], ctx: JobContext
+) -> Iterator[tuple[PartitionPlan, Result | Exception]]:
+    from distop_behaviors.validate.batch import Batch
+    from distop_behaviors.validate.keys import KeyChecks
+
+    narrow = [plan for plan in partitions if not plan.name.startswith(WIDE)]
+    rows = wide.of_rows(argument)
+    if rows is not None and narrow:
+        for plan, result in Batch(rows, ctx).run(narrow):
+            yield plan, result if isinstance(result, Exception) else wide.spread(argument, result, wide=False)
+    for plan in partitions:
+        if plan.name.startswith(WIDE):
+            found = KeyChecks(argument, plan, ctx).run()
+            yield plan, found if isinstance(found, Exception) else wide.spread(argument, found, wide=True)
 
 
 def _argument(arg: Any) -> Argument:

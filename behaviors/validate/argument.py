@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
-LATER = ("unique", "references", "since")
+WIDE_KINDS = ("unique", "references")
+"""What one job decides for the whole table."""
+KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches", *WIDE_KINDS)
+MAX_KEY = 32
+"""Columns of a key."""
 MAX_CHECKS = 200
 MAX_SAMPLE = 1_000
 
@@ -162,6 +165,55 @@ class Matches(_Model):
     pattern: str
 
 
+Columns = Annotated[list[Column], Field(min_length=1, max_length=MAX_KEY, json_schema_extra={"uniqueItems": True})]
+
+
+def _no_column_twice(columns: list[str]) -> None:
+    twice = next((c for n, c in enumerate(columns) if c in columns[:n]), None)
+    if twice is not None:
+        raise _wrong(f"the column {twice!r} is named twice")
+
+
+class References(_Model):
+    """The values of ``column`` are in the column ``to`` of another registered table; of several columns, those of
+    ``columns`` together are in one row of ``to`` there, which is then a list as well.
+    """
+
+    table: Annotated[str, Field(min_length=1)]
+    column: Column | None = None
+    columns: Columns | None = None
+    to: Column | Annotated[list[Column], Field(min_length=1, max_length=MAX_KEY)]
+
+    @model_validator(mode="after")
+    def _pairs(self) -> References:
+        if (self.column is None) == (self.columns is None):
+            raise _wrong("references has either a column or columns")
+        if (self.column is not None) != isinstance(self.to, str):
+            raise _wrong("references has a column and a text as to, or columns and a list")
+        if len(self.own()) != len(self.theirs()):
+            raise _wrong(f"columns has {len(self.own())} items and to has {len(self.theirs())}: they belong together")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        # So that a start is refused, not the planning.
+        schema |= {"minProperties": 3, "maxProperties": 3, "x-same-length": ["columns", "to"]}
+        schema["dependentSchemas"] = {
+            "column": {"properties": {"to": {"type": "string"}}},
+            "columns": {"properties": {"to": {"type": "array"}}},
+        }
+        return schema
+
+    def own(self) -> list[str]:
+        """This table's columns."""
+        return [self.column] if self.column is not None else list(self.columns or ())
+
+    def theirs(self) -> list[str]:
+        """The other table's, in the same order."""
+        return [self.to] if isinstance(self.to, str) else list(self.to)
+
+
 class Check(_Model):
     """One check: exactly one of the kinds, and a name if wanted."""
 
@@ -173,14 +225,13 @@ class Check(_Model):
     in_set: InSet | None = None
     length: Length | None = None
     matches: Matches | None = None
+    unique: Column | Columns | None = None
+    references: References | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_kind(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            for kind in LATER:
-                if kind in data:
-                    raise _wrong(f"{kind!r} is not available yet")
             unknown = [k for k in data if k not in KINDS and k != "name"]
             if unknown:
                 raise _wrong(f"{unknown[0]!r} is no check (there are: {', '.join(KINDS)})")
@@ -190,11 +241,14 @@ class Check(_Model):
                 raise _wrong(f"a check is exactly one of {', '.join(KINDS)}; here is {found}")
         return data
 
+    @model_validator(mode="after")
+    def _key_has_each_column_once(self) -> Check:
+        _no_column_twice(self.key)
+        return self
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
-        for kind in LATER:
-            schema["properties"][kind] = {"enum": ["not available yet"], "description": "Comes later."}
         schema["if"] = {"required": ["name"]}
         schema["then"] = {"minProperties": 2, "maxProperties": 2}
         schema["else"] = {"minProperties": 1, "maxProperties": 1}
@@ -205,9 +259,25 @@ class Check(_Model):
         """Which of :data:`KINDS` it is."""
         return next(k for k in KINDS if getattr(self, k) is not None)
 
+    @property
+    def wide(self) -> bool:
+        """It is about the whole table: no partition alone decides it."""
+        return self.kind in WIDE_KINDS
+
+    @cached_property
+    def key(self) -> list[str]:
+        """The columns whose values together are looked at, of a check that is ``wide``."""
+        if self.references is not None:
+            return self.references.own()
+        return [self.unique] if isinstance(self.unique, str) else list(self.unique or ())
+
     @cached_property
     def column(self) -> str:
-        """The column that is looked at; "" for ``check``, which names its columns in its expression."""
+        """The column that is looked at; "" for ``check``, which names its columns in its expression, and where it is
+        :attr:`wide`.
+        """
+        if self.wide:
+            return ""
         spec = getattr(self, self.kind)
         if isinstance(spec, str):
             return spec if self.kind == "not_null" else ""
@@ -219,7 +289,9 @@ class Check(_Model):
             return "check"
         if self.fits is not None:
             return f"{self.column}_fits_{re.sub(r'[^0-9A-Za-z]+', '_', self.fits.type.strip()).strip('_')}"
-        return f"{self.column}_{self.kind}"
+        if self.references is not None:
+            return f"{'_'.join(self.key)}_references_{self.references.table}"
+        return f"{'_'.join(self.key) if self.wide else self.column}_{self.kind}"
 
     def as_given(self) -> dict[str, Any]:
         """The check as JSON, without its name."""

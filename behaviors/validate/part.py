@@ -158,7 +158,7 @@ def undecided(part: Part, argument: Argument) -> set[str]:
     return open_
 
 
-class _Columns:
+class Columns:
     """The columns of a partition's files together, and of its path. ``declared``: those that the table's catalog has,
     which are then all that there are.
     """
@@ -276,7 +276,7 @@ class Preparation:
         """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
         argument = self._argument
         part = Part(plan, facts, [Tally() for _ in argument.checks])
-        columns = _Columns(facts, plan.values, self._types, self._declared)
+        columns = Columns(facts, plan.values, self._types, self._declared)
         part.path_columns = columns.of_path
         schema = self._schema(plan, facts)
         known = self._resolved
@@ -307,7 +307,7 @@ class Preparation:
             return None
         return None if any(name.lower() in self._named for name in plan.values) else facts[0].columns
 
-    def _resolve(self, part: Part, columns: _Columns) -> None:
+    def _resolve(self, part: Part, columns: Columns) -> None:
         names = self._names
         part.missing = _resolve_where(part, columns, names)
         absent: dict[str, None] = dict.fromkeys(part.missing)
@@ -321,7 +321,7 @@ class Preparation:
         part.absent = tuple(absent)
 
 
-def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
+def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
     """The columns that ``where`` names and this partition has not."""
     if WHERE in names.failed:
         part.fail(f"where: {names.failed[WHERE]}")
@@ -336,7 +336,7 @@ def _resolve_where(part: Part, columns: _Columns, names: Names) -> list[str]:
     return missing
 
 
-def _need(part: Part, columns: _Columns, name: str) -> bool:
+def _need(part: Part, columns: Columns, name: str) -> bool:
     """Note that a top-level column is needed; False where there is none. Raises Unfit where it cannot be read."""
     if columns.in_path(name) is not None:
         return True
@@ -349,7 +349,7 @@ def _need(part: Part, columns: _Columns, name: str) -> bool:
     return True
 
 
-def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, names: Sequence[str], mode: str) -> None:
+def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, names: Sequence[str], mode: str) -> None:
     try:
         if check.kind == "check":
             tally.missing.extend(n for n in names if not _need(part, columns, n))
@@ -376,7 +376,7 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: _Columns, na
         tally.fail(str(e) if "file" in str(e) else f"{e} (partition {part.plan.name})")
 
 
-def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: _Columns, *, shared: bool) -> None:
+def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: Columns, *, shared: bool) -> None:
     """``shared``: the files have one schema and the check names no partition column, so that its target is its path in
     each of them.
     """
@@ -408,7 +408,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         tally.fail(found[2] or "" if found else "")
 
 
-def _readable(part: Part, tally: Tally, check: Check, columns: _Columns) -> bool:
+def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:
     if check.kind == "check" or not tally.target.path or match(tally.target.path[0], columns.of_path) is not None:
         return True
     return tally.target.path[0] in part.columns

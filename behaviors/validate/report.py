@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel, model_validator
+from pydantic import BaseModel, Field, RootModel, model_serializer, model_validator
+
+from distop.behavior import WIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop_behaviors.validate.argument import Argument
 
@@ -25,6 +28,7 @@ RESULT_SAMPLE_BYTES = 40 * 1024
 REPORT_ERROR_BYTES = 64 * 1024
 REPORT_SAMPLE_BYTES = 256 * 1024
 NOTHING = "there was no partition to check"
+NO_JOB = "no job looked at the table as a whole"
 _NAMES = 5
 
 
@@ -45,7 +49,10 @@ class Evidence(BaseModel):
 
 
 class CheckReport(BaseModel):
-    """One check over all partitions. ``exact`` false: at least ``violations``."""
+    """One check over all partitions. ``exact`` false: at least ``violations``. ``scope``, of a check that one job
+    decides: ``table``, or ``chosen`` where it was over the partitions that the start named. ``against``: the table that
+    was looked into, and its version.
+    """
 
     name: str
     check: dict[str, Any]
@@ -55,6 +62,12 @@ class CheckReport(BaseModel):
     samples: list[Sample] = Field(default_factory=list)
     evidence: Evidence = Field(default_factory=Evidence)
     error: str | None = None
+    scope: Literal["table", "chosen"] | None = None
+    against: dict[str, str] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_said(self, dump: Callable[[CheckReport], dict[str, Any]]) -> dict[str, Any]:
+        return {k: v for k, v in dump(self).items() if v is not None or k not in ("scope", "against")}
 
 
 class Report(BaseModel):
@@ -77,6 +90,8 @@ class CheckResult:
     files_scanned: int = 0
     error: str | None = None
     missing: list[str] = field(default_factory=list)
+    scope: Literal["table", "chosen"] | None = None
+    against: dict[str, str] | None = None
 
     def compact(self) -> dict[str, Any]:
         """As JSON without defaults, and without error and samples."""
@@ -91,6 +106,10 @@ class CheckResult:
             data["files_scanned"] = self.files_scanned
         if self.missing:
             data["missing"] = self.missing
+        if self.scope is not None:
+            data["scope"] = self.scope
+        if self.against is not None:
+            data["against"] = self.against
         return data
 
 
@@ -200,21 +219,29 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
     sums = [_Sum() for _ in argument.checks]
     nowhere_of_where = _Nowhere()
     rows: int | None = 0
-    unread = False
+    rows_of_wide: list[int | None] = []
+    narrow = unread = False
     nothing = NOTHING
     budget = REPORT_SAMPLE_BYTES
     for partition, result in results:
         nothing = ""
+        wide = partition.startswith(WIDE)
+        narrow = narrow or not wide
+        looked_at = [check.wide == wide for check in argument.checks]
         if isinstance(result, str):
             rows, unread = None, True
-            for total in sums:
+            for total in itertools.compress(sums, looked_at):
                 total.verdicts.add("error")
-                total.error = total.error or shorten(f"partition {partition}: {result}")
+                total.error = total.error or shorten(f"{'' if wide else 'partition '}{partition}: {result}")
             continue
-        rows = None if rows is None or result.rows is None else rows + result.rows
+        if wide:
+            rows_of_wide.append(result.rows)
+        else:
+            rows = None if rows is None or result.rows is None else rows + result.rows
         unread = unread or result.missing is None
         nowhere_of_where.add(result.missing)
-        for total, part in zip(sums, result.checks, strict=True):
+        pairs = zip(sums, result.checks, strict=True)
+        for total, part in itertools.compress(pairs, looked_at):
             total.add(part, readable=result.missing is not None)
             room = argument.sample - len(total.samples)
             if room > 0 and part.samples and budget > 0:
@@ -224,9 +251,13 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
     checks = [
         total.report(name, check.as_given(), elsewhere or total.nowhere.sentence("", unread), argument, complete)
         for name, check, total in zip(argument.names(), argument.checks, sums, strict=True)
+        # A rerun may be of the job over all partitions alone, and then no other check is looked at.
+        if total.verdicts or check.wide or nothing or not complete
     ]
     for check, error in zip(checks, bounded([c.error or "" for c in checks], REPORT_ERROR_BYTES), strict=True):
         check.error = error or None
+    if not narrow and rows_of_wide:
+        rows = None if rows is None else rows_of_wide[0]
     if complete and nowhere_of_where.columns:
         rows = None
     return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks)
@@ -244,6 +275,8 @@ class _Sum:
     error: str | None = None
     samples: list[Sample] = field(default_factory=list)
     nowhere: _Nowhere = field(default_factory=lambda: _Nowhere())
+    scope: Literal["table", "chosen"] | None = None
+    against: dict[str, str] | None = None
 
     def add(self, part: CheckResult, *, readable: bool) -> None:
         """One more partition, but for its samples."""
@@ -254,10 +287,13 @@ class _Sum:
         self.files_scanned += part.files_scanned
         self.error = self.error or part.error
         self.nowhere.add(part.missing if readable else None)
+        self.scope, self.against = part.scope, part.against
 
     def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
         """What it comes to. ``nowhere``: that a column is in none of the files, that there were none, or ""."""
         verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self.error
+        if not self.verdicts and complete and not nowhere:
+            verdict, error = "error", NO_JOB
         evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
         if nowhere and complete:
             verdict, violations, samples, evidence = "error", 0, [], Evidence()
@@ -277,6 +313,8 @@ class _Sum:
             samples=samples,
             evidence=evidence,
             error=error,
+            scope=self.scope,
+            against=self.against,
         )
 
 

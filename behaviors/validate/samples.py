@@ -99,7 +99,7 @@ def _query(
         group.file_column(frame).alias("file"),
         group.row_column(frame).alias("row"),
         *(F.coalesce(w.column, F.lit(False)).alias(f"c{w.check}") for w in wishes),
-        *(_shown(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
+        *(shown_as(path, kind).alias(f"v{position[path]}") for path, kind in shown.items()),
     )
     rows = frame.limit(limit).collect() if limit is not None else frame.collect()
     order = {f[0]: i for i, f in enumerate(files)}
@@ -109,12 +109,13 @@ def _query(
         mine = {f[0] for f in wish.files}
         hits = [(file, row) for file, row in found if row[f"c{wish.check}"] and file in mine]
         for file, row in hits[: wish.limit]:
-            values = {name: _plain(row[f"v{position[path]}"]) if path else None for name, path, _ in wish.shown}
+            values = {name: plain(row[f"v{position[path]}"]) if path else None for name, path, _ in wish.shown}
             out.append(Row(wish.check, file, row["row"], values))
     return out
 
 
-def _shown(path: tuple[str, ...], kind: Any) -> Column:
+def shown_as(path: tuple[str, ...], kind: Any) -> Column:
+    """The value at a path in a form that a sample shows, cut where it is long."""
     from pyspark.sql import functions as F
 
     column = column_at(path)
@@ -126,7 +127,7 @@ def _shown(path: tuple[str, ...], kind: Any) -> Column:
     return column.cast("string")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON's own values; NaN and infinities as text."""
     if isinstance(value, str):
         return shorten(value, MAX_TEXT)

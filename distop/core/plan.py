@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
 from distop.core.digest import plan_digest
 from distop.core.frozen import frozen
+from distop.core.model import TableRecord
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +19,41 @@ MAX_PARTITIONS = 1_000_000
 MAX_CHUNK_BYTES = 512 * 1024
 CHUNK_PAGE = 4
 """Chunks of a plan read at once: an answer has its limit (T2)."""
+
+
+WIDE = "@"
+"""What the name of a job over several partitions begins with: no partition of a table is called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Another table that a job reads, as it was when the operation was planned: its files as a partition has them."""
+
+    table: TableRecord
+    version: str = ""
+    files: tuple[tuple[str, int, int], ...] = ()
+    files_at: str = ""
+    source: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"table": self.table.to_json(), "version": self.version}
+        if self.files_at:
+            data["files_at"] = self.files_at
+        else:
+            data["files"] = [list(f) for f in self.files]
+        if self.source:
+            data["source"] = self.source
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Pinned:
+        return cls(
+            TableRecord.from_json(data["table"]),
+            data.get("version", ""),
+            tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
+            data.get("files_at", ""),
+            data.get("source", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +74,12 @@ class PartitionPlan:
     """What the files are to be read through, where they alone do not tell the rows: of Iceberg the metadata file that
     the plan was made of, which says which of their rows are deleted.
     """
+    beside: tuple[Pinned, ...] = ()
+    """Other tables that the job reads."""
+
+    def lists(self) -> list[PartitionPlan | Pinned]:
+        """Whatever of it has a list of files."""
+        return [self, *self.beside]
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"partition": self.partition, "name": self.name, "bytes": self.bytes}
@@ -48,6 +91,8 @@ class PartitionPlan:
             data["values"] = dict(self.values)
         if self.source:
             data["source"] = self.source
+        if self.beside:
+            data["beside"] = [other.to_json() for other in self.beside]
         return data
 
     @classmethod
@@ -60,6 +105,7 @@ class PartitionPlan:
             data.get("files_at", ""),
             data.get("values") or {},
             data.get("source", ""),
+            tuple(map(Pinned.from_json, data.get("beside", ()))),
         )
 
 
@@ -73,6 +119,29 @@ class Planned:
     version: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What was found out about the table and each job needs, as options of its record: see Plan."""
+
+
+def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:
+    """Those of the given names, all of them for None, numbered anew from 0 in their order. Raises InvalidArgument for
+    names that are unknown, empty or there twice, and over a million.
+    """
+    known: set[str] = set()
+    for partition in partitions:
+        if not partition.name:
+            raise InvalidArgument(f"partition {partition.partition} has no name")
+        if partition.name in known:
+            raise InvalidArgument(f"the partition name {partition.name!r} is there twice")
+        known.add(partition.name)
+    if names is not None:
+        wanted = set(names)
+        if unknown := sorted(wanted - known):
+            few = ", ".join(repr(name) for name in unknown[:5])
+            rest = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            raise InvalidArgument(f"the table has no partition {few}{rest}")
+        partitions = [p for p in partitions if p.name in wanted]
+    if len(partitions) > MAX_PARTITIONS:
+        raise InvalidArgument(f"there are {len(partitions)} partitions: at most {MAX_PARTITIONS} are allowed")
+    return [p if p.partition == i else replace(p, partition=i) for i, p in enumerate(partitions)]
 
 
 @frozen

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distop.worker.caller import Caller
     from distop.worker.gate import Gate
     from distop.worker.model import JobItem, WorkerConfig
-    from distop.worker.sinks import Fetch, Page
+    from distop.worker.sinks import Fetch, FindTable, Page
 
 
 class Asking:
@@ -31,12 +31,14 @@ class Asking:
         arg: Any,
         table: Mapping[str, Any],
         names: tuple[str, ...] | None,
+        find_table: FindTable | None = None,
     ) -> PlanResult:
-        """Ask the behavior for its partitions (those of ``names`` alone, if given). Raises WorkerError."""
+        """Ask the behavior for its jobs (those of ``names`` alone, if given). ``find_table`` gives the record of
+        another table, or None. Raises WorkerError."""
         message = protocol.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
-        value, chunks = await self._caller.call(message, gate=self._gate)
+        value, chunks = await self._caller.call(message, table=find_table, gate=self._gate)
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"])
 
     async def complete(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import describe
@@ -11,12 +12,12 @@ from distop.worker.model import Death, WorkerError
 from distop.worker.sinks import CallSink, first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from distop.logs import Log
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
-    from distop.worker.sinks import Fetch
+    from distop.worker.sinks import Fetch, FindTable
 
     CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
     Answer = tuple[Any, list[bytes]]
@@ -70,6 +71,7 @@ class Caller:
         rows: Rows | None = None,
         *,
         fetch: Fetch | None = None,
+        table: FindTable | None = None,
         gate: Gate | None = None,
         limit: float | None = None,
     ) -> Answer:
@@ -81,7 +83,8 @@ class Caller:
         """
         asked = _Asked(message, of_run=gate is None)
         self._asked.add(asked)
-        attended = self._spawn(self._attend(asked, self._work(asked, message, rows, fetch, gate), limit))
+        send = partial(self._answer, asked, message, rows, fetch, table)
+        attended = self._spawn(self._attend(asked, self._work(asked, send, gate), limit))
         try:
             return await asyncio.shield(attended)
         except WorkerError:
@@ -122,33 +125,31 @@ class Caller:
             work.cancel()
             self._asked.discard(asked)
 
-    async def _work(
-        self,
-        asked: _Asked,
-        message: CallMessage,
-        rows: Rows | None,
-        fetch: Fetch | None,
-        gate: Gate | None,
-    ) -> Answer:
+    async def _work(self, asked: _Asked, send: Callable[[], Awaitable[Answer | Death]], gate: Gate | None) -> Answer:
         if gate is None:
-            got = await self._answer(asked, message, rows, fetch)
+            got = await send()
         else:
             async with gate.shared():
-                got = await self._answer(asked, message, rows, fetch)
+                got = await send()
             if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
                 async with gate.exclusive():
-                    got = await self._answer(asked, message, rows, fetch)
+                    got = await send()
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
     async def _answer(
-        self, asked: _Asked, message: CallMessage, rows: Rows | None, fetch: Fetch | None
+        self,
+        asked: _Asked,
+        message: CallMessage,
+        rows: Rows | None,
+        fetch: Fetch | None,
+        table: FindTable | None,
     ) -> Answer | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            call = CallSink(next(self._numbers), child, fetch)
+            call = CallSink(next(self._numbers), child, fetch, table)
             child.calls[call.number] = call
             asked.sink = call
             try:

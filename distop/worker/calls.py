@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import OutcomeRow, Summary
 from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
 from distop.core.model import TableRecord
-from distop.core.plan import MAX_CHUNK_BYTES, MAX_PARTITIONS, PartitionPlan, chunked
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
@@ -20,7 +19,7 @@ from distop.worker.explain import explain
 from distop.worker.spark import SparkDied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from distop.behavior import Behavior
 
@@ -97,18 +96,26 @@ class Call:
     def _plan(self, behavior: Behavior, arg: Any) -> Any:
         if self._table is None:
             raise InvalidArgument(f"{self._message['op']} belongs to no table, so there is nothing to plan")
-        ctx = self._context()
+        ctx = self._context(find_table=self._other_table)
         planned = behavior.partitions(self._table, arg, ctx)
-        partitions = select(planned.partitions, self._message["names"])
+        partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
         partitions = shared.spill(partitions, ctx.shared_dir, ctx.operation)
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(protocol.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
-        spilled = sum(1 for partition in partitions if partition.files_at)
+        spilled = sum(1 for p in partitions for listed in p.lists() if listed.files_at)
         options = dict(planned.options)
         if (size := len(dumps(options))) > MAX_CHUNK_BYTES:
             raise InvalidArgument(f"what the jobs must know of the table takes {size} bytes, over {MAX_CHUNK_BYTES}")
         return {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
+
+    def _other_table(self, name: str) -> TableRecord:
+        self._check()
+        question = protocol.TableMessage(t="table", call=self.number, name=name, seq=0)
+        found = self._env.outbox.ask(question, ANSWER_SECONDS)
+        if found is None:
+            raise InvalidArgument(f"there is no table {name!r}: register it with `distop table add`")
+        return TableRecord.from_json(found)
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message
@@ -166,25 +173,3 @@ class Call:
                 wrong = wrong or error
         if wrong is not None:
             raise wrong
-
-
-def select(partitions: Sequence[PartitionPlan], names: Sequence[str] | None) -> list[PartitionPlan]:
-    """The partitions of a plan, those of the given names alone if there are any, numbered anew from 0 in their
-    order. Raises InvalidArgument for names that are unknown, empty or there twice, and over a million."""
-    known: set[str] = set()
-    for partition in partitions:
-        if not partition.name:
-            raise InvalidArgument(f"partition {partition.partition} has no name")
-        if partition.name in known:
-            raise InvalidArgument(f"the partition name {partition.name!r} is there twice")
-        known.add(partition.name)
-    if names is not None:
-        wanted = set(names)
-        if unknown := sorted(wanted - known):
-            few = ", ".join(repr(name) for name in unknown[:5])
-            rest = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-            raise InvalidArgument(f"the table has no partition {few}{rest}")
-        partitions = [p for p in partitions if p.name in wanted]
-    if len(partitions) > MAX_PARTITIONS:
-        raise InvalidArgument(f"there are {len(partitions)} partitions: at most {MAX_PARTITIONS} are allowed")
-    return [p if p.partition == i else replace(p, partition=i) for i, p in enumerate(partitions)]

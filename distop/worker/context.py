@@ -135,6 +135,7 @@ class Context(JobContext):
         fences: Mapping[int, int] | None = None,
         follow_ups: list[Mapping[str, Any]] | None = None,
         tag: str = "",
+        find_table: Callable[[str], TableRecord] | None = None,
     ) -> None:
         self._env = env
         self._number = number
@@ -145,6 +146,7 @@ class Context(JobContext):
         self._cancelled = cancelled
         self._follow_ups = follow_ups
         self._tag = tag
+        self._find_table = find_table
         self._last_status = float("-inf")
         self.operation = op
         self.table = table
@@ -172,6 +174,9 @@ class Context(JobContext):
 
     def is_cancelled(self, partition: PartitionPlan) -> bool:
         return self._cancelled(partition.partition)
+
+    def other_table(self, name: str) -> TableRecord:
+        return self._find_table(name) if self._find_table is not None else super().other_table(name)
 
     def status(self, text: str) -> None:
         now = time.monotonic()

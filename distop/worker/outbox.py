@@ -87,7 +87,9 @@ class Outbox:
             except OSError:
                 return
 
-    def ask(self, message: protocol.ProgressMessage | protocol.FetchMessage, timeout: float) -> Any:
+    def ask(
+        self, message: protocol.ProgressMessage | protocol.FetchMessage | protocol.TableMessage, timeout: float
+    ) -> Any:
         """Send a question, wait for the answer's value; where the answer has rows, (value, rows of all its frames).
         Raises TimeoutError, or RuntimeError with the daemon's reason."""
         message["seq"] = seq = next(self._sequence)

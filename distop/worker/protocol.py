@@ -168,8 +168,8 @@ class SweepMessage(TypedDict):
 
 
 class ReplyMessage(TypedDict):
-    """The answer to a ``progress`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go on from,
-    and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
+    """The answer to a ``progress``, ``table`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go
+    on from, and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
 
     t: Literal["reply"]
     seq: int
@@ -255,6 +255,15 @@ class FetchMessage(TypedDict):
     seq: int
 
 
+class TableMessage(TypedDict):
+    """Asks in planning for the record of a table; answered by a reply with that, or null where there is none."""
+
+    t: Literal["table"]
+    call: int
+    name: str
+    seq: int
+
+
 class ProbedMessage(TypedDict):
     t: Literal["probed"]
     run: int
@@ -289,6 +298,7 @@ FromChild = (
     | StatusMessage
     | ProgressMessage
     | FetchMessage
+    | TableMessage
     | ProbedMessage
     | ChunkMessage
     | ResultMessage

@@ -17,7 +17,7 @@ from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from distop.core.model import TableRecord
 
@@ -90,22 +90,30 @@ def read(location: str) -> bytes:
 
 
 def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[PartitionPlan]:
-    """Partitions whose file list alone would pass a chunk's limit get it written to the shared directory. Each
+    """Partitions whose file lists alone would pass a chunk's limit get them written to the shared directory. Each
     planning writes files of its own name, so that a planner that was replaced cannot change a plan."""
     kept: list[PartitionPlan] = []
     for partition in partitions:
         # The first condition spares most partitions the encoding: no path is that long.
-        if len(partition.files) > 16 and len(dumps(partition.to_json())) > MAX_CHUNK_BYTES:
+        number = max(len(listed.files) for listed in partition.lists())
+        if number > 16 and len(dumps(partition.to_json())) > MAX_CHUNK_BYTES:
             if not shared:
                 raise InvalidArgument(
-                    f"partition {partition.name} has {len(partition.files)} files, too many for etcd: "
+                    f"partition {partition.name} has {number} files, too many for etcd: "
                     "give the executors a --shared-dir"
                 )
-            path = f"{_plans(op)}/{partition.partition:06d}-{uuid.uuid4().hex}.json"
-            write(f"{shared}/{path}", dumps([list(f) for f in partition.files]))
-            partition = replace(partition, files=(), files_at=path)
+            place = f"{_plans(op)}/{partition.partition:06d}"
+            beside = tuple(replace(p, files=(), files_at=_written(p.files, shared, place)) for p in partition.beside)
+            at = _written(partition.files, shared, place)
+            partition = replace(partition, files=(), files_at=at, beside=beside)
         kept.append(partition)
     return kept
+
+
+def _written(files: Sequence[tuple[str, int, int]], shared: str, place: str) -> str:
+    path = f"{place}-{uuid.uuid4().hex}.json"
+    write(f"{shared}/{path}", dumps([list(f) for f in files]))
+    return path
 
 
 def _plans(op: str) -> str:
@@ -129,8 +137,12 @@ def remove_plans(shared: str, op: str) -> None:
 
 
 def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
-    """The partition with its file list, read from the shared directory where the plan left it there."""
+    """The partition with its file lists, read from the shared directory where the plan left it there."""
     if not partition.files_at:
         return partition
-    files = loads(read(f"{shared}/{partition.files_at}"))
-    return replace(partition, files=tuple((f[0], int(f[1]), int(f[2])) for f in files))
+    beside = tuple(replace(one, files=_listed(f"{shared}/{one.files_at}")) for one in partition.beside)
+    return replace(partition, files=_listed(f"{shared}/{partition.files_at}"), beside=beside)
+
+
+def _listed(location: str) -> tuple[tuple[str, int, int], ...]:
+    return tuple((f[0], int(f[1]), int(f[2])) for f in loads(read(location)))

@@ -11,7 +11,7 @@ from distop.worker import protocol
 from distop.worker.model import JobEnded, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from distop.logs import Log
     from distop.worker.launch import Child
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     """Outcomes, each as JSON, and the ordinal to go on from (None: that was all)."""
     Fetch = Callable[[int], Awaitable[Page]]
     """The page of outcomes from an ordinal on."""
+    FindTable = Callable[[str], Awaitable[Mapping[str, Any] | None]]
+    """The record of a table by its name."""
 
 
 class RunSink:
@@ -122,14 +124,15 @@ class RunSink:
 
 
 class CallSink:
-    """One call: its chunks, and the future of its result."""
+    """One call: its chunks, and the future of its result. ``fetch`` gives it outcomes, ``table`` records of tables."""
 
-    def __init__(self, number: int, child: Child, fetch: Fetch | None) -> None:
+    def __init__(self, number: int, child: Child, fetch: Fetch | None, table: FindTable | None) -> None:
         self.number = number
         self.child = child
         self.chunks: list[bytes] = []
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._fetch = fetch
+        self._table = table
         self._fetching: set[asyncio.Task[None]] = set()
 
     def on_frame(self, message: dict[str, Any]) -> None:
@@ -140,14 +143,14 @@ class CallSink:
             self.result.set_result(message["value"])
         elif kind == "failed" and not self.result.done():
             self.result.set_exception(WorkerError(message["kind"], message["message"]))
-        elif kind == "fetch":
-            task = asyncio.ensure_future(self._answer(message))
+        elif kind in ("fetch", "table"):
+            task = asyncio.ensure_future(self._answer(message) if kind == "fetch" else self._find(message))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
 
     def stop(self) -> None:
         """Tell the child to stop it, and answer its questions with no from now on: it may wait for an answer."""
-        self._fetch = None
+        self._fetch = self._table = None
         self.child.send(protocol.CancelMessage(t="cancel", call=self.number))
         for task in self._fetching:
             task.cancel()
@@ -162,6 +165,16 @@ class CallSink:
                 self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
             text = f"the outcomes could not be read: {describe(error)}"
+            self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
+
+    async def _find(self, message: dict[str, Any]) -> None:
+        seq = message["seq"]
+        try:
+            if self._table is None:
+                raise RuntimeError("nobody gives any to this call")
+            self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=await self._table(message["name"])))
+        except (Exception, asyncio.CancelledError) as error:
+            text = f"the record of the table {message['name']!r} could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
 

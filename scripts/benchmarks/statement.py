@@ -20,12 +20,15 @@ VIEW = "hand_written"
 
 
 class StatementArg(BaseModel):
-    """``sql`` on the view ``hand_written`` of ``location``; ``listing``: making its DataFrame is timed as well."""
+    """``sql`` on the view ``hand_written`` of ``location``; ``listing``: making its DataFrame is timed as well.
+    ``others``: more views, by name, and where their files are.
+    """
 
     location: str
     format: str = "parquet"
     sql: str
     listing: bool = False
+    others: dict[str, str] = {}
 
 
 class Answer(BaseModel):
@@ -50,6 +53,9 @@ class Statement(Behavior):
     def start_or_resume_job(self, arg: StatementArg, partition: PartitionPlan, ctx: JobContext) -> Answer:
         session = session_of(ctx.spark)
         viewed = session.catalog.tableExists(VIEW)
+        for name, location in arg.others.items():
+            if not session.catalog.tableExists(name):
+                session.read.parquet(location).createOrReplaceTempView(name)
         began = time.perf_counter()
         if arg.listing or not viewed:
             session.read.format(arg.format).load(arg.location).createOrReplaceTempView(VIEW)

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class Case:
     checks: Sequence[Pair]
     statistics: str
     target: float
+    sql: str = ""
+    """The whole statement, where it is not made of the conditions."""
+    others: Mapping[str, Path] = field(default_factory=dict)
+    """More tables, which have their names in the statement as well."""
 
     def arg(self) -> dict[str, Any]:
         """Validate's argument. No samples: the statement gives none."""
@@ -63,6 +67,8 @@ class Case:
 
     def statement(self) -> str:
         """The same checks with exact counts, as a person writes them."""
+        if self.sql:
+            return self.sql
         counts = ", ".join(f"count_if({wrong})" for _, wrong in self.checks)
         return f"SELECT {counts} FROM {VIEW}"
 
@@ -89,13 +95,18 @@ def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
     makes of a query is decided anew in each. The ratio is that of the medians, and of those of the lives the median.
     """
     result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
-    return measure(result, Subject("parquet", table(scale), _touch), CASES)
+    return measure(result, lineitem(scale), CASES)
 
 
-def measure(result: Result, subject: Subject, cases: Sequence[Case]) -> Result:
-    """The cases on one table, as :func:`run` has them."""
+def lineitem(scale: float) -> Subject:
+    """TPC-H lineitem as a folder of Parquet files."""
+    return Subject("parquet", table(scale), _touch)
+
+
+def measure(result: Result, subject: Subject, cases: Sequence[Case], *, warm: int = WARM) -> Result:
+    """The cases on one table, as :func:`run` has them; ``warm``: rounds before those that count."""
     for case in cases:
-        _conclude(result, case, [_life(result, subject, case, n + 1) for n in range(result.settings["lives"])])
+        _conclude(result, case, [_life(result, subject, case, n + 1, warm) for n in range(result.settings["lives"])])
     return result
 
 
@@ -110,28 +121,30 @@ class Medians:
     """Ours, of files that were not seen before."""
 
 
-def _life(result: Result, subject: Subject, case: Case, life: int) -> Medians:
+def _life(result: Result, subject: Subject, case: Case, life: int, warm: int) -> Medians:
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
         cluster(1, *subject.options, env=install(Path(site), Statement)) as bench,
     ):
         result.settings["etcd"] = Look(bench.endpoint).version()
         bench.client.add_table(TableRecord(TABLE, subject.format, str(subject.location)))
-        return _compare(result, bench, subject, case, life)
+        for name, place in case.others.items():
+            bench.client.add_table(TableRecord(name, "parquet", str(place)))
+        return _compare(result, bench, subject, case, life, warm)
 
 
-def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, life: int) -> Medians:
+def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, life: int, warm: int) -> Medians:
     runs: int = result.settings["runs"]
     hand: list[float] = []
     ours: list[float] = []
-    for n in range(WARM + runs):
+    for n in range(warm + runs):
         time.sleep(REST)
         expected, plain = _by_hand(bench, case, subject)
         time.sleep(REST)
         found, seconds = _by_distop(bench, case)
         if found != expected:
             raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
-        if n >= WARM:
+        if n >= warm:
             hand.append(plain)
             ours.append(seconds)
     listing = [_by_hand(bench, case, subject, listing=True)[1] for _ in range(runs)]
@@ -177,6 +190,7 @@ def _by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = Fa
         "format": subject.format,
         "sql": case.statement(),
         "listing": listing,
+        "others": {name: str(place) for name, place in case.others.items()},
     }
     done = bench.client.start_operation("statement", TABLE, arg).wait(600)
     if done.report is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
@@ -102,6 +103,34 @@ def test_a_violation_is_exit_code_1_and_a_readable_report(group: Daemons) -> Non
     assert ran.returncode == 1
     assert "2,512" in ran.stdout
     assert "Traceback" not in ran.stdout + ran.stderr
+
+
+def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(group: Daemons, tmp_path: Path) -> None:
+    codes = "9E AA AS B6 DL EV F9 FL HA MQ UA US VX WN YV".split()
+    (tmp_path / "carriers").mkdir()
+    pq.write_table(pa.table({"code": codes}), tmp_path / "carriers" / "a.parquet")
+    group.client.add_table(TableRecord("nyc.carriers", "parquet", str(tmp_path / "carriers")))
+    checks = [{"references": {"column": "carrier", "table": "nyc.carriers", "to": "code"}}, {"not_null": "carrier"}]
+    argument = json.dumps({"checks": checks, "sample": 1})
+    ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait", "--json")
+    assert ran.returncode == 1, group.tails()
+    record = json.loads(ran.stdout)
+    found, other = record["report"]["checks"]
+    assert (found["verdict"], found["violations"], other["verdict"]) == ("violated", 32, "valid")
+    assert found["samples"][0]["values"] == {"carrier": "OO"}
+    assert record["report"]["rows"] == FLIGHTS_ROWS
+    assert record["jobs"] == {"total": FLIGHTS_DAYS + 1, "success": FLIGHTS_DAYS, "failed": 1}
+
+    pq.write_table(pa.table({"code": [*codes, "OO"]}), tmp_path / "carriers" / "a.parquet")
+    again = json.loads(distop(group, "rerun", record["op"], "--wait", "--json").stdout)
+    assert (again["state"], again["jobs"]["total"]) == ("success", 1), group.tails()
+    (check,) = again["report"]["checks"]
+    assert (check["verdict"], check["scope"]) == ("valid", "table")
+    assert check["against"]["version"] != found["against"]["version"]
+
+    unknown = validate(group, FLIGHTS, {"references": {"column": "carrier", "table": "nobody", "to": "code"}})
+    assert unknown.state == "failed"
+    assert "there is no table 'nobody'" in unknown.errors[0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,29 @@ async def test_a_plan_in_chunks(worker: Worker) -> None:
     assert max(map(len, planned.chunks)) <= 512 * 1024
 
 
+async def test_planning_asks_for_another_table_and_the_job_is_given_it(worker: Worker) -> None:
+    async def find(name: str) -> dict[str, Any] | None:
+        if name == "broken":
+            raise OSError("etcd is away")
+        return {**TABLE, "name": name} if name == "other" else None
+
+    arg = {"names": ["a"], "files": 3_000, "does": {"beside": "other", "a": "files"}}
+    planned = await worker.plan(OP, "sample", arg, TABLE, None, find)
+    (plan,) = json.loads(planned.chunks[0])
+    assert (plan["beside"][0]["table"]["name"], plan["beside"][0]["version"]) == ("other", "v9")
+    assert planned.spilled == 2, "both lists of files are too long for etcd"
+    ends: list[Any] = []
+    await worker.run(RunRequest(OP, "sample", arg, TABLE, (JobItem(plan, 1, 1),), batch=False), ends.extend)
+    assert ends[0].result == {"files": 3_000, "other": 3_000}
+    for name, kind, words in (
+        ("nobody", "fatal", "there is no table 'nobody'"),
+        ("broken", "transient", "the record of the table 'broken' could not be read"),
+    ):
+        with pytest.raises(WorkerError, match=words) as caught:
+            await worker.plan(OP, "sample", {"names": ["a"], "does": {"beside": name}}, TABLE, None, find)
+        assert caught.value.kind == kind
+
+
 async def test_a_plan_of_some(worker: Worker) -> None:
     planned = await worker.plan(OP, "sample", {"names": ["a", "b", "c"]}, TABLE, ("c", "a"))
     assert [(p.partition, p.name) for p in decode_chunk(planned.chunks[0])] == [(0, "a"), (1, "c")]

@@ -6,8 +6,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary
-from distop.tables import plan_table
+from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary, select
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,9 @@ class MemoryProgress(Progress):
 
 
 class FakeContext(JobContext):
-    """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop."""
+    """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop;
+    ``tables`` are the others that are registered.
+    """
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class FakeContext(JobContext):
         self.log = logging.LoggerAdapter(logging.getLogger("tests.context"), {})
         self.progress = MemoryProgress()
         self.stopped = False
+        self.tables: dict[str, TableRecord] = {}
         self.statuses: list[str] = []
         self._spark = spark
 
@@ -63,6 +66,11 @@ class FakeContext(JobContext):
     @property
     def cancelled(self) -> bool:
         return self.stopped
+
+    def other_table(self, name: str) -> TableRecord:
+        if name not in self.tables:
+            raise InvalidArgument(f"there is no table {name!r}")
+        return self.tables[name]
 
     def status(self, text: str) -> None:
         self.statuses.append(text)
@@ -88,13 +96,18 @@ def run_operation(
     context: Callable[[TableRecord], FakeContext],
     *,
     partitions: Sequence[PartitionPlan] | None = None,
+    names: Sequence[str] | None = None,
     batches: int = 1,
 ) -> Ran:
-    """Plan, run every partition (in so many batches), complete: what executors and coordinator do, in one thread."""
-    if partitions is None:
-        planned = plan_table(table, spark=lambda: context(table).spark)
-        partitions, table = planned.partitions, table.extended(planned.options)
+    """Plan (the jobs of these names), run every job (in so many batches), complete: what executors and coordinator do,
+    in one thread.
+    """
     argument = behavior.Arg.model_validate(arg)
+    if partitions is None:
+        ctx = context(table)
+        planned = behavior.partitions(table, argument, ctx)
+        partitions = select(behavior.jobs(argument, planned.partitions, names, ctx), None)
+        table = table.extended(planned.options)
     rows: list[OutcomeRow] = []
     for n in range(batches):
         for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):

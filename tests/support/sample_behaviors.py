@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned
+from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Pinned, Planned
 from distop.errors import FatalError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ class Sample(Behavior):
         if "error" in arg.does:
             raise RuntimeError("no listing today")
         files = tuple((f"/somewhere/{'x' * 200}/{i}", i, i) for i in range(arg.files))
-        return Planned([PartitionPlan(7, name, len(files), files) for name in arg.names], "v1", arg.options)
+        beside: tuple[Pinned, ...] = ()
+        if other := arg.does.get("beside"):
+            beside = (Pinned(ctx.other_table(other), "v9", files),)
+        partitions = [PartitionPlan(7, name, len(files), files, beside=beside) for name in arg.names]
+        return Planned(partitions, "v1", arg.options)
 
     def start_or_resume_job(self, arg: SampleArg, partition: PartitionPlan, ctx: JobContext) -> Any:
         write(arg, f"start {partition.name}")
@@ -70,7 +74,8 @@ class Sample(Behavior):
         if action:
             act(action, partition, ctx)
         if action == "files":
-            return {"files": len(partition.files)}
+            others = {other.table.name: len(other.files) for other in partition.beside}
+            return {"files": len(partition.files), **others}
         if action == "options":
             assert ctx.table is not None
             return dict(ctx.table.options)

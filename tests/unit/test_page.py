@@ -270,6 +270,8 @@ def test_folders_are_rows_of_the_map() -> None:
     partitions = [well(n, f"month={n // 30}/day={n}") for n in range(90)]
     groups = jobs_of(partitions, NODES, ended=True).groups
     assert [(group.name, len(group.cells)) for group in groups] == [("month=0", 30), ("month=1", 30), ("month=2", 30)]
+    wide = [*partitions, well(90, "@table")]
+    assert [group.name for group in jobs_of(wide, NODES, ended=True).groups][-2:] == ["month=2", "@table"]
     alone = [well(n, f"folder{n}/part") for n in range(90)]
     assert [group.name for group in jobs_of(alone, NODES, ended=True).groups] == [""], "a row for each says nothing"
 

@@ -55,6 +55,21 @@ def test_the_contract_s_example() -> None:
     ]
 
 
+def test_the_columns_of_references_are_paired_at_the_start() -> None:
+    good = {"references": {"table": "t", "columns": ["a", "b"], "to": ["c", "d"]}}
+    argument = Argument.model_validate(check_argument("validate", SCHEMA, json.dumps({"checks": [good]}).encode()))
+    assert argument.names() == ["a_b_references_t"]
+    for wrong, words in (
+        ({**good["references"], "to": ["c"]}, "columns has 2 items and to has 1"),
+        ({"table": "t", "column": "a"}, "'to' is missing"),
+        ({"table": "t", "to": "a"}, "exactly one of column, columns must be given"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            check_argument("validate", SCHEMA, json.dumps({"checks": [{"references": wrong}]}).encode())
+        with pytest.raises(ValidationError):
+            Argument.model_validate({"checks": [{"references": wrong}]})
+
+
 def test_default_names_are_made_different() -> None:
     checks = [
         {"not_null": "a"},
@@ -74,8 +89,12 @@ def test_default_names_are_made_different() -> None:
         ({"not_null": 3}, "$.checks[0].not_null: 3"),
         ({"not_null": "a", "check": "b"}, "too many properties"),
         ({"name": "q"}, "enough properties"),
-        ({"unique": ["a"]}, "not available yet"),
-        ({"references": {"table": "t", "column": "c"}}, "not available yet"),
+        ({"unique": []}, "checks[0].unique: []"),
+        ({"unique": ["a", "a"]}, "checks[0].unique: ['a', 'a']"),
+        ({"references": {"table": "t", "column": "c"}}, "enough properties"),
+        ({"references": {"table": "t", "column": "c", "columns": ["c"], "to": "k"}}, "too many properties"),
+        ({"references": {"table": "t", "column": "c", "to": ["k"]}}, "references.to: ['k']"),
+        ({"references": {"table": "t", "columns": ["c"], "to": "k"}}, "references.to: 'k'"),
         ({"range": {"column": "a"}}, "range: {'column': 'a'} does not have enough properties"),
         ({"range": {"column": "a", "min": True}}, "range.min: True"),
         ({"range": {"colum": "a", "min": 1}}, "'colum'"),

@@ -54,6 +54,26 @@ def test_of_no_partition_nothing_is_valid() -> None:
     assert (cut.verdict, [c.error for c in cut.checks]) == ("unknown", [None, None])
 
 
+def test_what_one_job_says_of_the_whole_table_is_kept_apart() -> None:
+    argument = Argument.model_validate({"checks": [{"not_null": "x"}, {"unique": "x"}]})
+    part = result(CheckResult(files_scanned=1), CheckResult())
+    wide = result(CheckResult(), CheckResult(verdict="violated", violations=2, files_scanned=3, scope="table"), rows=20)
+    report = combine(argument, [("a", part), ("b", part), ("@table", wide)], complete=True)
+    assert report.rows == 20
+    assert [(c.violations, c.evidence.files_scanned, c.scope) for c in report.checks] == [(0, 2, None), (2, 3, "table")]
+    assert "scope" not in report.model_dump()["checks"][0]
+    # A rerun of that job alone says nothing of the others; without it, nothing is said of the whole.
+    assert [c.name for c in combine(argument, [("@table", wide)], complete=True).checks] == ["x_unique"]
+    without = combine(argument, [("a", part)], complete=True)
+    assert [(c.verdict, c.error) for c in without.checks] == [
+        ("valid", None),
+        ("error", "no job looked at the table as a whole"),
+    ]
+    assert combine(argument, [("a", part)], complete=False).checks[1].verdict == "unknown"
+    crashed = combine(argument, [("a", part), ("@table", "it crashed")], complete=True)
+    assert [(c.verdict, c.error) for c in crashed.checks] == [("valid", None), ("error", "@table: it crashed")]
+
+
 def stored(found: Result, names: list[str]) -> tuple[Result, int]:
     """As it comes back from etcd, and the bytes of the result and its sentence."""
     text = json.dumps(found.compact(), ensure_ascii=False)

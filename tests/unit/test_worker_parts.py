@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
-from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, select
 from distop.errors import DistopError, InvalidArgument, TableUnavailable, describe
 from distop.worker import logs, shared
-from distop.worker.calls import select
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
 from distop.worker.model import WorkerError

@@ -98,6 +98,7 @@ class Calling(Keeping):
         arg: Any,
         table: Mapping[str, Any],
         names: tuple[str, ...] | None,
+        find_table: Any = None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
             await self._trouble(child, "planning", op, type, arg)

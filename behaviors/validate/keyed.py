@@ -1,0 +1,185 @@
+"""The queries about keys: rows that share one, and rows whose key is not in another table.
+
+Keys compare as Spark groups by them: NaN equals NaN, -0.0 equals 0.0, texts by their bytes. A key with a NULL is none.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.reading.facts import ddl, widest
+from distop_behaviors.validate.bounds import RANGES, Unfit
+from distop_behaviors.validate.expressions import column_at
+from distop_behaviors.validate.samples import plain, shown_as
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from distop_behaviors.reading.facts import SparkType
+    from distop_behaviors.validate.part import Target
+    from distop_behaviors.validate.scan import Group
+
+EXAMPLES = 64
+"""So many of the keys that several rows have are looked up for samples, at most."""
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
+"""Decimal digits of whole numbers by their bits."""
+
+
+@frozen
+class Found:
+    """``violations``: rows. ``examples``: what :func:`sharing` finds some of them by."""
+
+    violations: int
+    examples: tuple[int, ...] = ()
+
+
+@frozen
+class Shown:
+    """A row: its file as it was planned, its position there, and the key's values in order."""
+
+    file: str
+    index: int
+    values: tuple[Any, ...]
+
+
+def check_comparable(what: str, names: Sequence[str], kinds: Sequence[SparkType]) -> None:
+    """Raises Unfit where values of one of these types do not compare."""
+    for name, kind in zip(names, kinds, strict=True):
+        if _has_map(kind):
+            raise Unfit(f"{what} applies to columns whose values compare, and {name!r} is {ddl(kind)}")
+
+
+def _has_map(kind: SparkType) -> bool:
+    if not isinstance(kind, tuple):
+        return False
+    if kind[0] == "struct":
+        return any(_has_map(inner) for _, inner in kind[1])
+    return kind[0] == "map" or any(_has_map(inner) for inner in kind[1:])
+
+
+def common(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
+    """The type in which values of both columns are compared, without loss. Raises Unfit where there is none."""
+    found = widest(kind, other)
+    if found is None and isinstance(kind, str) and isinstance(other, str):
+        numbers = [_as_decimal(k) for k in (kind, other)]
+        if None not in numbers:
+            found = widest(*numbers)
+    if "void" in (kind, other):
+        found = other if kind == "void" else kind
+    if found is None:
+        raise Unfit(f"{name!r} is {ddl(kind)}, which does not compare with {to!r}, which is {ddl(other)}")
+    return found
+
+
+def _as_decimal(kind: str) -> str | None:
+    if kind in RANGES:
+        return f"decimal({_DIGITS[RANGES[kind]]},0)"
+    return kind if kind.startswith("decimal") else None
+
+
+def key_of(targets: Sequence[Target], kinds: Sequence[SparkType] | None = None) -> list[Column]:
+    """The key's columns, as values of ``kinds`` where these are given."""
+    columns = [column_at(target.path) for target in targets]
+    if kinds is None:
+        return columns
+    return [
+        column if target.kind == kind else column.cast(ddl(kind))
+        for column, target, kind in zip(columns, targets, kinds, strict=True)
+    ]
+
+
+def _named(key: Sequence[Column], prefix: str) -> list[Column]:
+    return [column.alias(f"{prefix}{n}") for n, column in enumerate(key)]
+
+
+def _keyed(rows: DataFrame, key: Sequence[Column], prefix: str = "k", *more: Column) -> DataFrame:
+    """The rows whose key has no NULL: the key as ``k0``, ``k1``…, and ``more``."""
+    whole = reduce(lambda a, b: a & b, (column.isNotNull() for column in key))
+    return rows.where(whole).select(*_named(key, prefix), *more)
+
+
+def _names(key: Sequence[Column], prefix: str = "k") -> list[str]:
+    return [f"{prefix}{n}" for n in range(len(key))]
+
+
+def hashed(columns: Sequence[Column]) -> Column:
+    """A number of the key, the same for equal ones; others may share it."""
+    from pyspark.sql import functions as F
+
+    return F.xxhash64(*columns)
+
+
+def repeated(rows: DataFrame, key: Sequence[Column]) -> Found:
+    """How many rows there are beyond the first of each key. Raises what Spark raises."""
+    from pyspark.sql import functions as F
+
+    names = _names(key)
+    groups = _keyed(rows, key).groupBy(*names).agg(F.count(F.lit(1)).alias("n")).where("n > 1")
+    # What has been found is little, and goes by a part of its hash: so some keys of it are known without a second look.
+    number = hashed([F.col(name) for name in names])
+    parts = groups.groupBy(F.pmod(number, F.lit(EXAMPLES))).agg(F.sum(F.col("n") - 1), F.min(number)).collect()
+    return Found(sum(part[1] for part in parts), tuple(sorted(part[2] for part in parts)))
+
+
+def sharing(
+    rows: DataFrame, key: Sequence[Column], group: Group, examples: Sequence[int], limit: int, targets: Sequence[Target]
+) -> list[Shown]:
+    """Rows that share a key, of some keys the first and the last by file and position. Raises what Spark raises."""
+    from pyspark.sql import functions as F
+
+    names = _names(key)
+    place = F.struct(group.file_column(rows).alias("file"), group.row_column(rows).alias("row")).alias("place")
+    some = _keyed(rows.where(hashed(key).isin(list(examples))), key, "k", place)
+    ends = some.groupBy(*names).agg(
+        F.count(F.lit(1)).alias("n"), F.min("place").alias("first"), F.max("place").alias("last")
+    )
+    values = [shown_as((name,), target.kind) for name, target in zip(names, targets, strict=True)]
+    found = ends.where("n > 1").orderBy("first").limit(max(limit // 2, 1)).select("first", "last", *values).collect()
+    shown = [
+        Shown(group.path(at["file"]), at["row"], tuple(map(plain, value)))
+        for first, last, *value in found
+        for at in (first, last)
+    ]
+    return shown[:limit]
+
+
+def _without_partner(
+    rows: DataFrame, key: Sequence[Column], known: DataFrame | None, partners: Sequence[Column], *more: Column
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    mine = _keyed(rows, key, "k", *more)
+    if known is None:
+        return mine
+    theirs = _keyed(known, partners, "p")
+    pairs = [F.col(a) == F.col(b) for a, b in zip(_names(key), _names(partners, "p"), strict=True)]
+    return mine.join(theirs, pairs, "left_anti")
+
+
+def alone(rows: DataFrame, key: Sequence[Column], known: DataFrame | None, partners: Sequence[Column]) -> int:
+    """How many rows have a key that no row of ``known`` (None: there is none) has. Raises what Spark raises."""
+    return _without_partner(rows, key, known, partners).count()
+
+
+def lonely(
+    rows: DataFrame,
+    key: Sequence[Column],
+    known: DataFrame | None,
+    partners: Sequence[Column],
+    group: Group,
+    limit: int,
+    targets: Sequence[Target],
+) -> list[Shown]:
+    """The first of those rows, by file and position. Raises what Spark raises."""
+    place = (group.file_column(rows).alias("file"), group.row_column(rows).alias("row"))
+    # As they were written, not as they were compared.
+    values = [shown_as(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]
+    found = _without_partner(rows, key, known, partners, *place, *values).orderBy("file", "row").limit(limit)
+    names = [f"v{n}" for n in range(len(targets))]
+    return [
+        Shown(group.path(row["file"]), row["row"], tuple(plain(row[name]) for name in names)) for row in found.collect()
+    ]

@@ -1,0 +1,249 @@
+"""The job of the whole table: are keys unique, and are values those of another table?"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from distop.behavior import JobCancelled
+from distop_behaviors.reading.facts import Ambiguous, Unreadable
+from distop_behaviors.reading.session import session_of
+from distop_behaviors.validate import failures, keyed, scan
+from distop_behaviors.validate.bounds import Unfit
+from distop_behaviors.validate.expressions import chosen, references
+from distop_behaviors.validate.part import counted
+from distop_behaviors.validate.report import CheckResult, Result, Sample, shorten, worst
+from distop_behaviors.validate.side import Side
+from distop_behaviors.validate.wide import TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from distop.behavior import JobContext, PartitionPlan, Pinned
+    from distop_behaviors.reading.facts import FileFacts
+    from distop_behaviors.validate.argument import Argument, Check
+    from distop_behaviors.validate.part import Target
+
+
+class _Errs(Exception):
+    """The check errs; the text says why."""
+
+
+class KeyChecks:
+    """The checks of one argument that are about the table as a whole, on the job that has all its files."""
+
+    def __init__(self, argument: Argument, plan: PartitionPlan, ctx: JobContext) -> None:
+        assert ctx.table is not None
+        self._argument = argument
+        self._plan = plan
+        self._ctx = ctx
+        self._table = ctx.table
+        self._beside = {other.table.name: other for other in plan.beside}
+        self._absent: list[str] = []
+        """Columns that ``where`` names and no file has."""
+
+    def run(self) -> Result | JobCancelled:
+        """The result of these checks alone, in their order. Raises TableUnavailable, and what is unexpected."""
+        if self._ctx.is_cancelled(self._plan):
+            return JobCancelled("the job was told to stop")
+        checks = [check for check in self._argument.checks if check.wide]
+        missing: list[str] | None = None
+        rows: int | None = 0
+        try:
+            side = self._side()
+            missing = self._absent
+            found = [self._result(check, side) for check in checks]
+            rows = self._rows(side)
+        except (Unreadable, _Errs) as e:
+            found = [self._erred(check, str(e)) for check in checks]
+        if self._ctx.is_cancelled(self._plan):
+            return JobCancelled("the job was told to stop")
+        return Result(worst(check.verdict for check in found), rows, found, missing)
+
+    @property
+    def _session(self) -> SparkSession:
+        return session_of(self._ctx.spark)
+
+    def _stop(self) -> None:
+        self._ctx.check_cancelled()
+        if self._ctx.is_cancelled(self._plan):
+            raise JobCancelled("the job was told to stop")
+
+    def _side(self) -> Side:
+        """The table itself. Raises Unreadable, and _Errs where ``where`` is wrong."""
+        self._ctx.status(f"reading the metadata of {len(self._plan.files)} files")
+        wanted = [column for check in self._argument.checks if check.wide for column in check.key]
+        side = Side(self._table, self._plan.files, self._plan.source, wanted, self._stop)
+        for column in wanted:
+            with contextlib.suppress(Unfit, Ambiguous):  # each check says it of its own
+                side.find(column)
+        text = self._argument.where
+        if text is None or self._argument.statistics == "only":
+            return side
+        from pyspark.errors import ParseException
+
+        try:
+            for name in references(self._session, text):
+                if side.find(name) is None:
+                    self._absent.append(name)
+        except ParseException as e:
+            raise _Errs(f"where: the expression does not parse: {failures.sentence_of(e)}") from e
+        except (Unfit, Ambiguous) as e:
+            raise _Errs(f"where: {e}") from e
+        if side.facts:
+            why = scan.refused(self._session, side.group(side.facts, self._absent), text)
+            if why is not None:
+                raise _Errs(f"where: {why}")
+        return side
+
+    def _rows(self, side: Side) -> int | None:
+        """The rows of the table, where they are known without being counted."""
+        return counted(side.facts, {}) if self._argument.where is None else None
+
+    def _new(self, check: Check) -> CheckResult:
+        result = CheckResult(scope="table" if self._plan.name == TABLE else "chosen")
+        if check.references is not None:
+            other = self._beside[check.references.table]
+            result.against = {"table": other.table.name, "version": other.version}
+        return result
+
+    def _erred(self, check: Check, text: str) -> CheckResult:
+        result = self._new(check)
+        result.verdict, result.exact, result.error = "error", False, shorten(text)
+        return result
+
+    def _result(self, check: Check, side: Side) -> CheckResult:
+        result = self._new(check)
+        self._stop()
+        try:
+            if check.references is not None:
+                self._refer(check, side, result)
+            else:
+                self._be_unique(check, side, result)
+        except (Unfit, Ambiguous, Unreadable, _Errs) as e:
+            return self._erred(check, str(e))
+        limit = self._argument.max_violations
+        if limit is not None and result.violations >= limit:
+            result.violations, result.exact = limit, False
+        if result.violations:
+            result.verdict = "violated"
+        return result
+
+    def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[Target]:
+        """Where the columns are. Raises _Errs where one is nowhere, Unfit, and Ambiguous."""
+        targets = []
+        for name in names:
+            target = side.find(name)
+            if target is None:
+                raise _Errs(f"the column {name!r} is in none of {whose}")
+            targets.append(target)
+        return targets
+
+    def _open(self, side: Side, targets: Sequence[Target], result: CheckResult, *, fewest: int) -> list[FileFacts]:
+        """The files that must be read; none where it is settled. ``fewest``: so many rows with a key it would take for
+        one of them to violate the check.
+        """
+        mode = self._argument.statistics
+        files = side.facts if mode == "never" else side.with_keys(targets)
+        if mode != "never" and sum(f.rows for f in files) < fewest:
+            files = []
+        result.files_statistics = len(side.facts) - len(files)
+        if files and mode == "only":
+            result.verdict, result.exact = "unknown", False
+            return []
+        result.files_scanned = len(files)
+        return list(files)
+
+    def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:
+        targets = self._targets(side, check.key)
+        keyed.check_comparable("unique", check.key, [t.kind for t in targets])
+        files = self._open(side, targets, result, fewest=2)
+        if not files:
+            return
+        self._ctx.status(f"looking for equal keys in {len(files)} files")
+        try:
+            key = keyed.key_of(targets)
+            rows = self._picked(side, files)
+            found = keyed.repeated(rows, key)
+            result.violations = found.violations
+            if found.violations and self._argument.sample:
+                self._stop()
+                self._ctx.status("fetching samples")
+                shown = keyed.sharing(rows, key, side.group(files), found.examples, self._argument.sample, targets)
+                result.samples = self._samples(check, side, shown)
+        except Exception as e:
+            raise self._explained(e, (side, files)) from e
+        side.check_unchanged(files)
+
+    def _refer(self, check: Check, side: Side, result: CheckResult) -> None:
+        assert check.references is not None
+        other = self._beside[check.references.table]
+        there = self._other(other, check.references.theirs())
+        targets = self._targets(side, check.key)
+        partners = self._targets(there, check.references.theirs(), f"the files of the table {other.table.name!r}")
+        keyed.check_comparable("references", check.key, [t.kind for t in targets])
+        kinds = [
+            keyed.common(a, x.kind, b, y.kind)
+            for a, x, b, y in zip(check.key, targets, check.references.theirs(), partners, strict=True)
+        ]
+        files = self._open(side, targets, result, fewest=1)
+        if not files:
+            return
+        self._ctx.status(f"looking for the keys of {len(files)} files in {other.table.name}")
+        able = there.with_keys(partners)
+        try:
+            rows, key = self._picked(side, files), keyed.key_of(targets, kinds)
+            known = there.rows(self._session, able) if able else None
+            result.violations = keyed.alone(rows, key, known, keyed.key_of(partners, kinds))
+            if result.violations and self._argument.sample:
+                self._stop()
+                self._ctx.status("fetching samples")
+                shown = keyed.lonely(
+                    rows, key, known, keyed.key_of(partners, kinds), side.group(files), self._argument.sample, targets
+                )
+                result.samples = self._samples(check, side, shown)
+        except Exception as e:
+            raise self._explained(e, (side, files), (there, able)) from e
+        side.check_unchanged(files)
+        there.check_unchanged(able)
+
+    def _other(self, other: Pinned, columns: Sequence[str]) -> Side:
+        try:
+            return Side(other.table, other.files, other.source, columns, self._stop)
+        except Unreadable as e:
+            raise _Errs(f"the table {other.table.name!r}: {e}") from e
+
+    def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
+        rows = side.rows(self._session, files, self._absent)
+        text = self._argument.where
+        return rows.where(chosen(self._session, text)) if text is not None else rows
+
+    def _samples(self, check: Check, side: Side, rows: Sequence[keyed.Shown]) -> list[Sample]:
+        return [
+            Sample(
+                partition=side.folder(row.file) or self._plan.name,
+                file=row.file,
+                row_index=row.index,
+                values=dict(zip(check.key, row.values, strict=True)),
+            )
+            for row in rows
+        ]
+
+    def _explained(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
+        """What to raise of an error of a query: why the check errs, or the error itself where it says nothing of the
+        data. Raises Unreadable where a file is not as it was planned.
+        """
+        self._stop()
+        if isinstance(error, Unreadable):
+            return error
+        if failures.is_unexpected(error):
+            return error
+        for side, files in read:
+            side.check_there(self._session, files)
+            planned = side.group(files).files
+            broken = None if side.source else failures.broken_file(error, planned)
+            if broken is not None:
+                return _Errs(f"the file {broken} cannot be read: {failures.sentence_of(error)}")
+        return _Errs(f"the rows cannot be read: {failures.sentence_of(error)}")

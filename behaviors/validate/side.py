@@ -1,0 +1,157 @@
+"""One of the tables that a check of keys looks at: its files, where the key's columns are, and its rows in Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import PartitionPlan
+from distop.tables import check_reachable
+from distop.tables.parquet import partition_values
+from distop_behaviors.reading import footers, iceberg, manifests
+from distop_behaviors.reading.facts import Unreadable, match, resolve, split_path, type_at
+from distop_behaviors.validate import scan
+from distop_behaviors.validate.bounds import Unfit, path_value
+from distop_behaviors.validate.part import Columns, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from distop.behavior import TableRecord
+    from distop_behaviors.reading.facts import FileFacts, SparkType
+    from distop_behaviors.reading.footers import PlannedFile
+
+
+class Side:
+    """All files of a table, or of some of its partitions, as they were planned. ``wanted``: the columns that are named,
+    in any case. Raises Unreadable where one of the files cannot be read, TableUnavailable where the table is not there,
+    and what ``stop`` raises.
+    """
+
+    def __init__(
+        self,
+        table: TableRecord,
+        files: Sequence[PlannedFile],
+        source: str,
+        wanted: Sequence[str],
+        stop: Callable[[], None],
+    ) -> None:
+        self.table = table
+        self.source = source
+        if not source and table.options.get("columns") is not None:
+            raise Unreadable(
+                f"keys of a table of Spark's catalog cannot be compared yet: register the folder of {table.name!r} as "
+                "one of Parquet files"
+            )
+        self._files = {file[0]: file for file in files}
+        try:
+            facts = self._read(files, wanted, stop)
+        except Unreadable:
+            check_reachable(table)
+            raise
+        # A table without files has columns all the same.
+        self.facts = [one for one in facts if one.path in self._files]
+        first = next(iter(files), ("", 0, 0))[0]
+        types = (table.options.get("partition_types") or {}) if not source else {}
+        self._columns = Columns(facts, dict.fromkeys(self._values(first)), types)
+        self._wrong: dict[str, Unfit | None] = {}
+        self._needed: dict[str, SparkType] = {}
+        self._of_path = False
+
+    def _read(self, files: Sequence[PlannedFile], wanted: Sequence[str], stop: Callable[[], None]) -> list[FileFacts]:
+        names = frozenset(n.lower() for name in wanted for n in (name, split_path(name)[0]))
+        if self.source:
+            snapshot = manifests.snapshot_of(self.source, names, stop)
+            return snapshot.of(PartitionPlan(0, self.table.name, files=tuple(files), source=self.source))
+        found: list[FileFacts] = []
+        for facts in footers.read_all(files, names, stop):
+            if isinstance(facts, Unreadable):
+                raise facts
+            found.append(facts)
+        return found
+
+    def folder(self, path: str) -> str:
+        """The partition that a file is in, by its place below the table's location; "" where that does not tell."""
+        if self.source or not path.startswith(self.table.location):
+            return ""
+        return path[len(self.table.location) :].lstrip("/").rpartition("/")[0]
+
+    def _values(self, path: str) -> Mapping[str, str | None]:
+        return partition_values(self.folder(path)) or {}
+
+    def find(self, text: str) -> Target | None:
+        """Where a column is, which is read from then on; None where none of the files has it. Raises Ambiguous, and
+        Unfit where it cannot be read.
+        """
+        own = self._columns.in_path(text)
+        if own is not None:
+            kind = self._columns.of_path[own]
+            self._check_values(own, kind)
+            self._of_path = True
+            return Target((own,), kind)
+        found = self._columns.find(text) or self._columns.find(split_path(text)[0])
+        path = resolve(text, {found[0]: found[1]}) if found is not None else None
+        if found is None or path is None:
+            return None
+        if found[2] is not None:
+            raise Unfit(found[2])
+        self._needed[found[0]] = found[1]
+        return Target(path, type_at(path, {found[0]: found[1]}))
+
+    def _check_values(self, column: str, kind: str) -> None:
+        """Raises Unfit where a partition's value is none of the declared type."""
+        if column not in self._wrong:
+            self._wrong[column] = None
+            for folder in dict.fromkeys(map(self.folder, self._files)):
+                value = (partition_values(folder) or {}).get(column)
+                try:
+                    if value is not None:
+                        path_value(column, value, kind)
+                except Unfit as e:
+                    self._wrong[column] = e
+                    break
+        wrong = self._wrong[column]
+        if wrong is not None:
+            raise wrong
+
+    def with_keys(self, targets: Sequence[Target]) -> list[FileFacts]:
+        """The files in which a row may have a value in all of these columns: statistics tell of which none has."""
+        return [facts for facts in self.facts if all(self._may_hold(facts, target) for target in targets)]
+
+    def _may_hold(self, facts: FileFacts, target: Target) -> bool:
+        if match(target.path[0], self._columns.of_path) is not None:
+            return self._values(facts.path)[target.path[0]] is not None
+        mine = match(target.path[0], facts.columns)
+        if mine is None or facts.rows == 0:
+            return False
+        chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
+        return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
+
+    def rows(self, session: SparkSession, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> DataFrame:
+        """The rows of these files, with the columns that were found. Raises what Spark raises, Gone and Unreadable."""
+        return scan.relation(session, self.group(files, absent))
+
+    def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.Group:
+        """These files as one relation, in which ``absent`` columns are NULL."""
+        of_path: Mapping[str, Any] = self._columns.of_path if self._of_path else {}
+        columns = {n: t for n, t in sorted(self._needed.items()) if match(n, of_path) is None}
+        planned = tuple(self._files[facts.path] for facts in files)
+        return scan.Group(planned, columns, tuple(absent), of_path, self.table.location, self.source)
+
+    def check_unchanged(self, files: Sequence[FileFacts]) -> None:
+        """Raises Unreadable where a file is not as it was planned, TableUnavailable where the table is not there."""
+        if self.source:
+            return  # Iceberg changes no file that it has written
+        try:
+            for facts in files:
+                footers.unchanged(*self._files[facts.path])
+        except Unreadable:
+            check_reachable(self.table)
+            raise
+
+    def check_there(self, session: SparkSession, files: Sequence[FileFacts]) -> None:
+        """As :meth:`check_unchanged`, after an error, which may be due to a file that is gone."""
+        self.check_unchanged(files)
+        for facts in files if self.source else ():
+            iceberg.check_there(session, self.source, facts.path)
