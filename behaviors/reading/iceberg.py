@@ -175,7 +175,7 @@ def _load(session: SparkSession, source: str) -> _Snapshot:
         finally:
             files.close()
         deletes = not current.deleteManifests(table.io()).isEmpty()
-        return _Snapshot(_without_row_ids(iceberg, table, location), str(current.snapshotId()), source, deletes, tasks)
+        return _Snapshot(_for_reading(iceberg, table, location), str(current.snapshotId()), source, deletes, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(_gone(source, str(error.java_exception.getMessage()))) from error
@@ -215,18 +215,36 @@ def _minor(spark: str) -> str:
     return ".".join(spark.split(".")[:2])
 
 
-def _without_row_ids(iceberg: Any, table: Any, location: str) -> Any:
-    """The table for reading alone. With row ids among its columns, as a rewrite of version 3 wants them, Spark finds
-    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks.
+def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
+    """The table for reading alone, whose columns are all optional, and which has no row ids.
+
+    That a column is required is a promise of its writers, and one who began before it was made may break it: Spark
+    would believe it, and find no NULL in the column whatever is in its files. With row ids among its columns, as a
+    rewrite of version 3 wants them, Spark finds its other metadata columns no more; so the reader is told of version 2.
+    What is deleted stands in the tasks.
     """
     metadata = table.operations().current()
-    if metadata.formatVersion() < _ROW_LINEAGE:
-        return table
     parser = iceberg.TableMetadataParser
-    older = {**json.loads(parser.toJson(metadata)), "format-version": _ROW_LINEAGE - 1}
+    written = json.loads(parser.toJson(metadata))
+    schemas = [_optional(schema) for schema in written["schemas"]]
+    version = min(metadata.formatVersion(), _ROW_LINEAGE - 1)
+    if version == metadata.formatVersion() and schemas == written["schemas"]:
+        return table
+    told = {name: value for name, value in written.items() if name != "schema"}
+    told |= {"format-version": version, "schemas": schemas}
     return iceberg.BaseTable(
-        iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(older)), table.io()), location
+        iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(told)), table.io()), location
     )
+
+
+def _optional(kind: Any) -> Any:
+    """An Iceberg type, or schema, as JSON: without anything that is required, but for the keys of maps."""
+    if not isinstance(kind, dict):
+        return kind
+    told = {name: _optional(value) for name, value in kind.items() if name != "identifier-field-ids"}
+    if "fields" in kind:
+        told["fields"] = [{**field, "required": False, "type": _optional(field["type"])} for field in kind["fields"]]
+    return told | {name: False for name in ("element-required", "value-required") if name in kind}
 
 
 def _gone(source: str, why: str) -> str:

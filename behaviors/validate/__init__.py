@@ -12,7 +12,7 @@ from distop_behaviors.validate.report import Answer, Report, combine, sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
     from distop_behaviors.validate.report import Result
 
 
@@ -29,6 +29,15 @@ class Validate(Behavior):
     failure_policy = "collect_all"
     needs_table = True
     reports_only = True
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """Every partition; with ``since``, what its certificate does not cover of them."""
+        argument = _argument(arg)
+        if argument.since is None:
+            return super().partitions(table, arg, ctx)
+        from distop_behaviors.validate.certify import plan_since
+
+        return plan_since(argument, argument.since, table, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's result; raises JobFailed with it where a check is violated or errs."""
@@ -73,6 +82,10 @@ class Validate(Behavior):
                 )
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
+        if report.verdict == "valid" and table is not None:
+            from distop_behaviors.validate.certify import certify
+
+            certify(argument, report, table, summary, ctx)
         if report.verdict == "valid" or summary.verdict == "cancelled":
             return report
         raise OperationFailed(sentence(argument.names(), report.checks), report)

@@ -43,7 +43,7 @@ def check_table(record: TableRecord) -> TableRecord:
     check_options(record.options, "iceberg")
     try:
         location = Location.of(record.location)
-        _read(metadata_file(location))
+        read_metadata(metadata_file(location))
     except TableUnavailable as error:
         raise InvalidArgument(str(error)) from error
     return replace(record, location=location.text)
@@ -59,9 +59,13 @@ def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
     Raises InvalidArgument where the current metadata is not to be told, TableUnavailable where the table, its metadata
     or its manifests are not there.
     """
+    return plan_metadata(table, metadata_file(Location.of(table.location)), check)
+
+
+def plan_metadata(table: TableRecord, source: str, check: Callable[[], None]) -> Planned:
+    """As :func:`plan_table`, of the snapshot that is current by this metadata file."""
     options = check_options(table.options, "iceberg")
-    source = metadata_file(Location.of(table.location))
-    metadata, io = _read(source)
+    metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
@@ -125,7 +129,7 @@ def metadata_file(location: Location) -> str:
     return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
 
 
-def _read(source: str) -> tuple[Any, Any]:
+def read_metadata(source: str) -> tuple[Any, Any]:
     """The metadata, and the file system that its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from distop.worker.caller import Caller
     from distop.worker.gate import Gate
-    from distop.worker.model import JobItem, WorkerConfig
+    from distop.worker.model import JobItem, PlanPages, WorkerConfig
     from distop.worker.sinks import Fetch, Page
 
 
@@ -51,10 +51,11 @@ class Asking:
         failed: int,
         fetch: Fetch,
         first: Page | None = None,
+        plan: PlanPages | None = None,
     ) -> CompleteResult:
         """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
         {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
-        on, which is then not fetched. Raises WorkerError."""
+        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError."""
         message = protocol.CompleteMessage(
             t="complete",
             call=0,
@@ -67,10 +68,13 @@ class Asking:
             success=success,
             failed=failed,
         )
+        if plan is not None:
+            message["plan"] = {"version": plan.version, "whole": plan.whole, "chunks": plan.chunks}
         if first is not None:
             message["following"] = first[1]
         rows = partial(iter, first[0]) if first is not None else None
-        value, _ = await self._caller.call(message, rows, fetch=fetch, gate=self._gate)
+        pages = plan.page if plan is not None else None
+        value, _ = await self._caller.call(message, rows, fetch=fetch, plan=pages, gate=self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
     Answer = tuple[Any, list[bytes]]
     Rows = Callable[[], Iterable[str]]
+    Pages = tuple[Fetch | None, Fetch | None]
+    """What gives the child pages of outcomes, and of the plan."""
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
 WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup", "sweep": "the sweep"}
@@ -70,6 +72,7 @@ class Caller:
         rows: Rows | None = None,
         *,
         fetch: Fetch | None = None,
+        plan: Fetch | None = None,
         gate: Gate | None = None,
         limit: float | None = None,
     ) -> Answer:
@@ -81,7 +84,7 @@ class Caller:
         """
         asked = _Asked(message, of_run=gate is None)
         self._asked.add(asked)
-        attended = self._spawn(self._attend(asked, self._work(asked, message, rows, fetch, gate), limit))
+        attended = self._spawn(self._attend(asked, self._work(asked, message, rows, (fetch, plan), gate), limit))
         try:
             return await asyncio.shield(attended)
         except WorkerError:
@@ -127,28 +130,28 @@ class Caller:
         asked: _Asked,
         message: CallMessage,
         rows: Rows | None,
-        fetch: Fetch | None,
+        pages: Pages,
         gate: Gate | None,
     ) -> Answer:
         if gate is None:
-            got = await self._answer(asked, message, rows, fetch)
+            got = await self._answer(asked, message, rows, pages)
         else:
             async with gate.shared():
-                got = await self._answer(asked, message, rows, fetch)
+                got = await self._answer(asked, message, rows, pages)
             if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not asked.told.done():
                 async with gate.exclusive():
-                    got = await self._answer(asked, message, rows, fetch)
+                    got = await self._answer(asked, message, rows, pages)
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))
         return got
 
     async def _answer(
-        self, asked: _Asked, message: CallMessage, rows: Rows | None, fetch: Fetch | None
+        self, asked: _Asked, message: CallMessage, rows: Rows | None, pages: Pages
     ) -> Answer | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            call = CallSink(next(self._numbers), child, fetch)
+            call = CallSink(next(self._numbers), child, *pages)
             child.calls[call.number] = call
             asked.sink = call
             try:

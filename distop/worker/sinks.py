@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Page = tuple[list[str], int | None]
     """Outcomes, each as JSON, and the ordinal to go on from (None: that was all)."""
     Fetch = Callable[[int], Awaitable[Page]]
-    """The page of outcomes from an ordinal on."""
+    """The page of outcomes from an ordinal on; or that of a plan's partitions, by the number of their chunk."""
 
 
 class RunSink:
@@ -122,14 +122,15 @@ class RunSink:
 
 
 class CallSink:
-    """One call: its chunks, and the future of its result."""
+    """One call: its chunks, and the future of its result. ``fetch`` gives it outcomes, ``plan`` the plan's chunks."""
 
-    def __init__(self, number: int, child: Child, fetch: Fetch | None) -> None:
+    def __init__(self, number: int, child: Child, fetch: Fetch | None, plan: Fetch | None) -> None:
         self.number = number
         self.child = child
         self.chunks: list[bytes] = []
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._fetch = fetch
+        self._plan = plan
         self._fetching: set[asyncio.Task[None]] = set()
 
     def on_frame(self, message: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ class CallSink:
 
     def stop(self) -> None:
         """Tell the child to stop it, and answer its questions with no from now on: it may wait for an answer."""
-        self._fetch = None
+        self._fetch = self._plan = None
         self.child.send(protocol.CancelMessage(t="cancel", call=self.number))
         for task in self._fetching:
             task.cancel()
@@ -155,13 +156,15 @@ class CallSink:
     async def _answer(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
-            if self._fetch is None:
+            page = self._plan if message.get("plan") else self._fetch
+            if page is None:
                 raise RuntimeError("nobody gives any to this call")
-            rows, following = await self._fetch(message["start"])
+            rows, following = await page(message["start"])
             for frame in protocol.encode_paged(protocol.ReplyMessage(t="reply", seq=seq, value=following), rows):
                 self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
-            text = f"the outcomes could not be read: {describe(error)}"
+            what = "plan" if message.get("plan") else "outcomes"
+            text = f"the {what} could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
 

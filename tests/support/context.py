@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobContext, JobFailed, OperationFailed, OutcomeRow, Progress, Summary
-from distop.tables import plan_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,9 +90,11 @@ def run_operation(
     batches: int = 1,
 ) -> Ran:
     """Plan, run every partition (in so many batches), complete: what executors and coordinator do, in one thread."""
-    if partitions is None:
-        partitions = plan_table(table).partitions
     argument = behavior.Arg.model_validate(arg)
+    whole, version = partitions is None, ""
+    if partitions is None:
+        planned = behavior.partitions(table, argument, context(table))
+        partitions, version = planned.partitions, planned.version
     rows: list[OutcomeRow] = []
     for n in range(batches):
         for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):
@@ -105,7 +106,13 @@ def run_operation(
                 rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), ""))
     rows.sort(key=lambda r: r.partition)
     failed = sum(not r.success for r in rows)
-    summary = Summary("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows))
+    counts = (len(rows), len(rows) - failed, failed)
+    summary = Summary(
+        *("failed" if failed else "success", *counts, lambda: iter(rows)),
+        version=version,
+        whole=whole,
+        plan=lambda: iter(partitions),
+    )
     try:
         return Ran(_stored(behavior.complete_operation(argument, table, summary, context(table))), "", rows)
     except OperationFailed as e:
