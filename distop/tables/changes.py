@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _READ_AS = 3
 """The version of the table format whose manifest entries are asked for; what an older one has not is None."""
 _CHECKED_EVERY = 1_000
+_PATH_ID = 2_147_483_546
+"""The field id of the column of a position delete file that has the paths of data files."""
 
 
 def new_files(metadata: Any, io: Any, since: str, check: Callable[[], None] = lambda: None) -> list[File] | None:
@@ -58,7 +60,7 @@ def _difference(
     exposed: set[str] = set()
     for manifest, entry in _entries(old_deletes, io, check):
         if _identity(manifest, entry) not in still:
-            referenced = _field(entry, "referenced_data_file")
+            referenced = _referenced(entry)
             if referenced is None:
                 return None
             exposed.add(referenced)
@@ -114,6 +116,17 @@ def _sequence(entry: Any, manifest: Any) -> int:
 def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
     """A file may hold the deletion vectors of several data files: the offset tells them apart."""
     return entry.data_file.file_path, _field(entry, "content_offset"), _sequence(entry, manifest)
+
+
+def _referenced(entry: Any) -> str | None:
+    """The one data file that a delete file applies to: it says so, or all paths in it are one by their bounds."""
+    from pyiceberg.manifest import DataFileContent
+
+    file = entry.data_file
+    if (told := _field(entry, "referenced_data_file")) is not None or file.content != DataFileContent.POSITION_DELETES:
+        return None if told is None else str(told)
+    low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
+    return low.decode() if low is not None and low == high else None
 
 
 def _field(entry: Any, name: str) -> Any:

@@ -98,4 +98,4 @@ class Lake:
 
     def drop_file(self, name: str, file: Any) -> None:
         """Take it out of the table again."""
-        self.load(name).newDelete().deleteFile(file.location()).commit()
+        self.load(name).newDelete().deleteFile(file).commit()
