@@ -1,8 +1,8 @@
 """The metadata of an Iceberg table by path, swapped by Iceberg itself.
 
 ``TableOperations.commit`` takes the very object that was loaded, and refuses any other: one by another writer meanwhile
-has a file of the next number, which is not overwritten. ``UpdateSchema.commit``, which would load again and try again
-on top of it, is not called; it only makes the schema.
+has a file of the next number, which is not overwritten. ``UpdateSchema.commit`` is not called, it only makes the
+schema: it builds on whatever is current when it is asked for.
 """
 
 from __future__ import annotations
