@@ -119,8 +119,10 @@ class Applying:
         """Swap the schema, if the table is what was judged. Whether it took place is seen when it is loaded again."""
         self._ctx.check_cancelled()
         change = self._change(head)
-        # From here on the job goes on from what stands in the table, and only its end may take that back.
-        self._ctx.progress.save({"snapshot": self._covered}, force=True)
+        # From here on the job goes on from what stands in the table, and only its end may take that back. One whose job
+        # is another's by now cannot save it.
+        if not self._ctx.progress.save({"snapshot": self._covered}, force=True):
+            raise RuntimeError("that the schema is about to be changed could not be written down: nothing was changed")
         self._ctx.status("changing the schema")
         try:
             self._target.swap(head, change)

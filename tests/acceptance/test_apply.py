@@ -22,7 +22,7 @@ from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
-from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.context import FakeContext, MemoryProgress, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -274,6 +274,33 @@ def test_deletes_and_rewrites_of_what_was_certified_are_in_nobodys_way(bench: Be
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
     ran = bench.apply(bench.context(name), certificate)
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
+
+
+def test_a_delete_that_names_no_file_and_is_gone_leaves_nothing_covered(bench: Bench) -> None:
+    lake = bench.lake
+    lake.create("equal", COLUMNS, "", 2)
+    lake.fill("equal", "id, c")
+    lake.delete_equal("equal", "c", None)
+    certificate = bench.certificate("equal", NOT_NULL)
+    lake.sql("insert into {equal} values (200, 'z')")
+    ran = bench.validate("equal", NOT_NULL, since=certificate)
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 1)
+    lake.load("equal").manageSnapshots().rollbackTo(bench.metadata("equal").snapshots[0].snapshot_id).commit()
+    ran = bench.validate("equal", NOT_NULL, since=ran.report["certificate"])
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
+
+
+def test_one_whose_job_is_anothers_by_now_changes_nothing(bench: Bench) -> None:
+    class Lost(MemoryProgress):
+        def save(self, value: Any, *, force: bool = False) -> bool:
+            return False
+
+    new_table(bench.lake, "lost")
+    ctx, certificate = bench.context("lost"), bench.certificate("lost", NOT_NULL)
+    ctx.progress = Lost()
+    with pytest.raises(RuntimeError, match="could not be written down: nothing was changed"):
+        bench.apply(ctx, certificate)
+    assert not bench.required("lost")
 
 
 def test_constraints_are_kept_as_properties_beside_what_is_required(bench: Bench) -> None:
