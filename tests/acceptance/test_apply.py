@@ -238,6 +238,27 @@ def test_what_nobody_knows_of_a_swap_is_looked_up(bench: Bench, monkeypatch: pyt
         assert ran.report["rounds"] == (2 if when == "before" else 1)
 
 
+def test_a_change_that_another_jvm_has_overwritten_is_made_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a local file system a rename replaces what is there: Iceberg looks before it renames, and both are not one."""
+    new_table(bench.lake, "over")
+    certificate = bench.certificate("over", NOT_NULL)
+
+    def overwrite() -> None:
+        folder, version = bench.lake.path("over") / "metadata", bench.version("over")
+        other = json.loads((folder / f"v{version - 1}.metadata.json").read_text())
+        other["properties"]["other"] = "mine"
+        (folder / f".v{version}.metadata.json.crc").unlink()
+        (folder / f"v{version}.metadata.json").write_text(json.dumps(other))
+
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "after", overwrite).wrapped)
+    ran = bench.apply(bench.context("over"), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
+    assert bench.required("over")
+    assert bench.metadata("over").properties["other"] == "mine"
+
+
 def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "busy")
     certificate = bench.certificate("busy", NOT_NULL)
