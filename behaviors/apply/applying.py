@@ -15,6 +15,7 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.tables.changes import new_files
 from distop.tables.iceberg import NO_SNAPSHOT, plan_metadata, read_metadata
+from distop.tables.options import check_options
 from distop_behaviors.apply.constraints import PREFIX, wanted
 from distop_behaviors.apply.report import Made, Outcome, checks_of
 from distop_behaviors.apply.target import Change, Moved, Unsure
@@ -94,7 +95,8 @@ class Applying:
         snapshot = str(current.snapshot_id) if current is not None else NO_SNAPSHOT
         found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)
         if found is None:
-            planned = plan_metadata(self._table, head.source, self._ctx.check_cancelled)
+            options = check_options(self._table.options, "iceberg")
+            planned = plan_metadata(head.source, self._table, options, self._ctx.check_cancelled)
             found = [file for partition in planned.partitions for file in partition.files]
         if found:
             self._ctx.status(f"looking at {len(found)} files that are new")

@@ -74,3 +74,8 @@ def check_format(table: TableRecord) -> None:
             f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "
             "certificates can be applied to Iceberg tables alone"
         )
+    if "catalog" in table.options:
+        raise InvalidArgument(
+            f"the schema of the table {table.name!r} is changed through its catalog, which is not available yet: "
+            "certificates can be applied to tables by path alone"
+        )

@@ -32,12 +32,13 @@ class Validate(Behavior):
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """Every partition; with ``since``, what its certificate does not cover of them."""
-        argument = _argument(arg)
-        if argument.since is None:
+        since = _argument(arg).since
+        if since is None:
             return super().partitions(table, arg, ctx)
-        from distop_behaviors.validate.certify import plan_since
+        from distop_behaviors.validate.certify import check_table, what_is_new
 
-        return plan_since(argument, argument.since, table, ctx)
+        check_table(since, table)
+        return what_is_new(since, super().partitions(table, arg, ctx), table, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """The partition's result; raises JobFailed with it where a check is violated or errs."""

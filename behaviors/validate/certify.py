@@ -6,18 +6,25 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan, Planned
+from distop.behavior import PartitionPlan
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.errors import DistopError, InvalidArgument
 from distop.files import read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
-from distop_behaviors.validate.certificate import MAX_BYTES, Certificate, Certified, columns_below, named_in
+from distop_behaviors.validate.certificate import (
+    MAX_BYTES,
+    Certificate,
+    Certified,
+    columns_below,
+    digest_of,
+    named_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from distop.behavior import JobContext, Summary, TableRecord
+    from distop.behavior import JobContext, Planned, Summary, TableRecord
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.report import Report
 
@@ -52,7 +59,9 @@ def _certificate(
 ) -> Certificate:
     if not summary.whole:
         raise Uncertified("only some of the table's partitions were looked at")
-    of_format = _of_iceberg if table.format == "iceberg" else _of_folders
+    of_format = {"iceberg": _of_iceberg, "parquet": _of_folders}.get(table.format)
+    if of_format is None:
+        raise Uncertified(f"tables of the format {table.format} have none yet")
     since = argument.since
     before = since.rows if since is not None else 0
     certificate = Certificate.issue(
@@ -121,35 +130,43 @@ def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
 
 
 def _of_folders(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    path = f"{_FOLDER}/{summary.version}.json"
     if argument.since is None:
-        keep_files(path, (file for partition in summary.partitions() for file in partition.files), ctx)
+        # Each once: a job may be over several partitions.
+        files = dict.fromkeys(file for partition in summary.partitions() for file in partition.files)
+        keep_files(summary.version, files, ctx)
     else:
         # Planning kept the list: of what is not new the plan says nothing.
-        read(f"{ctx.shared_dir}/{path}")
-    return {"files": path, "partition_types": dict(table.options.get("partition_types") or {})}
+        read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
+    return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
 
 
-def keep_files(path: str, files: Iterable[File], ctx: JobContext) -> None:
-    """Write the list of a table's files to where its certificate says. Twice is once: the name tells what is in it.
-    Raises OSError.
+def _list_of(version: str) -> str:
+    """Where the list of the files of a version stands, below the shared directory."""
+    return f"{_FOLDER}/{version}.json"
+
+
+def keep_files(version: str, files: Iterable[File], ctx: JobContext) -> None:
+    """Write the list of a table's files to where certificates of this version say. Twice is once: the version tells
+    what is in it. Raises OSError.
     """
-    write(f"{ctx.shared_dir}/{path}", json.dumps([list(file) for file in files]).encode())
+    listed = [list(file) for file in files]
+    told = {"version": version, "files": listed, "digest": digest_of({"files": listed})}
+    write(f"{ctx.shared_dir}/{_list_of(version)}", json.dumps(told).encode())
 
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[File]:
     """The files of a certificate. Raises InvalidArgument where its list is gone, or is another."""
-    from distop.tables.parquet import version_of
-
     location = f"{ctx.shared_dir}/{certificate.files}"
     try:
-        files = [(str(f[0]), int(f[1]), int(f[2])) for f in json.loads(read(location))]
+        told = json.loads(read(location))
+        fits = (told["version"], told["digest"]) == (certificate.version, digest_of({"files": told["files"]}))
+        files = [(str(f[0]), int(f[1]), int(f[2])) for f in told["files"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
             f"the list of files {location}, which the certificate of {certificate.operation} names, cannot be read "
             f"({error}): validate the whole table"
         ) from error
-    if version_of(files) != certificate.version:
+    if not fits:
         raise InvalidArgument(
             f"the list of files {location} is not the one of the certificate of {certificate.operation}: validate the "
             "whole table"
@@ -160,20 +177,15 @@ def kept_files(certificate: Certificate, ctx: JobContext) -> list[File]:
 # ----------------------------------------------------------------------- since
 
 
-def plan_since(argument: Argument, certificate: Certificate, table: TableRecord, ctx: JobContext) -> Planned:
-    """The plan of what the certificate does not cover.
+def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, ctx: JobContext) -> Planned:
+    """What the certificate does not cover of a plan of its whole table.
 
-    Raises InvalidArgument where the certificate is one of another table, or its columns are not the table's any more.
+    Raises InvalidArgument where its columns are not the table's any more, or what it names is gone.
     """
-    from distop.tables import plan_table
-
-    check_table(certificate, table)
-    planned = plan_table(table, ctx.check_cancelled)
     if table.format != "iceberg":
         before = frozenset(kept_files(certificate, ctx))
         try:
-            path = f"{_FOLDER}/{planned.version}.json"
-            keep_files(path, (file for partition in planned.partitions for file in partition.files), ctx)
+            keep_files(planned.version, (file for partition in planned.partitions for file in partition.files), ctx)
         except OSError as error:
             ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
         return _only(planned, lambda file: file not in before)
@@ -189,7 +201,7 @@ def plan_since(argument: Argument, certificate: Certificate, table: TableRecord,
         return planned
     paths = {path for path, _, _ in new}
     left = _only(planned, lambda file: file[0] in paths)
-    return left if left.partitions else Planned([PartitionPlan(0, NOTHING_NEW, source=source)], planned.version)
+    return left if left.partitions else replace(planned, partitions=[PartitionPlan(0, NOTHING_NEW, source=source)])
 
 
 def _only(planned: Planned, wanted: Callable[[File], bool]) -> Planned:
@@ -199,7 +211,7 @@ def _only(planned: Planned, wanted: Callable[[File], bool]) -> Planned:
         if files:
             size = sum(file[1] for file in files)
             left.append(replace(partition, partition=len(left), files=files, bytes=size))
-    return Planned(left, planned.version)
+    return replace(planned, partitions=left)
 
 
 def check_table(certificate: Certificate, table: TableRecord) -> None:

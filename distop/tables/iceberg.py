@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distop.core.model import TableRecord
+    from distop.tables.options import Options
 
 NO_SNAPSHOT = "no snapshot"
 """The version of a table into which nothing was written yet."""
@@ -59,12 +60,12 @@ def plan_table(table: TableRecord, check: Callable[[], None]) -> Planned:
     Raises InvalidArgument where the current metadata is not to be told, TableUnavailable where the table, its metadata
     or its manifests are not there.
     """
-    return plan_metadata(table, metadata_file(Location.of(table.location)), check)
-
-
-def plan_metadata(table: TableRecord, source: str, check: Callable[[], None]) -> Planned:
-    """As :func:`plan_table`, of the snapshot that is current by this metadata file."""
     options = check_options(table.options, "iceberg")
+    return plan_metadata(metadata_file(Location.of(table.location)), table, options, check)
+
+
+def plan_metadata(source: str, table: TableRecord, options: Options, check: Callable[[], None]) -> Planned:
+    """As :func:`plan_table`, of the snapshot that is current by this metadata file."""
     metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT

@@ -155,7 +155,7 @@ def plan(entries: Iterable[Entry], location: Location, options: Options) -> Plan
         partitions = list(_by_group(folders.get("", []), options))
     if len(partitions) > MAX_PARTITIONS:
         raise InvalidArgument(f"the location {location.text!r} has {len(partitions)} partitions, over a million")
-    return Planned(partitions, version_of(file for partition in partitions for file in partition.files))
+    return Planned(partitions, _version(partitions))
 
 
 def _by_folder(
@@ -213,9 +213,9 @@ def check_types(options: Options, columns: Iterable[str], location: Location) ->
             )
 
 
-def version_of(files: Iterable[tuple[str, int, int]]) -> str:
-    """The version of a table that has these files, in the order of its partitions."""
+def _version(partitions: list[PartitionPlan]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for path, size, mtime_ns in files:
-        digest.update(f"{path}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    for partition in partitions:
+        for path, size, mtime_ns in partition.files:
+            digest.update(f"{path}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return f"files-{digest.hexdigest()}"

@@ -67,7 +67,7 @@ def test_what_is_valid_has_a_certificate_of_the_files_that_were_looked_at(
         ("c_not_null", NOT_NULL, 0),
         ("positive", RANGE, 0),
     ]
-    files = json.loads((tmp_path / certificate["files"]).read_text())
+    files = json.loads((tmp_path / certificate["files"]).read_text())["files"]
     assert [path for path, _, _ in files] == [str(folder / f"k={k}/a.parquet") for k in (1, 2)]
     assert certificate["version"] in certificate["files"]
     assert Certificate.model_validate(certificate).model_dump(mode="json") == certificate
@@ -147,7 +147,8 @@ def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..
 def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp_path: Path) -> None:
     certificate = run(NOT_NULL).report["certificate"]
     kept = tmp_path / certificate["files"]
-    kept.write_text(json.dumps([*json.loads(kept.read_text()), ["/more", 1, 1]]))
+    told = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**told, "files": [*told["files"], ["/more", 1, 1]]}))
     with pytest.raises(InvalidArgument, match="is not the one of the certificate"):
         run(NOT_NULL, since=certificate)
     kept.unlink()
@@ -236,3 +237,11 @@ def test_a_result_says_why_it_has_no_certificate() -> None:
     ):
         with pytest.raises(NotAllowed, match=why):
             result(state, report).certificate()
+
+
+def test_a_table_whose_catalog_alone_changes_it_is_refused() -> None:
+    from distop_behaviors.apply.target import check_format
+
+    with pytest.raises(InvalidArgument, match="is changed through its catalog, which is not available yet"):
+        check_format(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
+    check_format(TableRecord("t", "iceberg", "/t"))
