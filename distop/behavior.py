@@ -75,17 +75,27 @@ class OutcomeRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What ``complete_operation`` decides from: the fixed decision, and the outcomes read lazily in pages."""
+    """What ``complete_operation`` decides from: the fixed decision, and outcomes and plan, read lazily in pages.
+    ``version``: the table's, as the plan has it. ``whole``: the start named no partitions, so that the plan has all
+    that the behavior wanted.
+    """
 
     verdict: Literal["success", "failed", "cancelled"]
     total: int
     success: int
     failed: int
     rows: Callable[[], Iterator[OutcomeRow]] = field(repr=False, default=lambda: iter(()))
+    version: str = ""
+    whole: bool = True
+    plan: Callable[[], Iterator[PartitionPlan]] = field(repr=False, default=lambda: iter(()))
 
     def outcomes(self) -> Iterator[OutcomeRow]:
         """The outcomes in order of their ordinals; jobs that were cancelled have none."""
         return self.rows()
+
+    def partitions(self) -> Iterator[PartitionPlan]:
+        """The plan's partitions in order, with their files; none where the operation ended before it had a plan."""
+        return self.plan()
 
 
 class Progress(ABC):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
 from distop.core import finishing as f
-from distop.core.codec import dumps, from_ranges, rfc3339, shorten
+from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import parse_time
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
@@ -26,7 +26,7 @@ from distop.keeping import kept_with
 from distop.request import request
 from distop.submit import submit
 from distop.trying import Elsewhere, failed_attempt
-from distop.worker.model import WorkerError
+from distop.worker.model import PlanPages, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -159,6 +159,7 @@ class Ending:
                     decided.failed,
                     outcomes.page,
                     outcomes.ready(),
+                    self._plan_of(op),
                 ),
             )
         except WorkerError as error:
@@ -213,6 +214,21 @@ class Ending:
                 outcomes[partition] = kv.value.decode()
         rows = [_row(p, success, outcomes.get(p, "null")) for p, success in sorted(states.items())]
         return rows, after if after < total else None
+
+    def _plan_of(self, op: OperationView) -> PlanPages | None:
+        """The operation's plan, as its completion code may ask for it."""
+        ref, plan = op.ref, op.plan
+        if plan is None:
+            return None
+
+        async def page(number: int) -> Page:
+            chunk = await self._ctx.client.get(self._keys.chunk(ref, number))
+            if chunk is None:
+                raise NotFound(f"the chunk {number} of the plan of {ref} is gone")
+            rows = [dumps(partition).decode() for partition in read(loads, chunk)]
+            return rows, number + 1 if number + 1 < plan.chunks else None
+
+        return PlanPages(plan.version, op.spec is None or op.spec.partitions is None, plan.chunks, page)
 
     @staticmethod
     def _known(op: OperationView, total: int) -> Page | None:

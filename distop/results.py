@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, from_rfc3339
 from distop.core.model import State
-from distop.errors import OperationCancelled, OperationFailed
+from distop.errors import NotAllowed, OperationCancelled, OperationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,17 @@ class OperationResult:
             line = first_line(first.get("text"))
             text += f" ({where}{line})" if ": " in text else f": {where}{line}"
         return text
+
+    def certificate(self) -> Mapping[str, Any]:
+        """What a validation proved, to be presented to ``apply``, or as ``since`` to the next one. Raises NotAllowed,
+        with the reason, where it has none.
+        """
+        report = self.report if isinstance(self.report, dict) else {}
+        found = report.get("certificate")
+        if isinstance(found, dict):
+            return found
+        why = report.get("uncertified") if self.success else f"it ended as {self.state}"
+        raise NotAllowed(f"{self.op} has no certificate: {why or 'operations of its type give none'}")
 
     def raise_for_state(self) -> OperationResult:
         """This result, when the operation succeeded. Raises OperationFailed or OperationCancelled, with the report."""

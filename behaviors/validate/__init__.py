@@ -13,7 +13,7 @@ from distop_behaviors.validate.report import Answer, Report, combine, sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
     from distop_behaviors.validate.report import Result
 
 
@@ -30,6 +30,16 @@ class Validate(Behavior):
     failure_policy = "collect_all"
     needs_table = True
     reports_only = True
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """Every partition; with ``since``, what its certificate does not cover of them."""
+        since = _argument(arg).since
+        if since is None:
+            return super().partitions(table, arg, ctx)
+        from distop_behaviors.validate.certify import check_table, what_is_new
+
+        check_table(since, table)
+        return what_is_new(since, super().partitions(table, arg, ctx), table, ctx)
 
     def jobs(
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
@@ -78,6 +88,10 @@ class Validate(Behavior):
                 )
 
         report = combine(argument, results(), complete=summary.verdict != "cancelled")
+        if report.verdict == "valid" and table is not None:
+            from distop_behaviors.validate.certify import certify
+
+            certify(argument, report, table, summary, ctx)
         if report.verdict == "valid" or summary.verdict == "cancelled":
             return report
         raise OperationFailed(sentence([check.name for check in report.checks], report.checks), report)

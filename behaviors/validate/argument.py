@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat,
 from pydantic_core import PydanticCustomError
 
 from distop.behavior import out_of_order
+from distop_behaviors.validate.certificate import ROW_KINDS, Certificate
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -307,13 +308,24 @@ class Argument(_Model):
     statistics: Literal["auto", "only", "never"] = "auto"
     max_violations: Annotated[StrictInt, Field(ge=1), _Whole] | None = None
     sample: Annotated[StrictInt, Field(ge=0, le=MAX_SAMPLE), _Whole] = 20
+    since: Annotated[Certificate, Field(description="only what came since is looked at")] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _not_yet(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "since" in data:
-            raise _wrong("'since' is not available yet")
-        return data
+    @model_validator(mode="after")
+    def _certified_before(self) -> Argument:
+        if self.since is None:
+            return self
+        whose = f"the certificate of {self.since.operation}"
+        if self.where != self.since.where:
+            raise _wrong(f"'where' is not the one of {whose}")
+        certified = [c.check for c in self.since.checks]
+        for check, name in zip(self.checks, self.names(), strict=True):
+            if check.kind not in ROW_KINDS:
+                raise _wrong(f"{name}: {check.kind!r} is about all rows together: leave 'since' out")
+            if check.as_given() not in certified:
+                raise _wrong(f"{name}: {whose} has no such check")
+            if check.kind == "check" and self.null_is != self.since.null_is:
+                raise _wrong(f"'null_is' is not the one of {whose}")
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> Argument:
@@ -327,7 +339,6 @@ class Argument(_Model):
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
         schema["properties"]["checks"]["x-unique-by"] = "name"  # so that a start is refused, not the planning
-        schema["properties"]["since"] = {"enum": ["not available yet"], "description": "Comes later."}
         # The contract's own example has ``"max_violations": null``.
         schema["properties"]["max_violations"] = {
             "type": ["integer", "null"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, Field, RootModel, model_serializer, model_validator
 
 from distop.behavior import WIDE
+from distop_behaviors.validate.certificate import Certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,11 +72,17 @@ class CheckReport(BaseModel):
 
 
 class Report(BaseModel):
-    """``rows``: the rows that were to be checked; with ``where``, those that it picks (null: not counted)."""
+    """``rows``: the rows that were to be checked; with ``where``, those that it picks (null: not counted); with
+    ``since``, the operation whose certificate was gone on from, those of what was new. ``certificate``: of what is
+    valid for the whole table; else ``uncertified`` says why there is none.
+    """
 
     verdict: Verdict
     rows: int | None
     checks: list[CheckReport]
+    since: str | None = None
+    certificate: Certificate | None = None
+    uncertified: str | None = None
 
 
 @dataclass(slots=True)
@@ -247,10 +254,13 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
             if room > 0 and part.samples and budget > 0:
                 kept, budget = within([s.model_dump(mode="json") for s in part.samples[:room]], budget)
                 total.samples.extend(part.samples[: len(kept)])
-    elsewhere = nothing or nowhere_of_where.sentence("where: ", unread)
+    # What a certificate was issued for was somewhere: in the new files it may be nowhere.
+    told = argument.since is None
+    elsewhere = (nothing or nowhere_of_where.sentence("where: ", unread)) if told else ""
+    nowhere = [elsewhere or (total.nowhere.sentence("", unread) if told else "") for total in sums]
     checks = [
-        total.report(name, check.as_given(), elsewhere or total.nowhere.sentence("", unread), argument, complete)
-        for name, check, total in zip(argument.names(), argument.checks, sums, strict=True)
+        total.report(name, check.as_given(), where, argument, complete)
+        for name, check, total, where in zip(argument.names(), argument.checks, sums, nowhere, strict=True)
         # A rerun may be of the job over all partitions alone, and then no other check is looked at.
         if total.verdicts or check.wide or nothing or not complete
     ]
@@ -258,9 +268,10 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
         check.error = error or None
     if not narrow and rows_of_wide:
         rows = None if rows is None else rows_of_wide[0]
-    if complete and nowhere_of_where.columns:
+    if complete and told and nowhere_of_where.columns:
         rows = None
-    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks)
+    since = argument.since.operation if argument.since is not None else None
+    return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=since)
 
 
 @dataclass(slots=True)

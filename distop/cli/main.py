@@ -86,7 +86,8 @@ app.add_typer(table, name="table")
 _MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
 _OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
 _OTHERS: tuple[Callable[..., None], ...] = (
-    *(starting.start, starting.rerun, operations.ls, operations.show, operations.watch, operations.cancel),
+    *(starting.start, starting.apply, starting.rerun),
+    *(operations.ls, operations.show, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.history, catalog.nodes, catalog.drain, catalog.behaviors),
     *(audit.audit, doctor.doctor),
 )

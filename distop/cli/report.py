@@ -100,12 +100,25 @@ def _reason(cancel: Mapping[str, str] | None) -> str | None:
 
 
 def show_report(report: Any) -> None:
-    """A report with checks as a table of verdicts and samples; any other as JSON."""
-    checks = checks_of(report)
-    if not checks:
+    """A report with checks as a table of verdicts and samples, with changes as a table of these; any other as JSON."""
+    checks, changes = checks_of(report), _changes(report)
+    if not checks and not changes:
         say(json.dumps(report, ensure_ascii=False, indent=2, default=str))
         return
-    fields({"verdict": report.get("verdict"), "rows": _count(report.get("rows"))})
+    fields(
+        {
+            "verdict": report.get("verdict"),
+            "rows": _count(report.get("rows")),
+            "since": report.get("since"),
+            "certificate": _certificate(report),
+            "taken back": "all of it" if report.get("reverted") else None,
+        }
+    )
+    if changes:
+        say("")
+        table(("check", "became", "before"), changes, "")
+    if not checks:
+        return
     say("")
     rows = []
     for check in checks:
@@ -150,6 +163,29 @@ def checks_of(report: Any) -> list[dict[str, Any]]:
     if not isinstance(checks, list) or not all(isinstance(check, dict) and "verdict" in check for check in checks):
         return []
     return checks
+
+
+def _changes(report: Any) -> list[tuple[Any, ...]]:
+    """What the checks of a certificate became; nothing for any other report."""
+    changes = report.get("changes") if isinstance(report, dict) else None
+    if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
+        return []
+    return [
+        (
+            change.get("check"),
+            f"{change['column']} is required" if change.get("column") else f"the property {change.get('property')}",
+            "the same" if change.get("before") == "same" else "",
+        )
+        for change in changes
+    ]
+
+
+def _certificate(report: Mapping[str, Any]) -> str | None:
+    """The one that a report has, or is of; or why it has none."""
+    found, why = report.get("certificate"), report.get("uncertified")
+    if isinstance(found, dict):
+        return f"of {found.get('version')} ({found.get('digest')})"
+    return str(found) if found else f"none: {why}" if why else None
 
 
 def _some(names: Sequence[str]) -> str:

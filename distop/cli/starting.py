@@ -1,4 +1,4 @@
-"""Commands that start operations: start, rerun."""
+"""Commands that start operations: start, apply, rerun."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
-from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse
-from distop.errors import DistopError
+from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse, seconds
+from distop.errors import DistopError, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from distop.client import Client
+    from distop.core.model import OperationRef
     from distop.operation import Operation
     from distop.results import OperationResult
 
@@ -46,6 +47,9 @@ def start(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
     partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="OP", help="Only what came since that validation, by its certificate.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
     request_id: Annotated[
@@ -60,12 +64,13 @@ def start(
     check_waiting(wait, timeout)
     argument = parse_argument(arg)
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
+    former = parse(since) if since is not None else None
 
     async def work(client: Client) -> Operation:
         return await client.start_operation(
             type_name,
             table,
-            argument,
+            argument if former is None else _going_on(argument, await _certificate(client, former)),
             partitions=partition or None,
             request_id=request_id,
             failure_policy=failure_policy,
@@ -73,6 +78,48 @@ def start(
         )
 
     _start(work, wait, timeout)
+
+
+async def _certificate(client: Client, ref: OperationRef) -> Mapping[str, Any]:
+    """The certificate of an operation that has ended. Raises NotFound, NotAllowed."""
+    seen = await client.operation(ref).status()
+    if seen.result is None:
+        raise NotAllowed(f"{ref} has no certificate yet: wait until it has ended")
+    return seen.result.certificate()
+
+
+def _going_on(argument: Any, certificate: Mapping[str, Any]) -> Any:
+    """The argument with ``since``; what it does not say of the checks is as the certificate has it."""
+    if not isinstance(argument, dict | None):
+        return argument  # the start is refused, with the reason
+    checks = [{**certified["check"], "name": certified["name"]} for certified in certificate["checks"]]
+    certified = {"checks": checks, "where": certificate["where"], "null_is": certificate["null_is"]}
+    return {**certified, **(argument or {}), "since": certificate}
+
+
+def apply(
+    op: OP,
+    settle: Annotated[
+        float | None,
+        typer.Option(metavar="S", parser=seconds("--settle"), help="Look so long at what is still committed (10)."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
+    timeout: TIMEOUT = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Repeating this with the same id does it once.")
+    ] = None,
+) -> None:
+    """Make what a validation has proved part of its table's schema."""
+    check_waiting(wait, timeout)
+    ref = parse(op)
+    _check_start("apply", ref.table, None, None, request_id, None, None)
+
+    async def work(client: Client) -> Operation:
+        argument = {"certificate": await _certificate(client, ref)}
+        settled = {} if settle is None else {"settle_seconds": settle}
+        return await client.start_operation("apply", ref.table, {**argument, **settled}, request_id=request_id)
+
+    _start(work, wait, timeout, applies=str(ref))
 
 
 class _Start:

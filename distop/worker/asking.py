@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
 from distop.worker.model import CompleteResult, PlanResult, RunRequest
+from distop.worker.sinks import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.worker.caller import Caller
     from distop.worker.gate import Gate
-    from distop.worker.model import JobItem, WorkerConfig
+    from distop.worker.model import JobItem, PlanPages, WorkerConfig
     from distop.worker.sinks import Fetch, FindTable, Page
 
 
@@ -38,7 +39,7 @@ class Asking:
         message = protocol.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
-        value, chunks = await self._caller.call(message, table=find_table, gate=self._gate)
+        value, chunks = await self._caller.call(message, sources=Sources(table=find_table), gate=self._gate)
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"])
 
     async def complete(
@@ -53,10 +54,11 @@ class Asking:
         failed: int,
         fetch: Fetch,
         first: Page | None = None,
+        plan: PlanPages | None = None,
     ) -> CompleteResult:
         """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
         {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
-        on, which is then not fetched. Raises WorkerError."""
+        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError."""
         message = protocol.CompleteMessage(
             t="complete",
             call=0,
@@ -69,10 +71,13 @@ class Asking:
             success=success,
             failed=failed,
         )
+        if plan is not None:
+            message["plan"] = {"version": plan.version, "whole": plan.whole, "chunks": plan.chunks}
         if first is not None:
             message["following"] = first[1]
         rows = partial(iter, first[0]) if first is not None else None
-        value, _ = await self._caller.call(message, rows, fetch=fetch, gate=self._gate)
+        sources = Sources(fetch, plan.page if plan is not None else None)
+        value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:

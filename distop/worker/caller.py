@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import describe
 from distop.worker import protocol
 from distop.worker.model import Death, WorkerError
-from distop.worker.sinks import CallSink, first
+from distop.worker.sinks import CallSink, Sources, first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from distop.logs import Log
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
-    from distop.worker.sinks import Fetch, FindTable
 
     CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
     Answer = tuple[Any, list[bytes]]
     Rows = Callable[[], Iterable[str]]
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
+NOTHING = Sources()
 WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup", "sweep": "the sweep"}
 
 
@@ -70,20 +70,20 @@ class Caller:
         message: CallMessage,
         rows: Rows | None = None,
         *,
-        fetch: Fetch | None = None,
-        table: FindTable | None = None,
+        sources: Sources = NOTHING,
         gate: Gate | None = None,
         limit: float | None = None,
     ) -> Answer:
         """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
-        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent.
+        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent; ``sources`` what the child asks
+        for meanwhile.
 
         With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
         repeated with nobody else there. Without one, it is the call of a run that is in the gate.
         """
         asked = _Asked(message, of_run=gate is None)
         self._asked.add(asked)
-        send = partial(self._answer, asked, message, rows, fetch, table)
+        send = partial(self._answer, asked, message, rows, sources)
         attended = self._spawn(self._attend(asked, self._work(asked, send, gate), limit))
         try:
             return await asyncio.shield(attended)
@@ -138,18 +138,11 @@ class Caller:
             raise WorkerError("crash", str(got))
         return got
 
-    async def _answer(
-        self,
-        asked: _Asked,
-        message: CallMessage,
-        rows: Rows | None,
-        fetch: Fetch | None,
-        table: FindTable | None,
-    ) -> Answer | Death:
+    async def _answer(self, asked: _Asked, message: CallMessage, rows: Rows | None, sources: Sources) -> Answer | Death:
         """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
         while True:
             child = await self._keeper.ready()
-            call = CallSink(next(self._numbers), child, fetch, table)
+            call = CallSink(next(self._numbers), child, sources)
             child.calls[call.number] = call
             asked.sink = call
             try:

@@ -119,8 +119,14 @@ class Call:
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message
-        summary = Summary(message["verdict"], message["total"], message["success"], message["failed"], self._rows)
+        plan = message.get("plan") or protocol.PlanOutline(version="", whole=True, chunks=0)
         ctx = self._context(follow_ups=self._follow_ups)
+        summary = Summary(
+            *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
+            version=plan["version"],
+            whole=plan["whole"],
+            plan=lambda: self._partitions(plan["chunks"], ctx.shared_dir),
+        )
         failure: str | None = None
         try:
             report = behavior.complete_operation(arg, self._table, summary, ctx)
@@ -154,6 +160,15 @@ class Call:
                 yield OutcomeRow(
                     row["partition"], name, row["success"], outcome.get("result"), outcome.get("error") or ""
                 )
+
+    def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
+        start: int | None = 0 if chunks else None
+        while start is not None:
+            self._check()
+            question = protocol.FetchMessage(t="fetch", call=self.number, start=start, seq=0, plan=True)
+            start, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+            for row in rows:
+                yield shared.with_files(PartitionPlan.from_json(row), shared_dir)
 
     def _cleanup(self, behavior: Behavior, arg: Any) -> Any:
         """All of them, whatever goes wrong with one; the first error is told."""

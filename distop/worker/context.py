@@ -13,6 +13,7 @@ from distop.behavior import Behavior, JobContext, Progress, load
 from distop.core.codec import dumps
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
+from distop.files import local_path
 from distop.worker import protocol, shared
 from distop.worker.spark import SparkHolder
 
@@ -227,7 +228,7 @@ class Context(JobContext):
             f"{self.shared_dir}/stage/{shared.operation_path(self.operation)}/{partition.partition:06d}/"
             f"{fence}-{shared.folder(self._incarnation)}"
         )
-        local = shared.local_path(path)
+        local = local_path(path)
         if local is None:
             return path
         local.mkdir(parents=True, exist_ok=True)

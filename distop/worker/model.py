@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.worker.protocol import Kind
+    from distop.worker.sinks import Fetch
 
 
 @frozen
@@ -111,6 +112,18 @@ class PlanResult:
     version: str
     spilled: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@frozen
+class PlanPages:
+    """An operation's plan, for its completion: the table's version; whether the start named no partitions; and its
+    chunks. ``page(n)`` gives the partitions of one, as JSON texts, and the number of the next (None: that was all).
+    """
+
+    version: str
+    whole: bool
+    chunks: int
+    page: Fetch
 
 
 @frozen

@@ -123,9 +123,18 @@ class PlanMessage(TypedDict):
     names: list[str] | None
 
 
+class PlanOutline(TypedDict):
+    """What is known of a plan before its chunks are read."""
+
+    version: str
+    whole: bool
+    chunks: int
+
+
 class CompleteMessage(TypedDict):
-    """Run the completion code. With ``following``, the first page of outcomes comes with it: ``items`` as in a reply to
-    a ``fetch``, whose value it would be. With ``more``, further rows follow."""
+    """Run the completion code. ``plan`` is left out where the operation has none. With ``following``, the first page of
+    outcomes comes with it: ``items`` as in a reply to a ``fetch``, whose value it would be. With ``more``, further rows
+    follow."""
 
     t: Literal["complete"]
     call: int
@@ -137,6 +146,7 @@ class CompleteMessage(TypedDict):
     total: int
     success: int
     failed: int
+    plan: NotRequired[PlanOutline]
     following: NotRequired[int | None]
     items: NotRequired[list[Any]]
     more: NotRequired[bool]
@@ -247,12 +257,14 @@ class ProgressMessage(TypedDict):
 
 
 class FetchMessage(TypedDict):
-    """Asks for outcomes from ordinal ``start`` on; answered by a reply with {rows, next}."""
+    """Asks for outcomes from ordinal ``start`` on, or (``plan``) for the partitions in the plan's chunk ``start``;
+    answered by a reply with {rows, next}."""
 
     t: Literal["fetch"]
     call: int
     start: int
     seq: int
+    plan: NotRequired[bool]
 
 
 class TableMessage(TypedDict):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, loads
@@ -15,6 +13,7 @@ from distop.core.keys import encode
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.errors import InvalidArgument
+from distop.files import local_path, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,45 +47,6 @@ def folder(name: str) -> str:
     text = encode(name)
     head = 3 if text.startswith("%2E") else 0
     return text[:head] + text[head:].replace("%2E", ".")
-
-
-def local_path(location: str) -> Path | None:
-    """The local path of a location, or None for a URL of another kind."""
-    if location.startswith("file:"):
-        return Path("/" + location[len("file:") :].lstrip("/"))
-    return None if "://" in location else Path(location)
-
-
-def write(location: str, data: bytes) -> None:
-    """Write a whole file, seen wholly or not at all; its folders are made."""
-    path = local_path(location)
-    if path is None:
-        from pyarrow import fs
-
-        filesystem, inner = fs.FileSystem.from_uri(location)
-        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
-        with filesystem.open_output_stream(inner) as stream:
-            stream.write(data)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read(location: str) -> bytes:
-    """The bytes of a file. Raises OSError."""
-    path = local_path(location)
-    if path is not None:
-        return path.read_bytes()
-    from pyarrow import fs
-
-    filesystem, inner = fs.FileSystem.from_uri(location)
-    with filesystem.open_input_stream(inner) as stream:
-        return bytes(stream.read())
 
 
 def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[PartitionPlan]:

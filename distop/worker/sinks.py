@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.frozen import frozen
 from distop.errors import describe
 from distop.worker import protocol
 from distop.worker.model import JobEnded, WorkerError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     Page = tuple[list[str], int | None]
     """Outcomes, each as JSON, and the ordinal to go on from (None: that was all)."""
     Fetch = Callable[[int], Awaitable[Page]]
-    """The page of outcomes from an ordinal on."""
+    """The page of outcomes from an ordinal on; or that of a plan's partitions, by the number of their chunk."""
     FindTable = Callable[[str], Awaitable[Mapping[str, Any] | None]]
     """The record of a table by its name."""
 
@@ -123,16 +124,24 @@ class RunSink:
         child.send(protocol.ReplyMessage(t="reply", seq=message["seq"], value=saved))
 
 
-class CallSink:
-    """One call: its chunks, and the future of its result. ``fetch`` gives it outcomes, ``table`` records of tables."""
+@frozen
+class Sources:
+    """What a call may ask the daemon for: pages of outcomes, pages of the plan, records of tables."""
 
-    def __init__(self, number: int, child: Child, fetch: Fetch | None, table: FindTable | None) -> None:
+    outcomes: Fetch | None = None
+    plan: Fetch | None = None
+    table: FindTable | None = None
+
+
+class CallSink:
+    """One call: its chunks, and the future of its result. ``sources``: what it may ask for."""
+
+    def __init__(self, number: int, child: Child, sources: Sources) -> None:
         self.number = number
         self.child = child
         self.chunks: list[bytes] = []
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._fetch = fetch
-        self._table = table
+        self._sources = sources
         self._fetching: set[asyncio.Task[None]] = set()
 
     def on_frame(self, message: dict[str, Any]) -> None:
@@ -150,7 +159,7 @@ class CallSink:
 
     def stop(self) -> None:
         """Tell the child to stop it, and answer its questions with no from now on: it may wait for an answer."""
-        self._fetch = self._table = None
+        self._sources = Sources()
         self.child.send(protocol.CancelMessage(t="cancel", call=self.number))
         for task in self._fetching:
             task.cancel()
@@ -158,21 +167,24 @@ class CallSink:
     async def _answer(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
-            if self._fetch is None:
+            page = self._sources.plan if message.get("plan") else self._sources.outcomes
+            if page is None:
                 raise RuntimeError("nobody gives any to this call")
-            rows, following = await self._fetch(message["start"])
+            rows, following = await page(message["start"])
             for frame in protocol.encode_paged(protocol.ReplyMessage(t="reply", seq=seq, value=following), rows):
                 self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
-            text = f"the outcomes could not be read: {describe(error)}"
+            what = "plan" if message.get("plan") else "outcomes"
+            text = f"the {what} could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
     async def _find(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
-            if self._table is None:
+            find = self._sources.table
+            if find is None:
                 raise RuntimeError("nobody gives any to this call")
-            self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=await self._table(message["name"])))
+            self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=await find(message["name"])))
         except (Exception, asyncio.CancelledError) as error:
             text = f"the record of the table {message['name']!r} could not be read: {describe(error)}"
             self.child.send(protocol.ReplyMessage(t="reply", seq=seq, value=None, error=text))

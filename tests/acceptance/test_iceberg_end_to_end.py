@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,15 +16,18 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from pyspark.errors import AnalysisException, SparkRuntimeException
 
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
+from tests.support.sparklake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -29,13 +35,11 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2,
 BY_K = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=IdentityTransform(), name="k"))
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Daemons]:
-    """An executor that was told the coordinates of Iceberg's jar, and one table beside it."""
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """An executor that was told the coordinates of Iceberg's jar."""
     need(jar(), MAVEN)  # first: it keeps several processes from fetching it at once
-    Folder(tmp_path / "t").new(SCHEMA, BY_K).append(pa.table({"id": [1, 2, None, 4], "k": ["a", "a", "b", None]}))
-    (tmp_path / "daemons").mkdir()
-    with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as found:
+    with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path_factory.mktemp("daemons")) as found:
         packages = f"spark.jars.packages={COORDINATES}"
         found.start("ann", ttl=10, options=("--spark-master", "local[2]", "--spark-conf", packages))
         yield found
@@ -47,6 +51,7 @@ def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Path) -> None:
+    Folder(tmp_path / "t").new(SCHEMA, BY_K).append(pa.table({"id": [1, 2, None, 4], "k": ["a", "a", "b", None]}))
     add = ("table", "add", "lake.t", "--format", "iceberg", "--location")
     refused = distop(group, *add, str(tmp_path / "t"), "--option", "warehouse=x")
     assert refused.returncode != 0
@@ -60,3 +65,49 @@ def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Pat
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1), ("valid", 0)], group.tails()
     assert (report["rows"], record["jobs"]) == (4, {"total": 3, "success": 2, "failed": 1})
     assert [s["partition"] for s in report["checks"][0]["samples"]] == ["k=b"]
+
+
+def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
+    """The README's story: what Iceberg refuses, and what it says after its commands were run as they are written."""
+    lake = Lake(spark, tmp_path)
+    lake.create("orders", "id bigint, k string", "partitioned by (k)", 2)
+    lake.sql("insert into {orders} values (1, 'a'), (2, 'b')")
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (said,) = re.findall(r"^Cannot change nullable column .*$", page, re.MULTILINE)
+    with pytest.raises(AnalysisException, match=said):
+        lake.sql("alter table {orders} alter column id set not null")
+    (story,) = re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    story = story.replace("/warehouse/db/orders", str(lake.path("orders")))
+    story = story.replace("distop apply", "distop apply --settle 0")
+    script = f'set -e; distop() {{ "{sys.executable}" -m distop.cli "$@"; }}; {story}'
+    ran = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "DISTOP_ETCD": group.endpoint},
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran, group.tails())
+    assert "id_not_null" in ran.stdout
+    assert "orders/apply/1" in ran.stdout
+    (field, _) = lake.rows("orders").schema.fields
+    assert (field.name, field.nullable) == ("id", False)
+    with pytest.raises(SparkRuntimeException, match="NULL value appeared in non-nullable field"):
+        lake.sql("insert into {orders} values (null, 'c')")
+
+    lake.sql("insert into {orders} values (3, 'c')")
+    since = distop(group, "start", "validate", "orders", "--since", "orders/validate/1", "--wait", "--json")
+    record = json.loads(since.stdout)
+    assert (record["report"]["rows"], record["report"]["since"]) == (1, "orders/validate/1")
+    assert record["report"]["certificate"]["rows"] == 3
+    failed = distop(group, "start", "validate", "orders", "--arg", '{"checks": [{"check": "id > 2"}]}', "--wait")
+    assert failed.returncode == 1
+    for op, code, sentence in (
+        ("orders/validate/3", 5, "orders/validate/3 has no certificate: it ended as failed"),
+        ("orders/apply/1", 5, "orders/apply/1 has no certificate: operations of its type give none"),
+        ("orders/validate/9", 4, "orders/validate/9"),
+    ):
+        refused = distop(group, "apply", op)
+        assert (refused.returncode, refused.stderr.count("\n")) == (code, 1)
+        assert sentence in refused.stderr
+    forged = {"certificate": {**record["report"]["certificate"], "rows": 9}}
+    result = group.client.start_operation("apply", "orders", forged).wait(timeout=100)
+    assert (result.state, result.jobs["total"]) == ("failed", 0)
+    assert "was changed after it was issued: it does not fit its digest" in result.sentence()

@@ -13,6 +13,7 @@ import pytest
 from distop.core.plan import decode_chunk
 from distop.worker.guardian import boottime
 from distop.worker.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.model import PlanPages
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
@@ -315,6 +316,29 @@ async def test_the_first_page_comes_with_the_call_where_it_is_known(worker: Work
     done = await worker.complete(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few)
     assert done.report["rows"] == [[0, "0", True]] * 3
     assert len(asked) == 5
+
+
+async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
+    arg = {"names": ["a", "b"], "files": 4_000, "does": {"plan": ""}}
+    planned = await worker.plan(OP, "sample", arg, TABLE, None)
+    partitions = [p for chunk in planned.chunks for p in decode_chunk(chunk)]
+    assert all(p.files_at for p in partitions)
+
+    async def page(number: int) -> tuple[list[str], int | None]:
+        return [json.dumps(partitions[number].to_json())], number + 1 if number == 0 else None
+
+    plan = PlanPages(planned.version, whole=False, chunks=2, page=page)
+    done = await worker.complete(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan)
+    assert done.report == {"version": "v1", "whole": False, "planned": [[0, "a", 4_000], [1, "b", 4_000]]}
+    done = await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages)
+    assert done.report == {"version": "", "whole": True, "planned": []}
+
+    async def broken(number: int) -> tuple[list[str], int | None]:
+        raise ConnectionError("etcd is away")
+
+    with pytest.raises(WorkerError, match="the plan could not be read: .*etcd is away"):
+        plan = PlanPages("v1", whole=True, chunks=1, page=broken)
+        await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan)
 
 
 async def test_a_verdict_of_the_completion_keeps_its_report(worker: Worker) -> None:

@@ -103,11 +103,12 @@ def run_operation(
     in one thread.
     """
     argument = behavior.Arg.model_validate(arg)
+    whole, version = partitions is None and names is None, ""
     if partitions is None:
         ctx = context(table)
         planned = behavior.partitions(table, argument, ctx)
         partitions = select(behavior.jobs(argument, planned.partitions, names, ctx), None)
-        table = table.extended(planned.options)
+        table, version = table.extended(planned.options), planned.version
     rows: list[OutcomeRow] = []
     for n in range(batches):
         for plan, outcome in _batch(behavior, argument, list(partitions[n::batches]), context(table)):
@@ -119,7 +120,13 @@ def run_operation(
                 rows.append(OutcomeRow(plan.partition, plan.name, True, _stored(outcome), ""))
     rows.sort(key=lambda r: r.partition)
     failed = sum(not r.success for r in rows)
-    summary = Summary("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows))
+    counts = (len(rows), len(rows) - failed, failed)
+    summary = Summary(
+        *("failed" if failed else "success", *counts, lambda: iter(rows)),
+        version=version,
+        whole=whole,
+        plan=lambda: iter(partitions),
+    )
     try:
         return Ran(_stored(behavior.complete_operation(argument, table, summary, context(table))), "", rows)
     except OperationFailed as e:

@@ -119,6 +119,9 @@ class Sample(Behavior):
         act(arg.does.get("complete", ""), PartitionPlan(0, "complete"), ctx)
         rows = [(row.partition, row.name, row.success) for row in summary.outcomes()]
         report = {"verdict": summary.verdict, "rows": rows}
+        if "plan" in arg.does:
+            planned = [[p.partition, p.name, len(p.files)] for p in summary.partitions()]
+            return {"version": summary.version, "whole": summary.whole, "planned": planned}
         if "follow" in arg.does:
             ctx.start_operation("sample", "t", SampleArg(names=["a"]), partitions=["a"])
         if "no" in arg.does:

@@ -79,3 +79,23 @@ class Lake:
         writer.write(row)
         writer.close()
         table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
+
+    def files(self, name: str) -> list[Any]:
+        """The table's data files as the JVM has them, for :meth:`append`."""
+        planned = self.load(name).newScan().planFiles()
+        try:
+            tasks = planned.iterator()
+            found = []
+            while tasks.hasNext():
+                found.append(tasks.next().file())
+            return found
+        finally:
+            planned.close()
+
+    def append(self, name: str, file: Any) -> None:
+        """Commit a file as a writer does that has planned before: whatever the schema is by now, nobody compares."""
+        self.load(name).newAppend().appendFile(file).commit()
+
+    def drop_file(self, name: str, file: Any) -> None:
+        """Take it out of the table again."""
+        self.load(name).newDelete().deleteFile(file).commit()

@@ -210,7 +210,8 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
 
 
 COMMANDS = (
-    *("dev executor start rerun ls show watch cancel pause resume history nodes drain behaviors audit doctor").split(),
+    *("dev executor start apply rerun ls show watch cancel pause resume").split(),
+    *("history nodes drain behaviors audit doctor").split(),
     *("table add", "table ls", "table rm"),
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distop.cli.report import show_result, show_status
+from distop.cli.report import show_report, show_result, show_status
 from distop.core.codec import rfc3339
 from distop.core.model import History, State
 from distop.results import OperationResult, OperationStatus
@@ -37,3 +37,22 @@ def test_it_is_said_what_the_numbers_of_failed_jobs_are(capsys: pytest.CaptureFi
     history = History("t/noop/1", State.FAILED, "", "", 9, 5, 4, failed_ranges="3,7", failed_truncated=True)
     show_result(OperationResult.of(history))
     assert "failed jobs  3,7 and more (places in the plan, from 0)\n" in capsys.readouterr().out
+
+
+def test_what_was_applied_and_what_is_certified_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    made = [
+        {"check": "c_not_null", "column": "c", "property": None, "before": "other"},
+        {"check": "small", "column": None, "property": "distop.constraint.small", "before": "same"},
+    ]
+    show_report({"verdict": "applied", "rows": 3, "certificate": "t/validate/1", "changes": made, "checks": []})
+    told = capsys.readouterr().out
+    assert "certificate  t/validate/1\n" in told
+    assert "c is required" in told
+    assert "the property distop.constraint.small" in told
+    check = {"name": "c_not_null", "verdict": "valid", "violations": 0}
+    show_report({"verdict": "valid", "rows": 0, "since": "t/validate/1", "uncertified": "too large", "checks": [check]})
+    told = capsys.readouterr().out
+    assert "since        t/validate/1\n" in told
+    assert "certificate  none: too large\n" in told
+    show_report({"verdict": "valid", "certificate": {"version": "7", "digest": "blake2b-1"}, "checks": [check]})
+    assert "certificate  of 7 (blake2b-1)\n" in capsys.readouterr().out

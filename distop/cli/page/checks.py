@@ -60,17 +60,19 @@ def checks(report: Mapping[str, Any], location: str = "") -> Checks:
     found = checks_of(report)
     rows = report.get("rows")
     number = f"{rows:,}" if isinstance(rows, int) else ""
-    return Checks(_sentence(found, number), number, tuple(_check(check, location) for check in found))
+    since = report.get("since")
+    where = f"in every row of what is new since {since}" if since else "in every row"
+    return Checks(_sentence(found, number, where), number, tuple(_check(check, location) for check in found))
 
 
-def _sentence(found: Sequence[Mapping[str, Any]], rows: str) -> str:
+def _sentence(found: Sequence[Mapping[str, Any]], rows: str, where: str) -> str:
     of: dict[str, list[Mapping[str, Any]]] = {}
     for check in found:
         of.setdefault(str(check.get("verdict")), []).append(check)
     looked = f" ({rows} rows were looked at)" if rows else ""
     if set(of) == {"valid"}:
-        return (f"The check holds in every row{looked}" if len(found) == 1 else
-                f"All {len(found)} checks hold in every row{looked}")  # fmt: skip
+        return (f"The check holds {where}{looked}" if len(found) == 1 else
+                f"All {len(found)} checks hold {where}{looked}")  # fmt: skip
     parts = []
     if violated := of.get("violated"):
         parts.append(f"{_number(violated, found)} violated: {_named(violated, counts=True)}")

@@ -115,7 +115,7 @@ class Calling(Keeping):
 
     async def complete(
         self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
-        fetch: Any, first: Any = None,
+        fetch: Any, first: Any = None, plan: Any = None,
     ) -> CompleteResult:  # fmt: skip
         machine = self._machine
         ref = OperationRef.parse(op)
@@ -124,6 +124,10 @@ class Calling(Keeping):
         while start is not None and start < total:
             page, start = first if first is not None and start == 0 else await fetch(start)
             rows += map(loads, page)
+
+        chunk: int | None = 0 if plan is not None and plan.chunks else None
+        while chunk is not None:
+            _, chunk = await plan.page(chunk)
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, verdict, total, success, failed, rows)

@@ -1,0 +1,83 @@
+"""The argument of ``apply``, what its job answers, and its report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop_behaviors.validate.argument import Argument as Checks
+from distop_behaviors.validate.certificate import Certificate
+from distop_behaviors.validate.report import Answer, CheckReport, combine
+
+LONGEST_SETTLING = 86_400.0
+SAMPLE = 10
+"""Violating rows that are shown of a check."""
+
+
+class Argument(BaseModel):
+    """Which certificate, and for how many seconds after the change what is still committed is looked at."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Certificate
+    settle_seconds: Annotated[float, Field(ge=0, le=LONGEST_SETTLING)] = 10.0
+
+
+class Made(BaseModel):
+    """What became of one check: its ``column`` is required, or its ``property`` is set."""
+
+    check: str
+    column: str | None = None
+    property: str | None = None
+    before: Literal["same", "other"]
+    """``same``: it was so before."""
+
+
+class Outcome(BaseModel):
+    """``snapshot``: the last that was judged. ``rounds``: how often the table was judged before the change. ``files``
+    and ``rows``: what of it was looked at here, being new since the certificate. ``reverted``: the change was made, and
+    taken back. ``answer``: of the files that were looked at last, what validate says of a partition.
+    """
+
+    verdict: Literal["applied", "violated", "unknown", "error"] = "unknown"
+    snapshot: str = ""
+    rounds: int = 0
+    files: int = 0
+    rows: int = 0
+    reverted: bool = False
+    changes: list[Made] = []
+    answer: dict[str, Any] | None = None
+
+
+class Report(BaseModel):
+    """As :class:`Outcome`. ``certificate``: the operation that it is of. ``checks``: those on the new files."""
+
+    verdict: Literal["applied", "violated", "unknown", "error"]
+    certificate: str
+    snapshot: str
+    rounds: int
+    files: int
+    rows: int
+    reverted: bool
+    changes: list[Made]
+    checks: list[CheckReport] = []
+
+
+def checks_of(certificate: Certificate) -> Checks:
+    """The certificate's checks as validate takes them."""
+    checks = [{**certified.check, "name": certified.name} for certified in certificate.checks]
+    return Checks.model_validate(
+        {"checks": checks, "where": certificate.where, "null_is": certificate.null_is, "sample": SAMPLE}
+    )
+
+
+def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Report:
+    """The report of the operation's one job."""
+    checks: list[CheckReport] = []
+    if outcome.answer is not None:
+        result = Answer.model_validate(outcome.answer).root
+        # Where a column was when the certificate was issued, it may be in none of the new files.
+        checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
+    fields = outcome.model_dump(exclude={"answer"})
+    return Report(certificate=certificate.operation, checks=checks, **fields)

@@ -1,0 +1,81 @@
+"""Where a schema is changed: the current metadata of a table, and a swap of it. The one place that a catalog replaces.
+
+A table by path has :mod:`distop_behaviors.apply.hadoop`. One of a catalog is another module that offers a
+:class:`Target`, and its place in :func:`target_of`. Its ``swap`` must compare the whole metadata that was loaded, by
+its file or by the snapshot *and* the schema: that the schema alone is the same, which is all that Iceberg's own
+``UpdateSchema`` asks of a REST catalog, would let a commit pass that nobody has looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distop.core.frozen import frozen
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.behavior import JobContext, TableRecord
+
+
+class Moved(Exception):
+    """The metadata is not what was loaded any more: nothing was changed."""
+
+
+class Unsure(Exception):
+    """Nobody knows whether the swap took place: what is loaded next tells."""
+
+
+@frozen
+class Head:
+    """The metadata of a table as it was loaded. ``source``: the file that it is in, as a plan names it. ``base``: what
+    the target compares with.
+    """
+
+    source: str
+    properties: Mapping[str, str]
+    base: Any
+
+
+@frozen
+class Change:
+    """What is to be other than before: by their field ids, columns that are to be required, and that are not; table
+    properties to set, and (None) to remove.
+    """
+
+    required: tuple[int, ...] = ()
+    optional: tuple[int, ...] = ()
+    properties: Mapping[str, str | None] | None = None
+
+
+class Target(Protocol):
+    """A table whose metadata can be swapped."""
+
+    def load(self) -> Head:
+        """The current metadata, read anew. Raises TableUnavailable where there is no table."""
+
+    def swap(self, head: Head, change: Change) -> None:
+        """Change it, if it is still what was loaded. Raises Moved, Unsure, and what is unexpected."""
+
+
+def target_of(table: TableRecord, ctx: JobContext) -> Target:
+    """Raises InvalidArgument for a table that has no schema to change."""
+    check_format(table)
+    from distop_behaviors.apply.hadoop import HadoopTarget
+
+    return HadoopTarget(table, ctx)
+
+
+def check_format(table: TableRecord) -> None:
+    """Raises InvalidArgument for a table that has no schema to change."""
+    if table.format != "iceberg":
+        raise InvalidArgument(
+            f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "
+            "certificates can be applied to Iceberg tables alone"
+        )
+    if "catalog" in table.options:
+        raise InvalidArgument(
+            f"the schema of the table {table.name!r} is changed through its catalog, which is not available yet: "
+            "certificates can be applied to tables by path alone"
+        )

@@ -1,0 +1,148 @@
+"""The certificate of a validation: what was proved, of which state of which table. Plain values.
+
+Whoever changes the schema presents it. Its digest tells a change by accident or by hand; it is no signature: who may
+write to etcd may also write a certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 448 * 1024
+"""Of a certificate with the report that it is in: both must fit where reports do, and it into an argument."""
+
+ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
+"""Checks that look at each row by itself: what held for some rows holds whatever comes beside them."""
+
+
+class Column(BaseModel):
+    """A column of an Iceberg table: its field id, and its type without what is inside a nested one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: int
+    type: str
+
+
+class Certified(BaseModel):
+    """A check that no row violated, and how many files were decided by statistics, and by a scan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    check: dict[str, Any]
+    violations: Literal[0] = 0
+    files_statistics: int = 0
+    files_scanned: int = 0
+
+
+class Certificate(BaseModel):
+    """``version``: the table's, as the plan had it. Of Iceberg: ``uuid``, ``metadata`` (the file that was planned
+    from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside them. Of Parquet
+    folders: ``files``, where the list of the files stands, below the shared directory, and ``partition_types``.
+
+    ``rows``: how many were looked at, by this operation and by those ``since`` which it went on; null where they were
+    not counted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    v: Literal[1] = 1
+    table: str
+    format: str
+    location: str
+    operation: str
+    since: str | None = None
+    time: str
+    version: str
+    uuid: str | None = None
+    metadata: str | None = None
+    schema_id: int | None = None
+    columns: dict[str, Column] = {}
+    files: str | None = None
+    partition_types: dict[str, str] = {}
+    where: str | None = None
+    null_is: Literal["pass", "fail"] = "pass"
+    checks: list[Certified]
+    rows: int | None = None
+    digest: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_was_issued(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("digest"), str):
+            try:
+                fits = data["digest"] == digest_of(data)
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                whose = f"the certificate of {data.get('operation')}"
+                text = f"{whose} was changed after it was issued: it does not fit its digest"
+                raise PydanticCustomError("certificate", "{text}", {"text": text})
+        return data
+
+    @classmethod
+    def issue(cls, **fields: Any) -> Certificate:
+        """One with these fields, and their digest."""
+        draft = cls.model_construct(digest="", **fields).model_dump(mode="json")
+        return cls.model_validate({**draft, "digest": digest_of(draft)})
+
+    def size(self) -> int:
+        """Bytes of its JSON."""
+        return len(json.dumps(self.model_dump(mode="json")))
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """The digest of a certificate's JSON, without the one that it has."""
+    rest = {name: value for name, value in data.items() if name != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"blake2b-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def named_in(expression: str, names: list[str]) -> list[str]:
+    """Those of the names that an expression may mean, and perhaps some that it does not: a column that it looks at is
+    written in it, whatever its case, and between backticks if it is no plain word.
+    """
+    text = expression.replace("``", "`").lower()
+    found = []
+    for name in names:
+        wanted = name.lower()
+        plain = re.fullmatch(r"\w+", wanted) is not None
+        if re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", text) if plain else wanted in text:
+            found.append(name)
+    return found
+
+
+def columns_below(schema: Any, tops: set[str]) -> dict[str, Column]:
+    """These top-level columns of an Iceberg schema with all that is inside them, by their dotted names."""
+    found: dict[str, Column] = {}
+    for field in schema.fields:
+        if field.name in tops:
+            found |= _below(field, field.name)
+    return found
+
+
+def _below(field: Any, name: str) -> Iterator[tuple[str, Column]]:
+    from pyiceberg import types
+
+    kind = field.field_type
+    inside: list[Any] = []
+    text = str(kind)
+    if isinstance(kind, types.StructType):
+        text, inside = "struct", list(kind.fields)
+    elif isinstance(kind, types.ListType):
+        text, inside = "list", [kind.element_field]
+    elif isinstance(kind, types.MapType):
+        text, inside = "map", [kind.key_field, kind.value_field]
+    yield name, Column(id=field.field_id, type=text)
+    for inner in inside:
+        yield from _below(inner, f"{name}.{inner.name}")

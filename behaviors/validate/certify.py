@@ -1,0 +1,251 @@
+"""Certificates at work: issuing one for a validation that ended valid, and planning what came since one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import PartitionPlan
+from distop.clock import time
+from distop.core.codec import rfc3339
+from distop.errors import DistopError, InvalidArgument
+from distop.files import read, write
+from distop_behaviors.reading.facts import Ambiguous, match, split_path
+from distop_behaviors.validate.certificate import (
+    MAX_BYTES,
+    Certificate,
+    Certified,
+    columns_below,
+    digest_of,
+    named_in,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from distop.behavior import JobContext, Planned, Summary, TableRecord
+    from distop_behaviors.validate.argument import Argument, Check
+    from distop_behaviors.validate.report import Report
+
+    File = tuple[str, int, int]
+
+NOTHING_NEW = "nothing-new"
+"""The name of the one partition, without files, of an Iceberg table to which nothing came."""
+_FOLDER = "certificates"
+
+
+class Uncertified(Exception):
+    """Why what is valid has no certificate."""
+
+
+# --------------------------------------------------------------------- issuing
+
+
+def certify(argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext) -> None:
+    """Give a report that is valid its certificate, or the reason why it has none."""
+    try:
+        report.certificate = _certificate(argument, report, table, summary, ctx)
+    except Uncertified as error:
+        report.uncertified = str(error)
+    except (DistopError, OSError) as error:
+        # What was found stands without it, too.
+        ctx.log.warning("no certificate could be made: %s", error)
+        report.uncertified = f"it could not be made: {error}"
+
+
+def _certificate(
+    argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext
+) -> Certificate:
+    if not summary.whole:
+        raise Uncertified("only some of the table's partitions were looked at")
+    of_format = {"iceberg": _of_iceberg, "parquet": _of_folders}.get(table.format)
+    if of_format is None:
+        raise Uncertified(f"tables of the format {table.format} have none yet")
+    since = argument.since
+    before = since.rows if since is not None else 0
+    certificate = Certificate.issue(
+        table=table.name,
+        format=table.format,
+        location=table.location,
+        operation=ctx.operation,
+        since=since.operation if since is not None else None,
+        time=rfc3339(time.time()),
+        version=summary.version,
+        where=argument.where,
+        null_is=argument.null_is,
+        checks=[
+            Certified(
+                name=check.name,
+                check=check.check,
+                files_statistics=check.evidence.files_statistics,
+                files_scanned=check.evidence.files_scanned,
+            )
+            for check in report.checks
+        ],
+        rows=None if before is None or report.rows is None else before + report.rows,
+        **of_format(argument, table, summary, ctx),
+    )
+    size = certificate.size() + len(report.model_dump_json())
+    if size > MAX_BYTES:
+        raise Uncertified(f"the report would have {size} bytes with it, more than {MAX_BYTES}")
+    return certificate
+
+
+def _of_iceberg(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
+    from distop.tables.iceberg import read_metadata
+
+    first = next(summary.partitions(), None)
+    if first is None:
+        raise Uncertified("nothing was planned")
+    metadata, _ = read_metadata(first.source)
+    schema = metadata.schema()
+    return {
+        "uuid": str(metadata.table_uuid),
+        "metadata": first.source,
+        "schema_id": int(schema.schema_id),
+        "columns": columns_below(schema, looked_at(argument, [field.name for field in schema.fields])),
+    }
+
+
+def looked_at(argument: Argument, names: Sequence[str]) -> set[str]:
+    """The top-level columns that the checks and ``where`` look at, and perhaps some more."""
+    found: set[str] = set()
+    for check in argument.checks:
+        found.update(_looked_at_by(check, names))
+    if argument.where is not None:
+        found.update(named_in(argument.where, list(names)))
+    return found
+
+
+def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
+    if not check.column:
+        text = json.dumps(check.as_given(), ensure_ascii=False) if check.check is None else check.check
+        return named_in(text, list(names))
+    try:
+        found = match(check.column, names) or match(split_path(check.column)[0], names)
+    except Ambiguous as error:
+        raise Uncertified(str(error)) from error
+    return [found] if found is not None else []
+
+
+def _of_folders(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
+    if argument.since is None:
+        # Each once: a job may be over several partitions.
+        files = dict.fromkeys(file for partition in summary.partitions() for file in partition.files)
+        keep_files(summary.version, files, ctx)
+    else:
+        # Planning kept the list: of what is not new the plan says nothing.
+        read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
+    return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
+
+
+def _list_of(version: str) -> str:
+    """Where the list of the files of a version stands, below the shared directory."""
+    return f"{_FOLDER}/{version}.json"
+
+
+def keep_files(version: str, files: Iterable[File], ctx: JobContext) -> None:
+    """Write the list of a table's files to where certificates of this version say. Twice is once: the version tells
+    what is in it. Raises OSError.
+    """
+    listed = [list(file) for file in files]
+    told = {"version": version, "files": listed, "digest": digest_of({"files": listed})}
+    write(f"{ctx.shared_dir}/{_list_of(version)}", json.dumps(told).encode())
+
+
+def kept_files(certificate: Certificate, ctx: JobContext) -> list[File]:
+    """The files of a certificate. Raises InvalidArgument where its list is gone, or is another."""
+    location = f"{ctx.shared_dir}/{certificate.files}"
+    try:
+        told = json.loads(read(location))
+        fits = (told["version"], told["digest"]) == (certificate.version, digest_of({"files": told["files"]}))
+        files = [(str(f[0]), int(f[1]), int(f[2])) for f in told["files"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InvalidArgument(
+            f"the list of files {location}, which the certificate of {certificate.operation} names, cannot be read "
+            f"({error}): validate the whole table"
+        ) from error
+    if not fits:
+        raise InvalidArgument(
+            f"the list of files {location} is not the one of the certificate of {certificate.operation}: validate the "
+            "whole table"
+        )
+    return files
+
+
+# ----------------------------------------------------------------------- since
+
+
+def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, ctx: JobContext) -> Planned:
+    """What the certificate does not cover of a plan of its whole table.
+
+    Raises InvalidArgument where its columns are not the table's any more, or what it names is gone.
+    """
+    if table.format != "iceberg":
+        before = frozenset(kept_files(certificate, ctx))
+        try:
+            keep_files(planned.version, (file for partition in planned.partitions for file in partition.files), ctx)
+        except OSError as error:
+            ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
+        return _only(planned, lambda file: file not in before)
+    from distop.tables.changes import new_files
+    from distop.tables.iceberg import read_metadata
+
+    source = planned.partitions[0].source
+    metadata, io = read_metadata(source)
+    check_columns(certificate, metadata)
+    new = new_files(metadata, io, certificate.version, ctx.check_cancelled)
+    if new is None:
+        ctx.log.info("which files are new cannot be told any more: all of them are looked at")
+        return planned
+    paths = {path for path, _, _ in new}
+    left = _only(planned, lambda file: file[0] in paths)
+    return left if left.partitions else replace(planned, partitions=[PartitionPlan(0, NOTHING_NEW, source=source)])
+
+
+def _only(planned: Planned, wanted: Callable[[File], bool]) -> Planned:
+    left: list[PartitionPlan] = []
+    for partition in planned.partitions:
+        files = tuple(file for file in partition.files if wanted(file))
+        if files:
+            size = sum(file[1] for file in files)
+            left.append(replace(partition, partition=len(left), files=files, bytes=size))
+    return replace(planned, partitions=left)
+
+
+def check_table(certificate: Certificate, table: TableRecord) -> None:
+    """Raises InvalidArgument unless the certificate is one of this table, as it is registered."""
+    if certificate.table != table.name:
+        raise InvalidArgument(f"the certificate of {certificate.operation} is one of the table {certificate.table!r}")
+    types = dict(table.options.get("partition_types") or {})
+    if (certificate.format, certificate.location, certificate.partition_types) != (table.format, table.location, types):
+        raise InvalidArgument(
+            f"the table {table.name!r} is registered otherwise than when {certificate.operation} was run: validate it "
+            "as a whole"
+        )
+
+
+def check_columns(certificate: Certificate, metadata: Any) -> None:
+    """Raises InvalidArgument where an Iceberg table is another one by now, or the certificate's columns are."""
+    whose = f"since {certificate.operation}"
+    if str(metadata.table_uuid) != certificate.uuid:
+        raise InvalidArgument(f"the table {certificate.table!r} was replaced by another one {whose}: validate it anew")
+    schema = metadata.schema()
+    tops = {name for name in certificate.columns if not any(name.startswith(f"{c}.") for c in certificate.columns)}
+    now = columns_below(schema, tops)
+    for name, column in certificate.columns.items():
+        found = now.get(name)
+        if found is not None and found.id == column.id:
+            if found.type != column.type:
+                raise InvalidArgument(
+                    f"the type of {name!r} was changed from {column.type} to {found.type} {whose}: validate anew"
+                )
+            continue
+        new_name = schema.find_column_name(column.id)
+        if new_name is not None:
+            raise InvalidArgument(f"the column {name!r} was renamed to {new_name!r} {whose}: validate anew")
+        other = " and another one has its name" if found is not None else ""
+        raise InvalidArgument(f"the column {name!r} was dropped{other} {whose}: validate anew")
+    if added := now.keys() - certificate.columns.keys():
+        raise InvalidArgument(f"the field {min(added)!r} was added to a checked column {whose}: validate anew")

@@ -1,0 +1,47 @@
+"""Small whole files at a path or a URL that pyarrow knows, such as those in the shared directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distop.clock import uuid
+
+
+def local_path(location: str) -> Path | None:
+    """The local path of a location, or None for a URL of another kind."""
+    if location.startswith("file:"):
+        return Path("/" + location[len("file:") :].lstrip("/"))
+    return None if "://" in location else Path(location)
+
+
+def write(location: str, data: bytes) -> None:
+    """Write a whole file, seen wholly or not at all; its folders are made."""
+    path = local_path(location)
+    if path is None:
+        from pyarrow import fs
+
+        filesystem, inner = fs.FileSystem.from_uri(location)
+        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(inner) as stream:
+            stream.write(data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read(location: str) -> bytes:
+    """The bytes of a file. Raises OSError."""
+    path = local_path(location)
+    if path is not None:
+        return path.read_bytes()
+    from pyarrow import fs
+
+    filesystem, inner = fs.FileSystem.from_uri(location)
+    with filesystem.open_input_stream(inner) as stream:
+        return bytes(stream.read())

@@ -1,0 +1,134 @@
+"""What came to an Iceberg table since one of its snapshots: by the manifests that the two do not share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import TableUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    File = tuple[str, int, int]
+
+_READ_AS = 3
+"""The version of the table format whose manifest entries are asked for; what an older one has not is None."""
+_CHECKED_EVERY = 1_000
+_PATH_ID = 2_147_483_546
+"""The field id of the column of a position delete file that has the paths of data files."""
+
+
+def new_files(metadata: Any, io: Any, since: str, check: Callable[[], None] = lambda: None) -> list[File] | None:
+    """The data files of the current snapshot that may hold rows which the snapshot ``since`` (an id, as text) had not,
+    as (path, size, 0). None: any of them may.
+
+    A file that both snapshots have, with the same sequence number, has no new row as long as each delete that applied
+    to it still does: rows that a delete removed could come back with a rollback. Where such a delete is gone, as after
+    it was rewritten, its data file counts as new; where nothing says which that was, all may have new rows. So they may
+    where the former snapshot was expired. ``check`` is called now and then, and raises where that is to stop.
+
+    Raises TableUnavailable where a manifest cannot be read.
+    """
+    current = metadata.current_snapshot()
+    if current is None:
+        return []
+    if str(current.snapshot_id) == since:
+        return []
+    former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
+    if former is None:
+        return None
+    try:
+        return _difference(former.manifests(io), current.manifests(io), io, check)
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+
+
+def _difference(former: Sequence[Any], current: Sequence[Any], io: Any, check: Callable[[], None]) -> list[File] | None:
+    # A manifest never changes: what both name has the same entries in both.
+    shared = {m.manifest_path for m in former} & {m.manifest_path for m in current}
+    data, deletes = _split([m for m in current if m.manifest_path not in shared])
+    old_data, old_deletes = _split([m for m in former if m.manifest_path not in shared])
+    before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(old_data, io, check)}
+    new: dict[str, int] = {
+        entry.data_file.file_path: entry.data_file.file_size_in_bytes
+        for m, entry in _entries(data, io, check)
+        if (entry.data_file.file_path, _sequence(entry, m)) not in before
+    }
+    still = {_identity(m, entry) for m, entry in _entries(deletes, io, check)}
+    exposed: set[str] = set()
+    for manifest, entry in _entries(old_deletes, io, check):
+        if _identity(manifest, entry) not in still:
+            referenced = _referenced(entry)
+            if referenced is None:
+                return None
+            exposed.add(referenced)
+    exposed -= new.keys()
+    if exposed:
+        for _, entry in _entries(_split(current)[0], io, check):
+            if entry.data_file.file_path in exposed:
+                new[entry.data_file.file_path] = entry.data_file.file_size_in_bytes
+    return [(path, size, 0) for path, size in sorted(new.items())]
+
+
+def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Those of data, and those of deletes."""
+    from pyiceberg.manifest import ManifestContent
+
+    data = [m for m in manifests if m.content == ManifestContent.DATA]
+    return data, [m for m in manifests if m.content != ManifestContent.DATA]
+
+
+def _entries(manifests: Sequence[Any], io: Any, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
+    """The live entries, each with its manifest."""
+    from pyiceberg.avro.file import AvroFile
+    from pyiceberg.manifest import (
+        MANIFEST_ENTRY_SCHEMAS,
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestEntry,
+        ManifestEntryStatus,
+    )
+
+    for manifest in manifests:
+        check()
+        with AvroFile[ManifestEntry](
+            io.new_input(manifest.manifest_path),
+            MANIFEST_ENTRY_SCHEMAS[_READ_AS],
+            read_types={-1: ManifestEntry, 2: DataFile},
+            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        ) as entries:
+            for n, entry in enumerate(entries):
+                if n % _CHECKED_EVERY == 0:
+                    check()
+                if entry.status != ManifestEntryStatus.DELETED:
+                    yield manifest, entry
+
+
+def _sequence(entry: Any, manifest: Any) -> int:
+    """It decides which deletes apply. An entry that was added with its manifest inherits it."""
+    number = entry.sequence_number
+    return int(manifest.sequence_number if number is None else number)
+
+
+def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
+    """A file may hold the deletion vectors of several data files: the offset tells them apart."""
+    return entry.data_file.file_path, _field(entry, "content_offset"), _sequence(entry, manifest)
+
+
+def _referenced(entry: Any) -> str | None:
+    """The one data file that a delete file applies to: it says so, or all paths in it are one by their bounds."""
+    from pyiceberg.manifest import DataFileContent
+
+    file = entry.data_file
+    if (told := _field(entry, "referenced_data_file")) is not None or file.content != DataFileContent.POSITION_DELETES:
+        return None if told is None else str(told)
+    low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
+    return low.decode() if low is not None and low == high else None
+
+
+def _field(entry: Any, name: str) -> Any:
+    """A field of an entry's file that pyiceberg gives no name to."""
+    from pyiceberg.manifest import DATA_FILE_TYPE
+
+    return entry.data_file[next(n for n, field in enumerate(DATA_FILE_TYPE[_READ_AS].fields) if field.name == name)]

@@ -1,0 +1,473 @@
+"""apply on Iceberg tables: what was not judged is not promised, whoever writes whenever; and twice is once.
+
+A moment between two steps cannot be reached from outside: the tests wrap the one method that ends there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, TableUnavailable
+from distop.errors import InvalidArgument
+from distop.tables import plan_table
+from distop.tables.iceberg import metadata_file, read_metadata
+from distop.tables.location import Location
+from distop_behaviors.apply import Apply
+from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
+from distop_behaviors.apply.hadoop import HadoopTarget
+from distop_behaviors.apply.target import Unsure
+from distop_behaviors.validate import Validate
+from distop_behaviors.validate.certificate import digest_of
+from tests.support.context import FakeContext, MemoryProgress, Ran, run_operation
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+from tests.support.sparklake import Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+NOT_NULL = {"not_null": "c"}
+COLUMNS = "id bigint, c string"
+
+
+class Bench:
+    """A table, certificates of it, and attempts to apply one. Each attempt of an operation has the same context."""
+
+    def __init__(self, lake: Lake, spark: SparkSession, work: Path) -> None:
+        self.lake = lake
+        self._spark = spark
+        self._work = work
+        self._number = 0
+
+    def context(self, name: str) -> FakeContext:
+        """Of a new operation."""
+        self._number += 1
+        ctx = FakeContext(self._work, self.lake.record(name), self._spark)
+        ctx.operation = f"{name}/apply/{self._number}"
+        return ctx
+
+    def validate(self, name: str, *checks: dict[str, Any], **arg: Any) -> Ran:
+        return run_operation(
+            Validate(), self.lake.record(name), {"checks": list(checks), **arg},
+            lambda table: FakeContext(self._work, table, self._spark),
+        )  # fmt: skip
+
+    def certificate(self, name: str, *checks: dict[str, Any], **arg: Any) -> dict[str, Any]:
+        report = self.validate(name, *checks, **arg).report
+        assert report["certificate"] is not None, report
+        return dict(report["certificate"])
+
+    def apply(self, ctx: FakeContext, certificate: dict[str, Any], settle: float = 0) -> Ran:
+        assert ctx.table is not None
+        argument = {"certificate": certificate, "settle_seconds": settle}
+        return run_operation(Apply(), ctx.table, argument, lambda _: ctx)
+
+    def metadata(self, name: str) -> Any:
+        return read_metadata(metadata_file(Location.of(str(self.lake.path(name)))))[0]
+
+    def version(self, name: str) -> int:
+        """How many metadata files there have been."""
+        return int(metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
+
+    def required(self, name: str, column: str = "c") -> bool:
+        return bool(self.metadata(name).schema().find_field(column).required)
+
+    def mark(self, name: str) -> Any:
+        return json.loads(self.metadata(name).properties.get(MARK, "null"))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A warehouse with a table ``nulls``, whose files are what careless writers commit elsewhere."""
+    need(jar(), MAVEN)
+    made = Lake(spark, tmp_path_factory.mktemp("lake"))
+    made.create("nulls", COLUMNS, "", 2)
+    made.sql("insert into {nulls} values (100, null)")
+    return made
+
+
+@pytest.fixture
+def bench(lake: Lake, spark: SparkSession, tmp_path: Path) -> Bench:
+    return Bench(lake, spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def careless(lake: Lake) -> Callable[[str], None]:
+    """Appends a row whose ``c`` is NULL, as one who has planned before any change of the schema."""
+    (file,) = lake.files("nulls")
+    return lambda name: lake.append(name, file)
+
+
+def new_table(lake: Lake, name: str, version: int = 2) -> None:
+    lake.create(name, COLUMNS, "", version)
+    lake.sql(f"insert into {{{name}}} values (1, 'x'), (2, 'y')")
+
+
+class At:
+    """Does something once: before, or after, the n-th call of a method."""
+
+    def __init__(self, owner: Any, name: str, n: int, when: str, act: Callable[[], None]) -> None:
+        self.happened = False
+        former = getattr(owner, name)
+        calls = 0
+
+        def wrapped(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            mine = calls == n
+            if mine and when == "before":
+                self.happened = True
+                act()
+            result = former(*args)
+            if mine and when == "after":
+                self.happened = True
+                act()
+            return result
+
+        self.wrapped = wrapped
+
+
+# The steps of one application, in their order: the metadata is read, judged, swapped; read again, where the swap is
+# found; and looked at once more.
+BEFORE_THE_CHANGE: list[Any] = [
+    *((Applying, "load", 1, when) for when in ("before", "after")),
+    *((Applying, "judge", 1, when) for when in ("before", "after")),
+    (Applying, "commit", 1, "before"),
+    (HadoopTarget, "swap", 1, "before"),
+]
+AFTER_THE_CHANGE: list[Any] = [
+    (HadoopTarget, "swap", 1, "after"),
+    (Applying, "commit", 1, "after"),
+    *((Applying, "load", 2, when) for when in ("before", "after")),
+    (Applying, "settle", 1, "before"),
+    (Applying, "load", 3, "before"),
+]
+
+
+@pytest.fixture(scope="module")
+def certified(lake: Lake, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The table ``moments``, and its certificate."""
+    new_table(lake, "moments")
+    return Bench(lake, spark, tmp_path_factory.mktemp("work")).certificate("moments", NOT_NULL)
+
+
+@pytest.mark.parametrize(("owner", "method", "n", "when"), BEFORE_THE_CHANGE + AFTER_THE_CHANGE)
+def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
+    bench: Bench, certified: dict[str, Any], careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
+    owner: Any, method: str, n: int, when: str,
+) -> None:  # fmt: skip
+    at, before = At(owner, method, n, when, lambda: careless("moments")), bench.version("moments")
+    monkeypatch.setattr(owner, method, at.wrapped)
+    ran = bench.apply(bench.context("moments"), certified)
+    assert at.happened
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1), ran.message
+    assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"c": None}]
+    assert "c_not_null: 1 violation" in ran.message
+    assert not bench.required("moments")
+    assert bench.mark("moments") is None
+    late = (owner, method, n, when) in AFTER_THE_CHANGE
+    assert (ran.report["reverted"], ran.message.startswith("the change was taken back")) == (late, late)
+    assert bench.version("moments") == before + (3 if late else 1)
+    bench.lake.drop_file("moments", bench.lake.files("nulls")[0])
+
+
+def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
+    bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_table(bench.lake, "late")
+    certificate = bench.certificate("late", NOT_NULL)
+    at = At(Applying, "settle", 1, "after", lambda: careless("late"))
+    monkeypatch.setattr(Applying, "settle", at.wrapped)
+    assert bench.apply(bench.context("late"), certificate).report["verdict"] == "applied"
+    # That the column is required is not believed.
+    assert bench.required("late")
+    for arg in ({}, {"since": certificate}):
+        ran = bench.validate("late", NOT_NULL, **arg)
+        assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
+
+
+CRASHES = [
+    *(((Applying, name), when) for name in ("judge", "commit", "settle") for when in ("before", "after")),
+    *(((HadoopTarget, "swap"), when) for when in ("before", "after")),
+]
+
+
+def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash() -> None:
+        raise ConnectionError("the power is gone")
+
+    for number, (method, when) in enumerate(CRASHES):
+        name = f"crash{number}"
+        new_table(lake, name)
+        certificate = bench.certificate(name, NOT_NULL, {"range": {"column": "id", "min": 0}, "name": "positive"})
+        before, ctx = bench.version(name), bench.context(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(*method, At(*method, 1, when, crash).wrapped)
+            with pytest.raises(ConnectionError):
+                bench.apply(ctx, certificate)
+        ran = bench.apply(ctx, certificate)
+        assert (ran.report["verdict"], bench.required(name)) == ("applied", True)
+        assert bench.version(name) == before + 1, f"not once, with a crash {when} {method[1]}"
+        assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
+        assert bench.mark(name)["operation"] == ctx.operation
+
+
+def test_what_nobody_knows_of_a_swap_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise Unsure("no answer")
+
+    for number, when in enumerate(("before", "after")):
+        name = f"unsure{number}"
+        new_table(bench.lake, name)
+        certificate, before = bench.certificate(name, NOT_NULL), bench.version(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, when, lost).wrapped)
+            ran = bench.apply(bench.context(name), certificate)
+        assert (ran.report["verdict"], bench.version(name)) == ("applied", before + 1)
+        assert ran.report["rounds"] == (2 if when == "before" else 1)
+
+
+def test_a_change_that_another_jvm_has_overwritten_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a local file system a rename replaces what is there: Iceberg looks before it renames, and both are not one."""
+    new_table(bench.lake, "over")
+    certificate = bench.certificate("over", NOT_NULL)
+
+    def overwrite() -> None:
+        folder, version = bench.lake.path("over") / "metadata", bench.version("over")
+        other = json.loads((folder / f"v{version - 1}.metadata.json").read_text())
+        other["properties"]["other"] = "mine"
+        (folder / f".v{version}.metadata.json.crc").unlink()
+        (folder / f"v{version}.metadata.json").write_text(json.dumps(other))
+
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "after", overwrite).wrapped)
+    ran = bench.apply(bench.context("over"), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
+    assert bench.required("over")
+    assert bench.metadata("over").properties["other"] == "mine"
+
+
+def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_table(bench.lake, "busy")
+    certificate = bench.certificate("busy", NOT_NULL)
+    former = HadoopTarget.swap
+
+    def swap(self: HadoopTarget, head: Any, change: Any) -> None:
+        bench.lake.load("busy").updateProperties().set("n", str(bench.version("busy"))).commit()
+        former(self, head, change)
+
+    monkeypatch.setattr(HadoopTarget, "swap", swap)
+    ran = bench.apply(bench.context("busy"), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("unknown", ROUNDS)
+    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+    assert not bench.required("busy")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_deletes_and_rewrites_of_what_was_certified_are_in_nobodys_way(bench: Bench, version: int) -> None:
+    name, lake = f"deleted{version}", bench.lake
+    lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
+    lake.fill(name)
+    positive = {"range": {"column": "id", "min": 0}}
+    certificate = bench.certificate(name, positive)
+    lake.delete(name, "c is null")
+    ran = bench.validate(name, positive, since=certificate)
+    assert [o.name for o in ran.outcomes] == ["nothing-new"]
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 0)
+    assert (ran.report["certificate"]["rows"], certificate["rows"]) == (100, 100)
+    certificate = bench.certificate(name, NOT_NULL)
+    lake.delete(name, "id = 1")
+    ran = bench.validate(name, NOT_NULL, since=certificate)
+    # The deletes of its file were written anew: nothing says that all of the former ones are among them.
+    assert [o.name for o in ran.outcomes] == ["k=1"]
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 26)
+    certificate = ran.report["certificate"]
+    # The snapshot before the delete has its NULLs again.
+    snapshot = bench.metadata(name).snapshots[0].snapshot_id
+    lake.load(name).manageSnapshots().rollbackTo(snapshot).commit()
+    ran = bench.validate(name, NOT_NULL, since=certificate)
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
+    ran = bench.apply(bench.context(name), certificate)
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
+
+
+def test_a_delete_that_names_no_file_and_is_gone_leaves_nothing_covered(bench: Bench) -> None:
+    lake = bench.lake
+    lake.create("equal", COLUMNS, "", 2)
+    lake.fill("equal", "id, c")
+    lake.delete_equal("equal", "c", None)
+    certificate = bench.certificate("equal", NOT_NULL)
+    lake.sql("insert into {equal} values (200, 'z')")
+    ran = bench.validate("equal", NOT_NULL, since=certificate)
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 1)
+    lake.load("equal").manageSnapshots().rollbackTo(bench.metadata("equal").snapshots[0].snapshot_id).commit()
+    ran = bench.validate("equal", NOT_NULL, since=ran.report["certificate"])
+    assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
+
+
+def test_one_whose_job_is_anothers_by_now_changes_nothing(bench: Bench) -> None:
+    class Lost(MemoryProgress):
+        def save(self, value: Any, *, force: bool = False) -> bool:
+            return False
+
+    new_table(bench.lake, "lost")
+    ctx, certificate = bench.context("lost"), bench.certificate("lost", NOT_NULL)
+    ctx.progress = Lost()
+    with pytest.raises(RuntimeError, match="could not be written down: nothing was changed"):
+        bench.apply(ctx, certificate)
+    assert not bench.required("lost")
+
+
+def test_constraints_are_kept_as_properties_beside_what_is_required(bench: Bench) -> None:
+    new_table(bench.lake, "kept")
+    bench.lake.sql("alter table {kept} set tblproperties ('distop.constraint.small' = 'mine')")
+    checks = [
+        NOT_NULL,
+        {"range": {"column": "id", "min": 0, "max": 10}, "name": "small"},
+        {"in_set": {"column": "c", "values": ["x", "y", "it's"]}},
+        {"matches": {"column": "c", "pattern": "^[xy]"}},
+        {"check": "id > 0 OR c = 'z'", "name": "either"},
+    ]
+    certificate = bench.certificate("kept", *checks)
+    assert set(certificate["columns"]) == {"id", "c"}
+    ran = bench.apply(bench.context("kept"), certificate)
+    assert [(c["check"], c["column"], c["before"]) for c in ran.report["changes"]][:2] == [
+        ("c_not_null", "c", "other"),
+        ("small", None, "other"),
+    ]
+    found = {n: json.loads(v) for n, v in bench.metadata("kept").properties.items() if n.startswith("distop.constr")}
+    assert {n.removeprefix("distop.constraint."): v["sql"] for n, v in found.items()} == {
+        "small": "`id` >= 0 AND `id` <= 10",
+        "c_in_set": "`c` IN ('x', 'y', 'it\\'s')",
+        "c_matches": "`c` RLIKE '^[xy]'",
+        "either": "id > 0 OR c = 'z'",
+    }
+    # What is written there is SQL that holds for the rows.
+    rows = bench.lake.rows("kept")
+    assert [rows.where(v["sql"]).count() for v in found.values()] == [2] * 4
+    # Once more: it is so already.
+    again = bench.apply(bench.context("kept"), certificate)
+    assert (again.report["verdict"], {c["before"] for c in again.report["changes"]}) == ("applied", {"same"})
+    # A row in the way takes back what this operation has changed, and nothing else.
+    assert bench.required("kept")
+
+
+def test_what_was_there_before_is_there_after_it_was_taken_back(
+    bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_table(bench.lake, "back")
+    bench.lake.sql("alter table {back} set tblproperties ('distop.constraint.small' = 'mine', 'other' = 'x')")
+    certificate = bench.certificate("back", NOT_NULL, {"range": {"column": "id", "min": 0}, "name": "small"})
+    before = dict(bench.metadata("back").properties)
+    monkeypatch.setattr(Applying, "settle", At(Applying, "settle", 1, "before", lambda: careless("back")).wrapped)
+    assert bench.apply(bench.context("back"), certificate).report["reverted"]
+    assert dict(bench.metadata("back").properties) == before
+    assert not bench.required("back")
+
+
+def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_table(bench.lake, "cancelled")
+    certificate = bench.certificate("cancelled", NOT_NULL)
+    argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 60})
+    for n, (method, made) in enumerate((((Applying, "commit"), False), ((Applying, "settle"), True))):
+        ctx, before = bench.context("cancelled"), bench.version("cancelled")
+        (job,) = Apply().partitions(bench.lake.record("cancelled"), argument, ctx).partitions
+        with monkeypatch.context() as patch:
+            patch.setattr(*method, At(*method, 1, "before", lambda ctx=ctx: setattr(ctx, "stopped", True)).wrapped)  # type: ignore[misc]
+            with pytest.raises(JobCancelled):
+                Apply().start_or_resume_job(argument, job, ctx)
+        assert bench.required("cancelled") == made
+        ctx.superseded = True
+        Apply().cancel_job_and_cleanup(argument, job, ctx)
+        assert bench.required("cancelled") == made, "what another attempt goes on from was taken away"
+        ctx.superseded = False
+        for _ in range(2):
+            Apply().cancel_job_and_cleanup(argument, job, ctx)
+            assert not bench.required("cancelled")
+        assert bench.version("cancelled") == before + 2 * n
+
+
+def test_of_two_that_apply_at_once_each_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_table(bench.lake, "both")
+    first, second = bench.certificate("both", NOT_NULL), bench.certificate("both", {"not_null": "id"})
+    other: list[Ran] = []
+
+    def meanwhile() -> None:
+        other.append(bench.apply(bench.context("both"), second))
+
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", meanwhile).wrapped)
+    ran = bench.apply(bench.context("both"), first)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
+    assert (other[0].report["verdict"], other[0].report["rounds"]) == ("applied", 1)
+    assert bench.required("both", "c")
+    assert bench.required("both", "id")
+
+
+def test_what_became_of_the_table_meanwhile(bench: Bench, tmp_path: Path) -> None:
+    lake = bench.lake
+    new_table(lake, "changing")
+    certificate = bench.certificate("changing", NOT_NULL)
+    # The certified snapshot was expired: all is looked at.
+    lake.sql("insert into {changing} values (3, 'z')")
+    lake.load("changing").expireSnapshots().expireSnapshotId(int(certificate["version"])).commit()
+    ran = bench.apply(bench.context("changing"), certificate)
+    assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 3)
+    # The column is another one, then the table is.
+    lake.sql("alter table {changing} rename column c to d")
+    with pytest.raises(InvalidArgument, match="the column 'c' was renamed to 'd' since"):
+        bench.apply(bench.context("changing"), certificate)
+    with pytest.raises(InvalidArgument, match="the column 'c' was renamed to 'd' since"):
+        bench.validate("changing", NOT_NULL, since=certificate)
+    lake.sql("drop table {changing} purge")
+    shutil.rmtree(lake.path("changing"), ignore_errors=True)
+    with pytest.raises(TableUnavailable, match="there is no Iceberg table at"):
+        bench.apply(bench.context("changing"), certificate)
+    new_table(lake, "changing")
+    with pytest.raises(InvalidArgument, match="the table 'changing' was replaced by another one since"):
+        bench.apply(bench.context("changing"), certificate)
+
+
+def test_what_cannot_be_applied_is_refused_before_anything_is_looked_at(bench: Bench, tmp_path: Path) -> None:
+    new_table(bench.lake, "refused")
+    certificate = bench.certificate("refused", NOT_NULL, {"fits": {"column": "id", "type": "int"}})
+    before = bench.version("refused")
+    with pytest.raises(InvalidArgument, match="id_fits_int cannot be applied: Iceberg narrows no column in place"):
+        bench.apply(bench.context("refused"), certificate)
+    some = bench.certificate("refused", NOT_NULL, where="id > 1")
+    with pytest.raises(InvalidArgument, match="a column is required for all rows, and .* where id > 1 alone"):
+        bench.apply(bench.context("refused"), some)
+    with pytest.raises(InvalidArgument, match="is one of the table 'refused'"):
+        bench.apply(bench.context("nulls"), bench.certificate("refused", NOT_NULL))
+    folder = {**certificate, "format": "parquet"}
+    with pytest.raises(InvalidArgument, match="a folder of parquet files, which has no schema to change"):
+        table = bench.lake.record("refused")
+        ctx = FakeContext(tmp_path, type(table)(table.name, "parquet", table.location))
+        bench.apply(ctx, {**folder, "digest": digest_of(folder)})
+    assert bench.version("refused") == before
+
+
+def test_a_table_without_rows_is_certified_and_applied(bench: Bench) -> None:
+    bench.lake.create("void", "id bigint, s struct<a: int, b: int>, c string", "", 2)
+    assert plan_table(bench.lake.record("void")).version == "no snapshot"
+    certificate = bench.certificate("void", {"not_null": "s.a"}, {"not_null": "C"})
+    ran = bench.apply(bench.context("void"), certificate)
+    assert ran.report["verdict"] == "applied"
+    assert [bench.required("void", name) for name in ("s", "s.a", "s.b", "c")] == [False, True, False, True]
+
+
+def test_the_completion_of_an_operation_without_a_result_has_no_report(bench: Bench) -> None:
+    new_table(bench.lake, "crashed")
+    argument = Apply.Arg.model_validate({"certificate": bench.certificate("crashed", NOT_NULL)})
+    row = OutcomeRow(0, "table", False, None, "the worker process died")
+    summary = Summary("failed", 1, 0, 1, lambda: iter([row]))
+    with pytest.raises(OperationFailed, match="the worker process died") as caught:
+        Apply().complete_operation(argument, None, summary, bench.context("crashed"))
+    assert caught.value.report is None

@@ -1,0 +1,247 @@
+"""Certificates: what they say, what is refused of them, and what a validation that goes on from one looks at."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
+
+from distop.behavior import TableRecord
+from distop.errors import InvalidArgument, NotAllowed
+from distop.results import OperationResult
+from distop_behaviors.validate import Validate
+from distop_behaviors.validate.argument import Argument
+from distop_behaviors.validate.certificate import Certificate, columns_below, digest_of, named_in
+from distop_behaviors.validate.certify import check_columns
+from tests.support.context import FakeContext, Ran, run_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOT_NULL = {"not_null": "c"}
+RANGE = {"range": {"column": "id", "min": 0}}
+
+
+def write(folder: Path, name: str, **columns: Any) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table of two partitions, in which all is well."""
+    for k in (1, 2):
+        write(tmp_path / "t", f"k={k}/a.parquet", id=[k, k + 10], c=["x", "y"])
+    return tmp_path / "t"
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
+    """Validates without Spark: statistics tell all that is asked here."""
+
+    def run(*checks: dict[str, Any], options: Any = None, **arg: Any) -> Ran:
+        table = TableRecord("t", "parquet", str(folder), options or {})
+        argument = {"checks": list(checks), "sample": 0, **arg}  # samples are fetched by Spark
+        return run_operation(Validate(), table, argument, lambda t: FakeContext(tmp_path, t))
+
+    return run
+
+
+def test_what_is_valid_has_a_certificate_of_the_files_that_were_looked_at(
+    run: Callable[..., Ran], folder: Path, tmp_path: Path
+) -> None:
+    certificate = run(NOT_NULL, {**RANGE, "name": "positive"}).report["certificate"]
+    assert certificate["table"] == "t"
+    assert certificate["rows"] == 4
+    assert [(c["name"], c["check"], c["violations"]) for c in certificate["checks"]] == [
+        ("c_not_null", NOT_NULL, 0),
+        ("positive", RANGE, 0),
+    ]
+    files = json.loads((tmp_path / certificate["files"]).read_text())["files"]
+    assert [path for path, _, _ in files] == [str(folder / f"k={k}/a.parquet") for k in (1, 2)]
+    assert certificate["version"] in certificate["files"]
+    assert Certificate.model_validate(certificate).model_dump(mode="json") == certificate
+
+
+def test_nothing_else_has_one(run: Callable[..., Ran], folder: Path, tmp_path: Path) -> None:
+    violated = run({"range": {"column": "id", "max": 0}})
+    assert (violated.report["verdict"], violated.report["certificate"]) == ("violated", None)
+    errs = run({"not_null": "nowhere"})
+    assert (errs.report["verdict"], errs.report["certificate"]) == ("error", None)
+    unknown = run({"matches": {"column": "c", "pattern": "x"}}, statistics="only")
+    assert (unknown.report["verdict"], unknown.report["certificate"]) == ("unknown", None)
+    assert not (tmp_path / "certificates").exists()
+    table = TableRecord("t", "parquet", str(folder))
+    some = Validate().partitions(table, Argument(checks=[NOT_NULL]), FakeContext(tmp_path, table)).partitions[:1]
+    ran = run_operation(Validate(), table, {"checks": [NOT_NULL]}, lambda t: FakeContext(tmp_path, t), partitions=some)
+    assert (ran.report["verdict"], ran.report["certificate"]) == ("valid", None)
+    assert ran.report["uncertified"] == "only some of the table's partitions were looked at"
+
+
+def test_where_its_files_cannot_be_listed_the_report_says_so(run: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "certificates").write_text("in the way")
+    ran = run(NOT_NULL)
+    assert (ran.report["verdict"], ran.report["certificate"]) == ("valid", None)
+    assert ran.report["uncertified"].startswith("it could not be made: ")
+
+
+def test_since_looks_at_new_and_changed_files_alone(run: Callable[..., Ran], folder: Path) -> None:
+    first = run(NOT_NULL, RANGE).report["certificate"]
+    again = run(NOT_NULL, since=first)
+    assert (again.report["verdict"], again.report["rows"], again.outcomes) == ("valid", 0, [])
+    assert (again.report["since"], again.report["certificate"]["rows"]) == (first["operation"], 4)
+    (folder / "k=1/a.parquet").unlink()
+    write(folder, "k=3/b.parquet", id=[5], c=["z"])
+    second = run(NOT_NULL, since=first)
+    assert ([o.name for o in second.outcomes], second.report["rows"]) == (["k=3"], 1)
+    assert second.report["certificate"]["rows"] == 5
+    # What is in a certificate covers what it went on from as well, but for what was replaced.
+    write(folder, "k=3/c.parquet", id=[6], c=pa.array([None], pa.string()))
+    replaced = folder / "k=2/a.parquet"
+    os.utime(replaced, ns=(1, replaced.stat().st_mtime_ns + 1))
+    third = run(NOT_NULL, since=second.report["certificate"])
+    assert ([o.name for o in third.outcomes], third.report["rows"]) == (["k=2", "k=3"], 3)
+    assert (third.report["verdict"], third.report["checks"][0]["violations"]) == ("violated", 1)
+
+
+def test_a_column_that_the_new_files_have_not_is_null_there(run: Callable[..., Ran], folder: Path) -> None:
+    certificate = run(NOT_NULL, RANGE).report["certificate"]
+    write(folder, "k=3/b.parquet", id=[5, 6])
+    ran = run(NOT_NULL, RANGE, since=certificate)
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 2), ("valid", 0)]
+
+
+@pytest.mark.parametrize(
+    ("arg", "sentence"),
+    [
+        ({"checks": [{"not_null": "id"}]}, "id_not_null: the certificate of t/test/1 has no such check"),
+        ({"checks": [NOT_NULL], "where": "id > 0"}, "'where' is not the one of the certificate of t/test/1"),
+    ],
+)
+def test_other_checks_than_the_certified_ones_are_refused(run: Callable[..., Ran], arg: Any, sentence: str) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    with pytest.raises(ValidationError, match=sentence):
+        Argument.model_validate({**arg, "since": certificate})
+
+
+def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..., Ran]) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    for changed in ({"rows": 5}, {"checks": [{**certificate["checks"][0], "name": "x"}]}, {"table": "other"}):
+        with pytest.raises(ValidationError, match="was changed after it was issued"):
+            Certificate.model_validate({**certificate, **changed})
+    other = {**certificate, "table": "other"}
+    with pytest.raises(InvalidArgument, match="is one of the table 'other'"):
+        run(NOT_NULL, since={**other, "digest": digest_of(other)})
+
+
+def test_a_list_of_files_that_is_another_is_refused(run: Callable[..., Ran], tmp_path: Path) -> None:
+    certificate = run(NOT_NULL).report["certificate"]
+    kept = tmp_path / certificate["files"]
+    told = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**told, "files": [*told["files"], ["/more", 1, 1]]}))
+    with pytest.raises(InvalidArgument, match="is not the one of the certificate"):
+        run(NOT_NULL, since=certificate)
+    kept.unlink()
+    with pytest.raises(InvalidArgument, match="cannot be read .*: validate the whole table"):
+        run(NOT_NULL, since=certificate)
+
+
+def test_partition_columns_of_other_types_make_another_table(run: Callable[..., Ran]) -> None:
+    check = {"range": {"column": "k", "min": 1}}
+    certificate = run({"not_null": "k"}).report["certificate"]
+    with pytest.raises(InvalidArgument, match="is registered otherwise than when t/test/1 was run"):
+        run({"not_null": "k"}, since=certificate, options={"partition_types": {"k": "int"}})
+    assert check not in [c["check"] for c in certificate["checks"]]
+
+
+@pytest.mark.parametrize(
+    ("expression", "named"),
+    [
+        ("a > b", ["a", "b"]),
+        ("A IS NULL OR upper(c_d) = 'b '", ["a", "b", "c_d"]),
+        ("`x y` = `p``q`", ["x y", "p`q"]),
+        ("abc > 1", []),
+        ("s.inner > 1", ["s"]),
+    ],
+)
+def test_the_columns_that_an_expression_names(expression: str, named: list[str]) -> None:
+    assert named_in(expression, ["a", "b", "c_d", "x y", "p`q", "s"]) == named
+
+
+def schema(*fields: tuple[int, str, Any]) -> Any:
+    return Schema(*(NestedField(i, name, kind, required=False) for i, name, kind in fields))
+
+
+class Metadata:
+    """As much of a table's metadata as is compared."""
+
+    table_uuid = "u"
+
+    def __init__(self, *fields: tuple[int, str, Any]) -> None:
+        self._schema = schema(*fields)
+
+    def schema(self) -> Any:
+        return self._schema
+
+
+INSIDE = StructType(NestedField(4, "x", LongType(), required=False))
+FIELDS = ((1, "a", IntegerType()), (2, "b", StringType()), (3, "s", INSIDE))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (((1, "z", IntegerType()), (7, "a", IntegerType()), *FIELDS[2:]), "'a' was renamed to 'z'"),
+        (((7, "a", IntegerType()), *FIELDS[2:]), "'a' was dropped and another one has its name"),
+        (FIELDS[1:], "'a' was dropped since"),
+        (((1, "a", LongType()), *FIELDS[2:]), "type of 'a' was changed from int to long"),
+        (
+            (FIELDS[0], (3, "s", StructType(*INSIDE.fields, NestedField(9, "y", LongType(), required=False)))),
+            "'s.y' was added to a checked column",
+        ),
+        ((FIELDS[0], (3, "s", ListType(4, LongType(), element_required=False))), "type of 's' was changed"),
+        (((11, "new", LongType()), *FIELDS[2:], FIELDS[0]), ""),
+    ],
+)
+def test_columns_that_are_not_what_they_were_are_refused(fields: Any, sentence: str) -> None:
+    certificate = Certificate.issue(
+        table="t", format="iceberg", location="/t", operation="t/validate/1", time="", version="1", uuid="u",
+        columns=columns_below(schema(*FIELDS), {"a", "s"}), checks=[],
+    )  # fmt: skip
+    if not sentence:
+        check_columns(certificate, Metadata(*fields))
+        return
+    with pytest.raises(InvalidArgument, match=sentence):
+        check_columns(certificate, Metadata(*fields))
+
+
+def test_a_result_says_why_it_has_no_certificate() -> None:
+    def result(state: str, report: Any) -> OperationResult:
+        return OperationResult(state, report, {}, (), 0.0, "t/validate/1")
+
+    assert result("success", {"certificate": {"v": 1}}).certificate() == {"v": 1}
+    for state, report, why in (
+        ("success", {"uncertified": "too wide"}, "t/validate/1 has no certificate: too wide"),
+        ("failed", {"certificate": None}, "it ended as failed"),
+        ("success", None, "operations of its type give none"),
+    ):
+        with pytest.raises(NotAllowed, match=why):
+            result(state, report).certificate()
+
+
+def test_a_table_whose_catalog_alone_changes_it_is_refused() -> None:
+    from distop_behaviors.apply.target import check_format
+
+    with pytest.raises(InvalidArgument, match="is changed through its catalog, which is not available yet"):
+        check_format(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
+    check_format(TableRecord("t", "iceberg", "/t"))
