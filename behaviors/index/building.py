@@ -215,8 +215,7 @@ class Completion:
                 table = table.append_column(field, column)
         if kept is None:
             return table
-        # A column that was in no file before has its type since.
-        return pa.concat_tables([kept.cast(table.schema), table])
+        return pa.concat_tables([summaries.fitted(kept, table.schema), table])
 
     def _summaries(self, added: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         """The columns of the summaries of these files, in their order, but for their numbers."""
@@ -231,8 +230,8 @@ class Completion:
                 if line.segment:
                     part = pq.read_table(line.segment, partitioning=None, page_checksum_verification=True)
                     mapped = [segment.numbers.get(n, -1) for n in part.column("file").to_pylist()]
-                    part = part.cast(schema).set_column(0, schema.field(0), pa.array(mapped, pa.int32()))
-                    parts.append(part)
+                    part = summaries.fitted(part, schema)
+                    parts.append(part.set_column(0, schema.field(0), pa.array(mapped, pa.int32())))
         whole = pa.concat_tables(parts)
         found = whole.column("file").to_numpy()
         places = {int(n): i for i, n in enumerate(found)}

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
-from distop_behaviors.index.values import Unindexable
+from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME, Unindexable
 from distop_behaviors.reading.facts import decimal_of, quote
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def _is_nan(value: Any) -> bool:
 
 
 def as_family(value: Any, family: str) -> Any:
-    """A key's value, which is not None, as one of a family that the index is of; None where no such value is equal to
-    it. Raises Unindexable where that is not known.
+    """A key's value, which is not None, as one of a family that the index is of; None where no value that an index has
+    is equal to it. Raises Unindexable where that is not known.
     """
     if isinstance(value, bool):
         kind = "bool"
@@ -164,6 +164,10 @@ def as_family(value: Any, family: str) -> Any:
         kind = "float"
     elif isinstance(value, datetime):
         kind = family if family.startswith("timestamp") else "timestamp"
+        if value < FIRST_TIME:
+            return None
+    elif isinstance(value, date) and value < FIRST_DAY:
+        return None
     else:
         kind = {int: "int", date: "date", str: "text", bytes: "binary"}[type(value)]
     if kind != family:

@@ -200,4 +200,4 @@ def _numbers(keys: Sequence[Key], families: Sequence[str | None]) -> Any:
     for family, column in zip(families, zip(*rows, strict=True), strict=True):
         array = canonical(pa.array(column, arrow_type(family or "")), family or "")
         parts.append(numbers(array, family or ""))
-    return np.unique(together(parts))
+    return np.unique(together(parts, families))

@@ -66,7 +66,8 @@ class Postings:
                 arrays = piece.arrays
                 if len(rows) < piece.rows:
                     arrays = tuple(array.filter(_mask(valid)) for array in arrays)
-                keys = together([numbers(a, f or "") for a, f in zip(arrays, source.families, strict=True)])
+                parts = [numbers(a, f or "") for a, f in zip(arrays, source.families, strict=True)]
+                keys = together(parts, source.families)
                 self._parts.append((keys, number, piece.row_group, rows + piece.first))
                 self.rows += len(keys)
                 if self.rows >= 2 * RUN_ROWS:

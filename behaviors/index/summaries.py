@@ -154,6 +154,20 @@ def schema_of(columns: Sequence[str], families: Sequence[str | None]) -> pa.Sche
     return pa.schema(fields)
 
 
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Summaries with the types of all: where they differ the column was in none of the files so far."""
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        column = table.column(field.name)
+        if column.type != field.type:
+            empty: Any = [] if field.name.endswith(".values") else None
+            column = pa.array([empty] * table.num_rows, field.type)
+        columns.append(column)
+    return pa.table(columns, schema)
+
+
 def write(table: pa.Table, path: Path) -> None:
     """As a Parquet file. Raises OSError."""
     write_parquet(table, path, GROUP_ROWS)
