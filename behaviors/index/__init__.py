@@ -115,7 +115,7 @@ class DropIndex(Behavior):
         # What builds that were given up have left in their stages: beside this job's own, under their type.
         own = Path(ctx.stage)
         with contextlib.suppress(OSError):
-            shutil.rmtree(own.parents[3] / BuildIndex.type_name / name)
+            shutil.rmtree(own.parents[4] / BuildIndex.type_name / name)
         shutil.rmtree(own.parents[1], ignore_errors=True)
         return DropReport(name=name, dropped=dropped)
 

@@ -85,7 +85,7 @@ class Completion:
         newest = self._newest
         if newest is not None and newest.operation == self._ctx.operation:
             return BuildReport.model_validate(newest.report)
-        scratch = self._folder.root / f"catch-up-{self._instance}-{uuid.uuid4().hex}"
+        scratch = self._folder.scratch(self._instance)
         try:
             self._collect(journals(summary))
             self._catch_up(scratch)

@@ -28,7 +28,7 @@ from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -37,7 +37,8 @@ GRACE = 600.0
 """Seconds for which what a generation names is kept after another one took its place: a lookup may be reading it."""
 
 _NUMBERED = re.compile(r"(\d{6,})\.json")
-_DATA = re.compile(r"(\d+)-.+\.parquet(\.new-.+)?")
+_OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
+"""What an operation writes begins with its instance."""
 
 
 class Superseded(Exception):
@@ -168,9 +169,11 @@ class Folder:
 
     def publish(self, generation: Generation) -> None:
         """Make it the current one. Raises Superseded where its number is taken, and OSError."""
-        self._generations.mkdir(parents=True, exist_ok=True)
+        for folder in (self._generations, self.data):
+            folder.mkdir(parents=True, exist_ok=True)
         path = self._path(generation.number)
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        instance = generation.operation.rpartition("/")[2]
+        scratch = self.data / f"{instance}-generation.new-{uuid.uuid4().hex}"
         try:
             with scratch.open("w") as file:
                 file.write(generation.to_json())
@@ -228,19 +231,16 @@ class Folder:
                 continue
             kept.update(named.name for named in generation.named())
             after = generation.published
-        self._remove(instance, kept, own)
+        for folder in (self.data, self.root):
+            with contextlib.suppress(FileNotFoundError):
+                for path in folder.iterdir():
+                    found = _OF_OPERATION.fullmatch(path.name)
+                    if path.name not in kept and found is not None and int(found[1]) < instance + own:
+                        _remove(path)
 
-    def _remove(self, instance: int, kept: Collection[str], own: bool) -> None:
-        try:
-            names = [path.name for path in self.data.iterdir()]
-        except FileNotFoundError:
-            return
-        for name in names:
-            found = _DATA.fullmatch(name)
-            if name in kept or found is None or int(found[1]) > instance - (0 if own else 1):
-                continue
-            with contextlib.suppress(OSError):
-                (self.data / name).unlink()
+    def scratch(self, instance: int) -> Path:
+        """A folder for what an operation needs on the way; not made yet."""
+        return self.root / f"catch-up-{instance}-{uuid.uuid4().hex}"
 
     def drop(self, operation: str) -> bool:
         """Remove the index: what says where it is first, then its files. Whether there was one; doing it twice is doing
@@ -258,6 +258,15 @@ class Folder:
         if self.data.exists():
             shutil.rmtree(self.data)
         return newest.operation == operation
+
+
+def _remove(path: Path) -> None:
+    """Left for the next time where that cannot be done."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_parquet(table: pa.Table, path: Path, row_group: int, level: int = 3, **options: Any) -> None:

@@ -126,6 +126,9 @@ class Job:
         journal = self._stage / JOURNAL
         journal.write_bytes(b"")
         after = self._resume(progress.load())
+        if after:
+            # What is taken over does not hang on the former stage any more.
+            progress.save({"journal": str(journal), "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
             self._one(number)

@@ -44,7 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_file_that_has_a_key_is_named(seed: int, tmp_path: Path) -> None:
     """Before and after some files were removed, replaced and added, and again once the index was refreshed."""
     rng = random.Random(seed)
