@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class Attempt(FakeContext):
     """The context of one attempt: the stage has its fence, and what it saves outlives it."""
 
-    def __init__(self, indexes: Indexes, operation: str, partition: PartitionPlan | None = None, fence: int = 1) -> None:
+    def __init__(
+        self, indexes: Indexes, operation: str, partition: PartitionPlan | None = None, fence: int = 1
+    ) -> None:
         super().__init__(indexes.shared, indexes.record, None, partition)
         self.operation = operation
         self.fence = fence

@@ -15,8 +15,8 @@ class Killed(BaseException):
 
 
 class Killer:
-    """Counts the moments before and after each call of some functions; at the one of the number ``at`` the process dies:
-    from then on none of the functions does anything, so that no code that runs on the way out changes a file.
+    """Counts the moments before and after each call of some functions; at the one of the number ``at`` the process
+    dies: from then on none of the functions does anything, so that no code that runs on the way out changes a file.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, points: Iterable[tuple[Any, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 from pathlib import Path
@@ -150,8 +151,8 @@ POINTS = [
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
 def test_killed_at_each_commit_point(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refresh of which a process dies at each moment in turn; another one goes on with what its checkpoints and outcomes
-    say, until it is done. Meanwhile all is found at every moment; afterwards each row is there once, and no garbage.
+    """A refresh of which a process dies at each moment in turn; another one goes on with what its checkpoints and
+    outcomes say, until it is done. All is found at every moment; in the end each row is there once, and no garbage.
     """
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     killer = Killer(monkeypatch, POINTS)
@@ -275,7 +276,6 @@ def test_who_comes_late_undoes_nothing(indexes: Indexes, monkeypatch: pytest.Mon
     """
     table = Path(indexes.record.location)
     operation = indexes.plan(columns=["k"]).run_all()
-    saved = {n: row for n, row in operation.outcomes.items()}
 
     def later() -> None:
         operation.complete()
@@ -294,7 +294,6 @@ def test_who_comes_late_undoes_nothing(indexes: Indexes, monkeypatch: pytest.Mon
     assert indexes.folder().current() is None
     with pytest.raises(NotFound):
         find(indexes.record, "i", [1])
-    assert saved
     assert indexes.build(columns=["k"]).files == 5
     holds(indexes, files=("0", "1", "2", "7", "8"))
     clean(indexes)
@@ -410,7 +409,7 @@ def test_no_space_costs_nothing_but_time(indexes: Indexes, monkeypatch: pytest.M
     """Writes fail for real, by the limit on the size of a process's files: in a job, then in the completion."""
     indexes.build(columns=["k"])
     table = Path(indexes.record.location)
-    keys = [i * 7_919 % 1_000_003 for i in range(10_000, 30_000)]
+    keys = random.Random(1).sample(range(10_000, 10**9), 20_000)
     big = pa.table({"k": pa.array(keys, pa.int64()), "t": pa.array(["x"] * len(keys))})
     pq.write_table(big, table / "3.parquet")
     operation = indexes.plan(columns=["k"])
@@ -508,7 +507,12 @@ def test_columns_that_cannot_be_indexed(columns: list[str], sentence: str, tmp_p
 
 
 def test_arguments_that_are_refused(indexes: Indexes) -> None:
-    for arg in ({"columns": []}, {"columns": ["k", "K"]}, {"columns": ["k"], "kind": "tree"}, {"columns": ["k"], "x": 1}):
+    for arg in (
+        {"columns": []},
+        {"columns": ["k", "K"]},
+        {"columns": ["k"], "kind": "tree"},
+        {"columns": ["k"], "x": 1},
+    ):
         with pytest.raises(ValueError, match="validation error"):
             indexes.plan(**arg)
     with pytest.raises(ValueError, match="should match pattern"):

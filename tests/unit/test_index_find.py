@@ -110,32 +110,37 @@ def test_a_skip_index_is_asked_by_some_of_its_columns(tmp_path: Path) -> None:
     assert summary["b.values"] is None, "there are more than are kept"
 
 
+NOON = datetime(2020, 1, 2)  # noqa: DTZ001 -- without a zone
+EARLIER = datetime(2020, 1, 2, 1, tzinfo=timezone(timedelta(hours=1)))
+PRICE = pa.array([Decimal("1.50")], pa.decimal128(9, 2))
+
+
 @pytest.mark.parametrize(
     ("kind", "array", "good", "nowhere", "bad"),
     [
         ("int", pa.array([5], pa.int8()), [5], [300, -1], [5.0, "5", True]),
         ("double", pa.array([5.0]), [5, 5.0], [4], ["5", True]),
         ("float", pa.array([0.1], pa.float32()), [0.1], [1e300], []),
-        ("decimal", pa.array([Decimal("1.50")], pa.decimal128(9, 2)), [Decimal("1.5"), "1.50"], ["1.505", 10**8], [1.5, "x"]),
-        ("date", pa.array([date(2020, 1, 2)]), [date(2020, 1, 2), "2020-01-02"], ["2020-01-03"], [datetime(2020, 1, 2), 1]),
+        ("decimal", PRICE, [Decimal("1.5"), "1.50"], ["1.505", 10**8], [1.5, "x"]),
+        ("date", pa.array([date(2020, 1, 2)]), [date(2020, 1, 2), "2020-01-02"], ["2020-01-03"], [NOON, 1]),
         (
             "timestamp",
-            pa.array([datetime(2020, 1, 2)], pa.timestamp("ms", "UTC")),
-            [datetime(2020, 1, 2), "2020-01-02", datetime(2020, 1, 2, 1, tzinfo=timezone(timedelta(hours=1)))],
+            pa.array([NOON], pa.timestamp("ms", "UTC")),
+            [NOON, "2020-01-02", EARLIER],
             ["2020-01-02T00:00:01"],
             [date(2020, 1, 2)],
         ),
         (
             "timestamp_ntz",
-            pa.array([datetime(2020, 1, 2)], pa.timestamp("us")),
-            [datetime(2020, 1, 2), "2020-01-02"],
+            pa.array([NOON], pa.timestamp("us")),
+            [NOON, "2020-01-02"],
             [],
             ["2020-01-02T00:00:00Z"],
         ),
         ("text", pa.array(["a"]), ["a"], ["b", ""], [b"a", 1, "\ud800"]),
         ("binary", pa.array([b"a"]), [b"a"], [b"b"], ["a"]),
     ],
-)  # fmt: skip
+)
 def test_keys_are_values_of_their_column(
     kind: str, array: Any, good: list[Any], nowhere: list[Any], bad: list[Any], tmp_path: Path
 ) -> None:
