@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.index.folder import Folder
-from distop_behaviors.index.table import listed, name_of, widened
+from distop_behaviors.index.table import field_ids, listed, name_of, widened
 from distop_behaviors.index.values import Unindexable, family_of
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
@@ -104,6 +104,7 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
                 family_of(schema[name])
             except Unindexable as e:
                 raise InvalidArgument(f"the column {column!r} cannot be indexed: {e}") from None
+        field_ids(table.source, argument.columns)
     except (Ambiguous, Unreadable) as e:
         raise InvalidArgument(str(e)) from None
 

@@ -79,21 +79,24 @@ def on_disk(file: PlannedFile, source: str) -> PlannedFile:
 
 def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
     """By which ids a data file of an Iceberg table has its columns; None for other tables. Raises InvalidArgument for a
-    column that the table does not have, OSError where its metadata are gone.
+    column that the table does not have or that cannot be indexed, OSError where its metadata are gone.
     """
     if not source:
         return None
     from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
+    from pyiceberg.types import UUIDType
 
     metadata = FromInputFile.table_metadata(load_file_io({}, source).new_input(source))
-    ids = {field.name: field.field_id for field in metadata.schema().fields}
+    fields = {field.name: field for field in metadata.schema().fields}
     found: dict[str, int] = {}
     for column in columns:
-        name = match(column, ids)
+        name = match(column, fields)
         if name is None:
             raise InvalidArgument(f"the table has no column {column!r}")
-        found[column] = ids[name]
+        if isinstance(fields[name].field_type, UUIDType):
+            raise InvalidArgument(f"the column {column!r} cannot be indexed: it is text in Spark, and none in its files")
+        found[column] = fields[name].field_id
     return found
 
 

@@ -146,8 +146,8 @@ def spread(values: Numbers) -> Numbers:
 
 def together(parts: Sequence[Numbers], families: Sequence[str | None]) -> Numbers:
     """What stands for rows in postings, by the numbers of their columns: of a single column of numbers or times these
-    themselves; else a hash, of 32 bits, since sorted ones of 64 take four times the space. Of a billion rows, one key in
-    four that is nowhere then shares its hash with some row, and a file is read for nothing.
+    themselves; else a hash, of 32 bits, since sorted ones of 64 take four times the space. Of a billion rows, one key
+    in four that is nowhere then shares its hash with some row, and a file is read for nothing.
     """
     import numpy as np
 
