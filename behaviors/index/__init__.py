@@ -50,7 +50,7 @@ class BuildIndex(Behavior):
         from distop_behaviors.index.table import field_ids
 
         argument = _argument(arg)
-        ctx.status(f"indexing {len(partition.files)} files of {partition.name}")
+        ctx.status(f"indexing {partition.name}")
         job = Job(
             argument,
             partition.files,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, Summary, TableRecord
     from distop_behaviors.index.argument import BuildArgument
-from distop_behaviors.index.segments import FileEntry, Line
+    from distop_behaviors.index.segments import FileEntry, Line
 
 CATCH_UP_BYTES = 1 << 30
 """New files of so many bytes are indexed when the others are done; more are left to the next refresh."""
@@ -181,6 +181,8 @@ class Completion:
             report=report.model_dump(mode="json"),
         )
         self._ctx.check_cancelled()
+        if not folder.is_whole(generation):
+            raise OSError(f"files of the index {self._argument.name!r} are gone before it was published")
         try:
             folder.publish(generation)
         except Superseded:

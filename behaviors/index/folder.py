@@ -154,6 +154,13 @@ class Folder:
     def _path(self, number: int) -> Path:
         return self._generations / f"{number:06}.json"
 
+    def is_whole(self, generation: Generation) -> bool:
+        """All that it names is there, and none of it was cut off."""
+        try:
+            return all((self.data / one.name).stat().st_size == one.size for one in generation.named())
+        except FileNotFoundError:
+            return False
+
     def check_writable(self) -> None:
         """Raises InvalidArgument where no index can be put here."""
         try:

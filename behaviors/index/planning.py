@@ -47,7 +47,7 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
 
 
 def base_of(argument: BuildArgument, folder: Folder) -> Generation | None:
-    """The generation that is refreshed; None where all is built anew, as where the list of its files is damaged. Raises
+    """The generation that is refreshed; None where all is built anew, as where parts of it are gone. Raises
     InvalidArgument where it is of something else.
     """
     current = folder.current()
@@ -58,6 +58,8 @@ def base_of(argument: BuildArgument, folder: Folder) -> Generation | None:
             f"the index {argument.name!r} is there, as a {current.kind} index of {', '.join(current.columns)} with "
             "other settings than asked for: drop it, or say refresh: full"
         )
+    if not folder.is_whole(current):
+        return None
     try:
         file_list(folder, current, ["file"])
     except (OSError, ValueError):  # Arrow's errors are ValueErrors, too

@@ -95,7 +95,7 @@ def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
         if name is None:
             raise InvalidArgument(f"the table has no column {column!r}")
         if isinstance(fields[name].field_type, UUIDType):
-            raise InvalidArgument(f"the column {column!r} cannot be indexed: it is text in Spark, and none in its files")
+            raise InvalidArgument(f"the column {column!r} cannot be indexed: it is a uuid, and text only in Spark")
         found[column] = fields[name].field_id
     return found
 

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, TimeType, UUIDType
 
-from distop.behavior import TableUnavailable
+from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import building, folder, postings, segments, summaries
 from distop_behaviors.index.folder import Folder, Superseded
 from distop_behaviors.index.lookup import find
 from tests.support.indexed import Indexes, stopped
 from tests.support.killing import Killer
+from tests.support.lake import Folder as Lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -469,6 +472,12 @@ def test_an_index_that_is_damaged_is_read_past_and_made_anew(indexes: Indexes) -
         assert (len(found.named), len(found.uncovered)) == (0, 3)
     assert indexes.build(columns=["k"]).indexed == 3
     holds(indexes)
+    current = indexes.folder().current()
+    assert current is not None
+    (indexes.folder().data / current.runs[0].name).unlink()
+    assert len(find(indexes.record, "i", [7]).uncovered) == 3
+    assert indexes.build(columns=["k"]).indexed == 3
+    holds(indexes)
 
 
 def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
@@ -504,6 +513,15 @@ def test_columns_that_cannot_be_indexed(columns: list[str], sentence: str, tmp_p
     with pytest.raises(InvalidArgument, match=sentence):
         Indexes(tmp_path / "t", tmp_path / "shared").plan(columns=columns)
     assert not (tmp_path / "t" / "_distop").exists(), "nothing was changed"
+
+
+def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> None:
+    Lake(tmp_path / "t").new(Schema(NestedField(1, "u", UUIDType()), NestedField(2, "at", TimeType())))
+    indexes = Indexes(tmp_path / "t", tmp_path / "shared")
+    indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
+        with pytest.raises(InvalidArgument, match=why):
+            indexes.plan(columns=[column])
 
 
 def test_arguments_that_are_refused(indexes: Indexes) -> None:
