@@ -75,8 +75,8 @@ class Caller:
         limit: float | None = None,
     ) -> Answer:
         """A call's result and chunks. Raises WorkerError; ``transient`` where it was cancelled, or did not end within
-        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent; ``sources`` what the child asks
-        for meanwhile.
+        ``limit`` seconds. ``rows`` gives the message's items, as JSON, each time that it is sent; ``sources`` what the
+        child asks for meanwhile.
 
         With a gate (which the caller has not entered), a child that died with others in it is no answer: the call is
         repeated with nobody else there. Without one, it is the call of a run that is in the gate.

@@ -1,0 +1,128 @@
+"""``build-index``, ``drop-index`` and ``lookup``: which files of a table have a key. See docs/behaviors.md."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.errors import InvalidArgument
+from distop_behaviors.index.argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
+from distop_behaviors.index.lookup import lookup
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, Summary, TableRecord
+
+__all__ = ["BuildIndex", "DropIndex", "lookup"]
+
+NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
+
+
+class BuildIndex(Behavior):
+    """Builds an index of a table, or brings it up to date: which files, and rows, have a key."""
+
+    type_name = "build-index"
+    Arg = BuildArgument
+    Result = BuildResult
+    Report = BuildReport
+    needs_table = True
+    object_field = "name"
+    instances = "one"
+    conflicts_with = ("drop-index",)
+    can_fail = False
+    resumable = True
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """The partitions that have files to be indexed, with these alone. Raises InvalidArgument where no retry mends
+        it, TableUnavailable where the table is not to be reached from here.
+        """
+        from distop_behaviors.index.planning import plan
+
+        return plan(_argument(arg), table, ctx)
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """The partition's segments, in this attempt's stage. Raises OSError where that cannot be written,
+        TableUnavailable where files are missing because nothing of the table is to be seen from here.
+        """
+        from distop_behaviors.index.segments import Job
+        from distop_behaviors.index.table import field_ids
+
+        argument = _argument(arg)
+        ctx.status(f"indexing {partition.name}")
+        job = Job(
+            argument,
+            partition.files,
+            ctx.stage,
+            source=partition.source,
+            ids=field_ids(partition.source, argument.columns),
+            check=ctx.check_cancelled,
+            reachable=ctx.check_reachable,
+        )
+        return job.run(ctx.progress)
+
+    def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
+        """Remove the attempt's stage: no other attempt relies on it."""
+        shutil.rmtree(ctx.stage, ignore_errors=True)
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """Merge what the jobs have made, and make it the current generation; then remove what was staged. Of an
+        operation that was cancelled nothing is published.
+        """
+        from distop_behaviors.index.building import Completion, journals, remove_stages
+
+        if table is None:
+            raise InvalidArgument(NO_TABLE)
+        report = None
+        if summary.verdict == "success":
+            report = Completion(_argument(arg), table, ctx).run(summary)
+        for journal, _, _ in journals(summary):
+            remove_stages(Path(journal).parent, int(ctx.operation.rpartition("/")[2]))
+            break
+        return report
+
+
+class DropIndex(Behavior):
+    """Removes an index of a table."""
+
+    type_name = "drop-index"
+    Arg = DropArgument
+    Result = DropReport
+    Report = DropReport
+    needs_table = True
+    object_field = "name"
+    instances = "one"
+    conflicts_with = ("build-index",)
+    can_fail = False
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
+        from distop_behaviors.index.table import root_of
+
+        root_of(table)
+        return Planned([PartitionPlan(0, "index")])
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
+        from distop_behaviors.index.folder import Folder
+        from distop_behaviors.index.table import root_of
+
+        if ctx.table is None:
+            raise InvalidArgument(NO_TABLE)
+        name = arg.name if isinstance(arg, DropArgument) else arg["name"]
+        dropped = Folder(root_of(ctx.table), name).drop(ctx.operation)
+        # What builds that were given up have left in their stages: beside this job's own, under their type.
+        own = Path(ctx.stage)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(own.parents[4] / BuildIndex.type_name / name)
+        shutil.rmtree(own.parents[1], ignore_errors=True)
+        return DropReport(name=name, dropped=dropped)
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """What the job did."""
+        return next((row.result for row in summary.outcomes() if row.success), None)
+
+
+def _argument(arg: Any) -> BuildArgument:
+    return arg if isinstance(arg, BuildArgument) else BuildArgument.model_validate(arg)

@@ -1,0 +1,203 @@
+"""``lookup``: the rows that have some keys, out of the files that an index names and those that it does not cover."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop.errors import InvalidArgument, NotFound, TableUnavailable
+from distop_behaviors.index import keys as keys_of
+from distop_behaviors.index import postings, summaries
+from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.planning import file_list
+from distop_behaviors.index.table import listed, record_of, widened
+from distop_behaviors.index.values import Unindexable, arrow_type, canonical, numbers, together
+from distop_behaviors.reading import footers
+from distop_behaviors.reading.facts import Unreadable, ddl, match, problem, quote
+from distop_behaviors.validate.scan import Group, relation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from distop.behavior import TableRecord
+    from distop_behaviors.index.folder import Generation
+    from distop_behaviors.index.keys import Key
+    from distop_behaviors.index.table import Listed
+    from distop_behaviors.reading.facts import SparkType
+    from distop_behaviors.reading.footers import PlannedFile
+
+log = logging.getLogger("distop.index")
+
+
+@frozen
+class Found:
+    """What is to be read. ``named`` files may have a key, ``uncovered`` ones are not known to the index; ``columns``:
+    of the keys, with their types; ``schema``: of the rows.
+    """
+
+    table: Listed
+    named: Sequence[PlannedFile]
+    uncovered: Sequence[PlannedFile]
+    keys: Sequence[Key]
+    columns: Mapping[str, str]
+    schema: Mapping[str, SparkType]
+
+    @property
+    def files(self) -> list[PlannedFile]:
+        """All of them."""
+        return [*self.named, *self.uncovered]
+
+
+def lookup(spark: SparkSession, table: TableRecord | str, index: str, keys: Iterable[Any]) -> DataFrame:
+    """The rows of a table that have one of the keys: those that a filter on the whole table gives, whatever became of
+    the table since the index was built.
+
+    ``table``: a record (``client.tables()`` has them) or a location. ``keys``: values of the index's column; of several
+    columns, sequences in their order, or mappings by column. Of a ``skip`` index mappings may name some of its columns,
+    and all keys the same ones. None finds NULL, and NaN itself.
+
+    Raises NotFound where there is no such index, InvalidArgument for keys that are none of the column's type,
+    TableUnavailable where the table is not there; what Spark raises where files cannot be read.
+    """
+    found = find(table, index, keys)
+    if not found.files or not found.keys:
+        schema = {**found.schema, **found.table.paths}
+        return spark.createDataFrame([], ", ".join(f"{quote(n)} {ddl(t)}" for n, t in schema.items()))
+    group = Group(tuple(found.files), found.schema, (), found.table.paths, found.table.root, found.table.source)
+    try:
+        rows = relation(spark, group, keep=False)
+    except Unreadable as e:
+        raise TableUnavailable(str(e)) from e
+    return keys_of.matching(rows, spark, found.keys, found.columns)
+
+
+def find(table: TableRecord | str, index: str, keys: Iterable[Any]) -> Found:
+    """Which files are to be read, as :func:`lookup` decides it; without Spark. Raises what that does."""
+    now = listed(record_of(table))
+    folder = Folder(now.root, index)
+    given = list(keys)
+    tried = None
+    while True:
+        generation = folder.current()
+        if generation is None:
+            raise NotFound(f"the table at {now.root!r} has no index {index!r}")
+        if generation.number == tried:
+            return _Question(now, folder, generation, None).ask(given)
+        try:
+            return _Question(now, folder, generation, file_list(folder, generation)).ask(given)
+        except (OSError, ValueError) as e:
+            # Superseded and swept while it was read; or damaged, which the next one to be looked at tells.
+            log.warning("generation %d of the index %s cannot be read: %s", generation.number, index, e)
+            tried = generation.number
+
+
+class _Question:
+    """A generation of an index, and the table as it is now. ``files``: what it covers, None where that is not known."""
+
+    def __init__(self, table: Listed, folder: Folder, generation: Generation, files: pa.Table | None) -> None:
+        self._table = table
+        self._folder = folder
+        self._generation = generation
+        self._files = files
+        self._live: dict[int, PlannedFile] = {}
+        """By its number: each file that is as it was when it was indexed."""
+        if files is not None:
+            columns = [files.column(name).to_pylist() for name in ("file", "path", "size", "mtime_ns")]
+            for number, path, size, time_ns in zip(*columns, strict=True):
+                file = table.files.get(path)
+                if file is not None and (file[1], file[2]) == (size, time_ns):
+                    self._live[number] = file
+
+    def ask(self, given: Sequence[Any]) -> Found:
+        """Raises OSError and Arrow's errors where a part of the index is gone or damaged."""
+        known = {file[0] for file in self._live.values()}
+        uncovered = [file for file in self._table.files.values() if file[0] not in known]
+        schema = self._schema(uncovered)
+        columns = self._columns(given, schema)
+        kinds = {name: str(schema[mine]) for name, mine in columns.items()}
+        keys = keys_of.read(given, kinds)
+        named: list[PlannedFile] = []
+        if keys and self._files is not None:
+            posting = self._generation.kind == "posting"
+            numbers = _by_postings if posting else _by_summaries
+            chosen = numbers(self._folder, self._generation, self._files, keys, list(columns))
+            named = [file for number, file in self._live.items() if chosen is None or number in chosen]
+        return Found(self._table, named, uncovered, keys, {columns[n]: k for n, k in kinds.items()}, schema)
+
+    def _schema(self, uncovered: Sequence[PlannedFile]) -> dict[str, SparkType]:
+        """Of the whole table, so that it does not depend on which files are read."""
+        found = self._table.columns()
+        if found is None:
+            facts = footers.read_all(uncovered, frozenset())
+            schemas = [f.columns.items() for f in facts if not isinstance(f, Unreadable)]
+            found = widened([self._generation.schema, *schemas])
+        return {
+            name: kind
+            for name, kind in found.items()
+            if problem(kind) is None and match(name, self._table.paths) is None
+        }
+
+    def _columns(self, given: Sequence[Any], schema: Mapping[str, SparkType]) -> dict[str, str]:
+        """The columns of the keys, as the index calls them, and as the table does."""
+        names: Sequence[str] = self._generation.columns
+        if self._generation.kind == "skip" and given and isinstance(given[0], dict):
+            names = [name for name in names if name in given[0]] or names
+        found: dict[str, str] = {}
+        for name in names:
+            mine = match(name, schema)
+            if mine is None or not isinstance(schema[mine], str):
+                raise InvalidArgument(f"the table has no column {name!r} of single values any more: drop the index")
+            found[name] = mine
+        return found
+
+
+def _by_postings(
+    folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]
+) -> set[int] | None:
+    """The numbers of the files that may have a key; None for all."""
+    import numpy as np
+
+    found: set[int] = set()
+    if any(None in key for key in keys):
+        nulls = zip(files.column("file").to_pylist(), files.column("null_keys").to_pylist(), strict=True)
+        found = {number for number, count in nulls if count}
+    try:
+        wanted = _numbers([key for key in keys if None not in key], generation.families)
+    except Unindexable:
+        return None
+    for run in generation.runs:
+        first, after = np.searchsorted(wanted, run.low, "left"), np.searchsorted(wanted, run.high, "right")
+        if first < after:
+            found.update(postings.find(folder.data / run.name, wanted[first:after]).tolist())
+    return found
+
+
+def _by_summaries(
+    folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]
+) -> set[int]:
+    """As :func:`_by_postings`."""
+    families = dict(zip(generation.columns, generation.families, strict=True))
+    may = summaries.find(files, keys, columns, families)
+    return set(files.column("file").filter(may).to_pylist())
+
+
+def _numbers(keys: Sequence[Key], families: Sequence[str | None]) -> Any:
+    """Of the keys that a file of these families can have, each once, sorted. Raises Unindexable."""
+    import numpy as np
+    import pyarrow as pa
+
+    if None in families:
+        return np.zeros(0, np.int64)
+    rows = [tuple(keys_of.as_family(v, f or "") for v, f in zip(key, families, strict=True)) for key in keys]
+    rows = [row for row in rows if None not in row]
+    if not rows:
+        return np.zeros(0, np.int64)
+    parts = []
+    for family, column in zip(families, zip(*rows, strict=True), strict=True):
+        array = canonical(pa.array(column, arrow_type(family or "")), family or "")
+        parts.append(numbers(array, family or ""))
+    return np.unique(together(parts, families))

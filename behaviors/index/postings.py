@@ -1,0 +1,271 @@
+"""Postings: for each key, the file, the row group and the row. Collected in segments, merged into sorted runs, asked.
+
+A posting is four numbers: what stands for the key (:mod:`distop_behaviors.index.values`), the file by its number in the
+generation, the row group in the file, and the index of the row in the file. Sorted by key, neighbours differ by little,
+and the encoding of differences makes a few bytes of each. Rows with a NULL among their keys have none: how many there
+are stands with the file.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.index.folder import write_parquet
+from distop_behaviors.index.values import numbers, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from distop_behaviors.index.folder import Folder
+    from distop_behaviors.index.source import Piece, Source
+    from distop_behaviors.index.values import Numbers
+
+    Whole = npt.NDArray[np.int32]
+
+GROUP_ROWS = 1 << 16
+"""Postings in a row group: a lookup of one key reads one or two."""
+RUN_ROWS = 1 << 21
+"""Postings in a run, about: what is sorted in memory at once, and one file."""
+LEVEL_ROWS = 1 << 26
+"""Postings that are sorted among each other; above that, a lookup looks into one run more."""
+
+
+class Postings:
+    """Collects the postings of files that follow each other."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Numbers, int, int, Numbers]] = []
+        self.rows = 0
+
+    def add(self, number: int, source: Source, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
+        """Those of a file; ``flush`` is called between its pieces. How many rows have a NULL among their keys. Of a
+        file of which the pieces cannot be read to their end, nothing that was not flushed is kept.
+        """
+        import numpy as np
+
+        before, nulls = len(self._parts), 0
+        try:
+            for piece in pieces:
+                if None in piece.arrays:
+                    nulls += piece.rows
+                    continue
+                valid = np.ones(piece.rows, bool)
+                for array in piece.arrays:
+                    if array.null_count:
+                        valid &= array.is_valid().to_numpy(zero_copy_only=False)
+                rows = np.flatnonzero(valid)
+                nulls += piece.rows - len(rows)
+                arrays = piece.arrays
+                if len(rows) < piece.rows:
+                    arrays = tuple(array.filter(_mask(valid)) for array in arrays)
+                parts = [numbers(a, f or "") for a, f in zip(arrays, source.families, strict=True)]
+                keys = together(parts, source.families)
+                self._parts.append((keys, number, piece.row_group, rows + piece.first))
+                self.rows += len(keys)
+                if self.rows >= 2 * RUN_ROWS:
+                    flush()
+                    before = 0
+        except BaseException:
+            for keys, *_ in self._parts[before:]:
+                self.rows -= len(keys)
+            del self._parts[before:]
+            raise
+        return nulls
+
+    def table(self) -> pa.Table:
+        """What was collected, sorted by key, file and row; it is then forgotten."""
+        import numpy as np
+
+        if not self._parts:
+            return _table(np.zeros(0, np.int64), *(np.zeros(0, np.int32),) * 2, np.zeros(0, np.int64))
+        keys = np.concatenate([p[0] for p in self._parts])
+        files = np.concatenate([np.full(len(p[0]), p[1], np.int32) for p in self._parts])
+        groups = np.concatenate([np.full(len(p[0]), p[2], np.int32) for p in self._parts])
+        rows = np.concatenate([p[3] for p in self._parts])
+        self._parts, self.rows = [], 0
+        return _sorted(keys, files, groups, rows)
+
+
+def _mask(valid: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array(valid)
+
+
+def _sorted(keys: Numbers, files: Whole, groups: Whole, rows: Numbers) -> pa.Table:
+    """Stable: what came in the order of files and rows stays so for each key."""
+    import numpy as np
+
+    order = np.argsort(keys, kind="stable")
+    return _table(keys[order], files[order], groups[order], rows[order])
+
+
+def _table(keys: Numbers, files: Whole, groups: Whole, rows: Numbers) -> pa.Table:
+    import pyarrow as pa
+
+    names = ("key", "file", "row_group", "row")
+    kinds = (pa.int64(), pa.int32(), pa.int32(), pa.int64())
+    schema = pa.schema([pa.field(n, k, nullable=False) for n, k in zip(names, kinds, strict=True)])
+    return pa.table([pa.array(a) for a in (keys, files, groups, rows)], schema)
+
+
+def write(table: pa.Table, path: Path, level: int) -> None:
+    """As a Parquet file with small row groups. Raises OSError."""
+    write_parquet(
+        table,
+        path,
+        GROUP_ROWS,
+        level,
+        use_dictionary=["file", "row_group"],
+        column_encoding={"key": "DELTA_BINARY_PACKED", "row": "DELTA_BINARY_PACKED"},
+        data_page_version="1.0",
+    )
+
+
+@frozen
+class Input:
+    """A sorted file of postings. ``mapping``: the number in the generation of each of its files; -1: left out."""
+
+    path: Path
+    digest: str
+    rows: int
+    sample: Sequence[int]
+    mapping: Whole
+
+
+@frozen
+class Run:
+    """What became of some inputs: a data file of the index."""
+
+    name: str
+    size: int
+    digest: str
+    rows: int
+    low: int
+    high: int
+
+
+def sample_of(table: pa.Table) -> list[int]:
+    """Some keys of a sorted table, evenly spread: by them the runs are cut."""
+    import numpy as np
+
+    keys: Any = table.column("key").to_numpy()
+    count = max(1, len(keys) // GROUP_ROWS)
+    return [int(keys[i]) for i in np.linspace(0, len(keys) - 1, count + 1, dtype=np.int64)] if len(keys) else []
+
+
+def levels_of(inputs: Sequence[Input]) -> Iterator[list[Input]]:
+    """Inputs that are to be sorted among each other."""
+    level: list[Input] = []
+    for one in inputs:
+        if level and sum(i.rows for i in level) + one.rows > LEVEL_ROWS:
+            yield level
+            level = []
+        level.append(one)
+    if level:
+        yield level
+
+
+def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[], None]) -> list[Run]:
+    """Runs that do not overlap, in the order of their keys, called ``name`` and a number. One that is there already is
+    not made again: from the same inputs comes the same. Raises OSError, and what ``check`` does.
+    """
+    cuts = _cuts(inputs)
+    bounds: list[tuple[int | None, int | None]] = list(zip([None, *cuts], [*cuts, None], strict=True))
+
+    def make(n: int) -> list[Run]:
+        check()
+        return _runs(inputs, *bounds[n], folder, f"{name}-{n:04}")
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "merge") as pool:
+        return [run for runs in pool.map(make, range(len(bounds))) for run in runs]
+
+
+def _cuts(inputs: Sequence[Input]) -> list[int]:
+    sample = sorted(key for one in inputs for key in one.sample)
+    runs = -(-sum(one.rows for one in inputs) // RUN_ROWS)
+    return sorted({sample[n * len(sample) // runs] for n in range(1, runs)} - {sample[0]}) if sample else []
+
+
+def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Folder, name: str) -> list[Run]:
+    """The postings in ``[low, high)``: one run, but where a key has very many."""
+    runs: list[Run] = []
+    parts: list[tuple[Numbers, Whole, Whole, Numbers]] = []
+    held = 0
+    for one in inputs:
+        for part in _slices(one, low, high):
+            parts.append(part)
+            held += len(part[0])
+        if held >= 4 * RUN_ROWS:
+            runs.append(_run(parts, folder, f"{name}-{len(runs):02}.parquet"))
+            parts, held = [], 0
+    if held:
+        runs.append(_run(parts, folder, f"{name}-{len(runs):02}.parquet"))
+    return runs
+
+
+def _run(parts: Sequence[tuple[Numbers, Whole, Whole, Numbers]], folder: Folder, name: str) -> Run:
+    import numpy as np
+
+    columns = tuple(np.concatenate([part[n] for part in parts]) for n in range(4))
+    table = _sorted(*columns)
+    size, digest = folder.add(name, lambda path: write(table, path, 3))
+    keys: Any = table.column("key").to_numpy()
+    return Run(name, size, digest, len(keys), int(keys[0]), int(keys[-1]))
+
+
+def _slices(one: Input, low: int | None, high: int | None) -> Iterator[tuple[Numbers, Whole, Whole, Numbers]]:
+    import numpy as np
+
+    for table in _groups(one.path, low, high):
+        keys = table.column("key").to_numpy()
+        first = 0 if low is None else int(np.searchsorted(keys, low, "left"))
+        after = len(keys) if high is None else int(np.searchsorted(keys, high, "left"))
+        files, groups, rows = (table.column(name).to_numpy()[first:after] for name in ("file", "row_group", "row"))
+        mapped = one.mapping[files]
+        keep = mapped >= 0
+        if keep.all():
+            yield keys[first:after], mapped, groups, rows
+        else:
+            yield keys[first:after][keep], mapped[keep], groups[keep], rows[keep]
+
+
+def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]:
+    """The row groups that may hold keys in ``[low, high)``, one after the other."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for n in range(file.metadata.num_row_groups):
+            bounds = file.metadata.row_group(n).column(0).statistics
+            if (low is None or bounds.max >= low) and (high is None or bounds.min < high):
+                yield file.read_row_group(n, use_threads=False)
+
+
+def find(path: Path, wanted: Numbers) -> Whole:
+    """The numbers of the files that have one of these keys, which are sorted. Raises OSError and Arrow's errors where
+    the run is gone or damaged.
+    """
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    found = [np.zeros(0, np.int32)]
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for n in range(file.metadata.num_row_groups):
+            bounds = file.metadata.row_group(n).column(0).statistics
+            first, after = np.searchsorted(wanted, bounds.min, "left"), np.searchsorted(wanted, bounds.max, "right")
+            if first == after:
+                continue
+            table = file.read_row_group(n, ["key", "file"], use_threads=False)
+            keys, some = table.column("key").to_numpy(), wanted[first:after]
+            starts, ends = np.searchsorted(keys, some, "left"), np.searchsorted(keys, some, "right")
+            files = table.column("file").to_numpy()
+            found += [np.unique(files[s:e]) for s, e in zip(starts, ends, strict=True) if e > s]
+    return np.unique(np.concatenate(found))

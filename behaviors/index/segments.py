@@ -1,0 +1,269 @@
+"""One job: the segments of a partition's files, in the stage of its attempt, with a journal that says what they hold.
+
+A segment has the postings, or the summaries, of files that follow each other: small ones share one, since a file system
+takes longer to make a file than to write a few thousand rows; a large file may have several. The journal has a line for
+each, which is written when the segment is closed; the checkpoint says how much of the journal counts. An attempt that
+goes on from one takes over what it names by links in its own stage: whoever cleans up after the former attempt takes
+nothing from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.index import postings, summaries
+from distop_behaviors.index.argument import BuildResult
+from distop_behaviors.index.folder import digest_of
+from distop_behaviors.index.source import open_file, pieces
+from distop_behaviors.index.table import on_disk
+from distop_behaviors.index.values import Unindexable
+from distop_behaviors.reading import footers
+from distop_behaviors.reading.facts import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from distop.behavior import Progress
+    from distop_behaviors.index.argument import BuildArgument
+    from distop_behaviors.reading.footers import PlannedFile
+
+log = logging.getLogger("distop.index")
+
+SEGMENT_ROWS = 1 << 20
+"""Rows after which a segment is closed at the end of a file."""
+SEGMENT_FILES = 256
+"""Files, likewise: as many are done again, at most, after a crash."""
+JOURNAL = "journal.jsonl"
+
+
+@frozen
+class FileEntry:
+    """A file of the plan; ``number`` is its place in the job's list. ``why``: it is not indexed; else ``nulls`` rows
+    have a NULL among their keys, and ``schema`` is its place in the line's schemas.
+    """
+
+    number: int
+    file: PlannedFile
+    rows: int = 0
+    families: Sequence[str | None] = ()
+    nulls: int = 0
+    schema: int = 0
+    why: str = ""
+
+
+@frozen
+class Line:
+    """A line of the journal: the files that are done with it, and the segment, if there is anything in it."""
+
+    files: Sequence[FileEntry]
+    schemas: Sequence[Sequence[tuple[str, Any]]]
+    segment: str = ""
+    """A path; "" for none."""
+    digest: str = ""
+    rows: int = 0
+    sample: Sequence[int] = ()
+
+    def to_json(self) -> str:
+        files = [[f.number, f.file, f.rows, f.families, f.nulls, f.schema, f.why] for f in self.files]
+        data = [files, self.schemas, self.segment, self.digest, self.rows, list(self.sample)]
+        return json.dumps(data, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Line:
+        files, schemas, *rest = json.loads(text)
+        return cls([FileEntry(number, tuple(file), *other) for number, file, *other in files], schemas, *rest)
+
+
+class Job:
+    """The segments of some files. ``check`` is called between files, and raises where the job is to stop;
+    ``reachable`` raises where a file that is missing says nothing of the table.
+    """
+
+    def __init__(
+        self,
+        argument: BuildArgument,
+        files: Sequence[PlannedFile],
+        stage: str,
+        *,
+        source: str = "",
+        ids: Mapping[str, int] | None = None,
+        check: Callable[[], None] = lambda: None,
+        reachable: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._argument = argument
+        self._files = files
+        self._stage = Path(stage)
+        self._source = source
+        self._ids = ids
+        self._check = check
+        self._reachable = reachable
+        self._writer = (
+            postings.Postings()
+            if argument.kind == "posting"
+            else summaries.Summaries(argument.columns, argument.distinct, argument.bloom)
+        )
+        self._done: list[FileEntry] = []
+        self._open_rows = 0
+        self._nothing: tuple[str | None, ...] = (None,) * len(argument.columns)
+        self._families: tuple[str | None, ...] = self._nothing
+        self._schemas: list[tuple[tuple[str, Any], ...]] = []
+        self._bytes = self._lines = 0
+        self._totals = [0, 0]
+        """Files that are indexed, and their rows."""
+
+    def run(self, progress: Progress) -> BuildResult:
+        """Do what no former attempt has done. Raises OSError where the stage cannot be written; what it was writing is
+        removed then.
+        """
+        journal = self._stage / JOURNAL
+        journal.write_bytes(b"")
+        after = self._resume(progress.load())
+        if after:
+            # What is taken over does not hang on the former stage any more.
+            progress.save({"journal": str(journal), "bytes": self._bytes}, force=True)
+        for number in range(after, len(self._files)):
+            self._check()
+            self._one(number)
+            if self._open_rows >= SEGMENT_ROWS or len(self._done) >= SEGMENT_FILES:
+                self._close()
+                progress.save({"journal": str(journal), "bytes": self._bytes})
+        if self._done:
+            self._close()
+        data = journal.read_bytes()
+        return BuildResult(
+            journal=str(journal),
+            bytes=self._bytes,
+            digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
+            files=self._totals[0],
+            rows=self._totals[1],
+        )
+
+    def _one(self, number: int) -> None:
+        try:
+            file = on_disk(self._files[number], self._source)
+            source = open_file(file, self._argument.columns, self._ids)
+            if not agree(source.families, self._families):
+                self._close()
+            nulls = 0
+            if isinstance(self._writer, postings.Postings):
+                nulls = self._writer.add(number, source, pieces(source), self._flush)
+            else:
+                self._writer.add(number, source, pieces(source))
+            footers.unchanged(*file)
+        except (Unreadable, Unindexable, FileNotFoundError) as e:
+            if not isinstance(e, Unindexable):
+                self._reachable()
+            self._done.append(FileEntry(number, self._files[number], why=str(e)))
+            return
+        self._families = merged(self._families, source.families)
+        columns = tuple(source.columns.items())
+        if columns not in self._schemas:
+            self._schemas.append(columns)
+        place = self._schemas.index(columns)
+        self._done.append(FileEntry(number, self._files[number], source.rows, source.families, nulls, place))
+        self._open_rows += source.rows
+
+    def _flush(self) -> None:
+        """Close a segment within a file, which is done with a later one."""
+        self._write(Line([], [], *self._segment()))
+
+    def _close(self) -> None:
+        line = Line(self._done, self._schemas, *self._segment())
+        self._write(line)
+        self._count(line)
+        self._done, self._schemas, self._open_rows = [], [], 0
+        self._families = self._nothing
+
+    def _segment(self) -> tuple[str, str, int, list[int]]:
+        if not self._writer.rows:
+            return "", "", 0, []
+        table = self._writer.table()
+        path = self._stage / f"{self._lines:06}.parquet"
+        if isinstance(self._writer, postings.Postings):
+            postings.write(table, path, 1)
+            return str(path), digest_of(path), table.num_rows, postings.sample_of(table)
+        summaries.write(table, path)
+        return str(path), digest_of(path), table.num_rows, []
+
+    def _write(self, line: Line) -> None:
+        text = line.to_json().encode()
+        with (self._stage / JOURNAL).open("ab") as file:
+            file.write(text)
+        self._bytes += len(text)
+        self._lines += 1
+
+    def _count(self, line: Line) -> None:
+        self._totals[0] += sum(1 for entry in line.files if not entry.why)
+        self._totals[1] += sum(entry.rows for entry in line.files)
+
+    def _resume(self, checkpoint: Any) -> int:
+        """Take over what a former attempt has done; the place of the first file that is still to be done. What is not
+        there any more is done again, with all that came after it.
+        """
+        after = 0
+        try:
+            for lines in closed(lines_of(checkpoint["journal"], checkpoint["bytes"]) if checkpoint else []):
+                ours = [
+                    replace(line, segment=self._take_over(line.segment, line.digest, self._lines + n))
+                    for n, line in enumerate(lines)
+                ]
+                for line in ours:
+                    self._write(line)
+                    self._count(line)
+                after = lines[-1].files[-1].number + 1
+        except OSError as e:
+            log.warning("what follows in the checkpoint is done again: %s", e)
+        return after
+
+    def _take_over(self, segment: str, digest: str, number: int) -> str:
+        """Raises OSError where it is gone, or is not what the journal says."""
+        if not segment:
+            return ""
+        path = self._stage / f"{number:06}.parquet"
+        try:
+            os.link(segment, path)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copyfile(segment, path)
+        if digest_of(path) != digest:
+            path.unlink()
+            raise OSError(f"the segment {segment} is damaged")
+        return str(path)
+
+
+def closed(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Lines that belong together: those of segments within a file go with the line that names the file."""
+    group: list[Line] = []
+    for line in lines:
+        group.append(line)
+        if line.files:
+            yield group
+            group = []
+
+
+def agree(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
+    """The families of two files can be in one index; a column that one does not have is NULL there, of any family."""
+    return all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
+
+
+def merged(some: Sequence[str | None], others: Sequence[str | None]) -> tuple[str | None, ...]:
+    """The families of both, which agree."""
+    return tuple(a or b for a, b in zip(some, others, strict=True))
+
+
+def lines_of(journal: str, size: int, digest: str = "") -> list[Line]:
+    """The first ``size`` bytes of a journal. Raises OSError where it is gone, shorter, or not what ``digest`` says."""
+    with Path(journal).open("rb") as file:
+        data = file.read(size)
+    if len(data) != size or (digest and hashlib.blake2b(data, digest_size=16).hexdigest() != digest):
+        raise OSError(f"the journal {journal} is damaged")
+    return [Line.from_json(line) for line in data.splitlines()]

@@ -1,0 +1,75 @@
+"""An index as a person meets it: built, refreshed and dropped by two executors, asked from a Spark of one's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.core.model import TableRecord
+from distop.store.embedded import EmbeddedEtcd
+from distop_behaviors.index import lookup
+from distop_behaviors.index.lookup import find
+from tests.support.daemons import Daemons, daemons
+from tests.support.replay import violations
+from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_ROWS, lay_out_flights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+FLIGHTS = "nyc.flights"
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Daemons]:
+    """The flights as a table, and no executor yet."""
+    (tmp_path / "daemons").mkdir()
+    with EmbeddedEtcd(compaction=None) as etcd:
+        with daemons(etcd.endpoint, tmp_path / "daemons") as found:
+            location = lay_out_flights(tmp_path / "flights")
+            found.client.add_table(TableRecord(FLIGHTS, "parquet", str(location)))
+            yield found
+        broken = violations(etcd.endpoint)
+    assert not broken, "\n".join(broken[:3])
+
+
+def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+
+def test_the_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
+    planes = {"name": "planes", "columns": ["tailnum"]}
+    _, bob = group.start("ann", "bob")
+    killed = group.client.start_operation("build-index", FLIGHTS, planes)
+    group.eventually(lambda: (killed.status().jobs["success"] or 0) > 20, "some jobs done", "ann", "bob")
+    bob.kill()
+    done = killed.wait(100)
+    assert done.state == "success", group.tails()
+    assert (done.report["files"], done.report["rows"]) == (FLIGHTS_DAYS, FLIGHTS_ROWS)
+    assert done.report["not_indexed_files"] == 0
+
+    found = find(str(tmp_path / "flights"), "planes", ["N14228"])
+    assert 0 < len(found.named) < FLIGHTS_DAYS / 2
+    rows = lookup(spark, str(tmp_path / "flights"), "planes", ["N14228"])
+    assert (rows.count(), {row.tailnum for row in rows.collect()}) == (111, {"N14228"})
+    (record,) = group.client.tables()
+    assert lookup(spark, record, "planes", [None]).count() == 2_512
+
+    again = distop(group, "start", "build-index", FLIGHTS, "--arg", json.dumps(planes), "--wait", "--json")
+    answer = json.loads(again.stdout)
+    assert (answer["jobs"]["total"], answer["report"]["indexed"], answer["report"]["generation"]) == (0, 0, 1)
+    wrong = distop(group, "start", "build-index", FLIGHTS, "--arg", '{"name": "x", "columns": ["tail"]}', "--wait")
+    assert (wrong.returncode, "the table has no column 'tail'" in wrong.stdout + wrong.stderr) == (1, True)
+    dropped = group.client.start_operation("drop-index", FLIGHTS, {"name": "planes"}).wait(60)
+    assert (dropped.state, dropped.report) == ("success", {"name": "planes", "dropped": True})
+    left = [path.name for path in (tmp_path / "flights" / "_distop").rglob("*") if path.is_file()]
+    assert left == ["000002.json"], "what says that it was dropped"

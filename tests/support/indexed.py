@@ -1,0 +1,122 @@
+"""Index operations driven as executors and coordinator do, in one thread, with stages by attempt and instances."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobCancelled, OutcomeRow, Summary, TableRecord
+from distop_behaviors.index import BuildIndex, DropIndex
+from distop_behaviors.index.folder import Folder
+from tests.support.context import FakeContext, MemoryProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distop.behavior import Behavior, PartitionPlan
+    from distop_behaviors.index.argument import BuildReport
+
+
+class Attempt(FakeContext):
+    """The context of one attempt: the stage has its fence, and what it saves outlives it."""
+
+    def __init__(
+        self, indexes: Indexes, operation: str, partition: PartitionPlan | None = None, fence: int = 1
+    ) -> None:
+        super().__init__(indexes.shared, indexes.record, None, partition)
+        self.operation = operation
+        self.fence = fence
+        self.stop_after = -1
+        """Looks at whether to stop before it is told to; -1: never."""
+
+    @property
+    def stage(self) -> str:
+        assert self.partition is not None
+        table, kind, name, instance = self.operation.split("/")
+        path = self.work_dir / "stage" / table / kind / name / instance / f"{self.partition.partition:06}"
+        path = path / f"{self.fence}-inc"
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+    @property
+    def cancelled(self) -> bool:
+        self.stop_after -= 1
+        return self.stopped or self.stop_after == -1
+
+
+class Operation:
+    """One build: planned when it is made, then run job by job."""
+
+    def __init__(self, indexes: Indexes, behavior: Behavior, arg: dict[str, Any]) -> None:
+        self.indexes = indexes
+        self.behavior = behavior
+        self.arg = behavior.Arg.model_validate(arg)
+        indexes.instances += 1
+        self.name = f"t/{behavior.type_name}/{arg['name']}/{indexes.instances}"
+        self.planned = behavior.partitions(indexes.record, self.arg, Attempt(indexes, self.name))
+        self.progress: dict[int, MemoryProgress] = {}
+        self.outcomes: dict[int, OutcomeRow] = {}
+
+    def attempt(self, partition: PartitionPlan, fence: int = 1) -> Attempt:
+        """The context of an attempt at a job, with the checkpoint of those before it."""
+        made = Attempt(self.indexes, self.name, partition, fence)
+        made.progress = self.progress.setdefault(partition.partition, MemoryProgress())
+        return made
+
+    def run(self, partition: PartitionPlan, ctx: Attempt | None = None) -> Any:
+        """The job, to its outcome."""
+        result = self.behavior.start_or_resume_job(self.arg, partition, ctx or self.attempt(partition))
+        stored = json.loads(result.model_dump_json())
+        self.outcomes[partition.partition] = OutcomeRow(partition.partition, partition.name, True, stored, "")
+        return result
+
+    def run_all(self) -> Operation:
+        for partition in self.planned.partitions:
+            if partition.partition not in self.outcomes:
+                self.run(partition)
+        return self
+
+    def complete(self, verdict: Any = "success") -> Any:
+        """The completion; what it gives."""
+        rows = [self.outcomes[n] for n in sorted(self.outcomes)]
+        summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows))
+        ctx = Attempt(self.indexes, self.name)
+        return self.behavior.complete_operation(self.arg, self.indexes.record, summary, ctx)
+
+
+class Indexes:
+    """The indexes of one table."""
+
+    def __init__(self, location: Path, shared: Path, **options: Any) -> None:
+        self.record = TableRecord("t", "parquet", str(location), options)
+        self.shared = shared
+        self.instances = 0
+
+    def plan(self, name: str = "i", **arg: Any) -> Operation:
+        """A build that was planned and not begun."""
+        return Operation(self, BuildIndex(), {"name": name, **arg})
+
+    def build(self, name: str = "i", **arg: Any) -> BuildReport:
+        """A build from its start to its end."""
+        report: BuildReport = self.plan(name, **arg).run_all().complete()
+        return report
+
+    def drop(self, name: str = "i") -> bool:
+        return bool(Operation(self, DropIndex(), {"name": name}).run_all().complete()["dropped"])
+
+    def folder(self, name: str = "i") -> Folder:
+        return Folder(self.record.location, name)
+
+    def staged(self) -> list[Path]:
+        """The files that are left in stages."""
+        return [p for p in (self.shared / "stage").rglob("*") if p.is_file()]
+
+
+def stopped(run: Callable[[], object]) -> bool:
+    """Whether it ended because it was told to."""
+    try:
+        run()
+    except JobCancelled:
+        return True
+    return False

@@ -1,0 +1,537 @@
+"""Building, refreshing and dropping an index: killed at each of its commit points, twice at once, on bad files."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, TimeType, UUIDType
+
+from distop.behavior import TableRecord, TableUnavailable
+from distop.errors import InvalidArgument, NotFound
+from distop_behaviors.index import building, folder, postings, segments, summaries
+from distop_behaviors.index.folder import Folder, Superseded
+from distop_behaviors.index.lookup import find
+from tests.support.indexed import Indexes, stopped
+from tests.support.killing import Killer
+from tests.support.lake import Folder as Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ROWS = 40
+
+
+def add(table: Path, number: int, rows: int = ROWS, **options: Any) -> Path:
+    """A file whose keys are ``number * 100 + 0 … rows - 1``, and all of which have the key -1 and a NULL."""
+    table.mkdir(exist_ok=True)
+    keys = [*(number * 100 + i for i in range(rows)), -1, None]
+    path = table / f"{number}.parquet"
+    pq.write_table(pa.table({"k": pa.array(keys, pa.int64()), "t": pa.array([str(k) for k in keys])}), path, **options)
+    return path
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> Indexes:
+    """Of a table of three files, each a partition of its own."""
+    table = tmp_path / "t"
+    for n in range(3):
+        add(table, n)
+    return Indexes(table, tmp_path / "shared", group_files=1)
+
+
+def named(indexes: Indexes, key: Any, name: str = "i") -> list[str]:
+    found = find(indexes.record, name, [key])
+    assert not found.uncovered
+    return sorted(Path(f[0]).stem for f in found.named)
+
+
+def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1", "2")) -> None:
+    """The index covers these files, finds what is in them, and there is no file that it does not name."""
+    everywhere = sorted(files)
+    assert named(indexes, -1, name) == everywhere
+    assert named(indexes, None, name) == everywhere
+    for n in files:
+        assert named(indexes, int(n) * 100 + 7, name) == [n]
+    assert named(indexes, 99, name) == []
+    current = indexes.folder(name).current()
+    assert current is not None
+    if current.kind == "posting":
+        assert sum(run.rows for run in current.runs) == len(files) * (ROWS + 1), "each row once"
+
+
+def clean(indexes: Indexes, name: str = "i") -> None:
+    """Nothing but what the kept generations name is there."""
+    where = indexes.folder(name)
+    kept = {n.name for path in (where.root / "generations").iterdir() for n in where._read(int(path.stem)).named()}
+    assert {path.name for path in where.data.iterdir()} == kept
+    assert [path.name for path in where.root.iterdir() if path.name not in ("data", "generations")] == []
+    assert indexes.staged() == []
+
+
+@pytest.mark.parametrize("kind", ["posting", "skip"])
+def test_twice_is_once(kind: str, indexes: Indexes) -> None:
+    first = indexes.build(kind=kind, columns=["k"])
+    assert (first.generation, first.files, first.rows, first.indexed) == (1, 3, 3 * (ROWS + 2), 3)
+    before = {path: path.read_bytes() for path in indexes.folder().root.rglob("*") if path.is_file()}
+    again = indexes.build(kind=kind, columns=["k"])
+    assert (again.generation, again.indexed, again.removed, again.files) == (1, 0, 0, 3)
+    assert {path: path.read_bytes() for path in indexes.folder().root.rglob("*") if path.is_file()} == before
+    holds(indexes)
+    assert indexes.build(kind=kind, columns=["k"], refresh="full").generation == 2
+    holds(indexes)
+    clean(indexes)
+
+
+@pytest.mark.parametrize("kind", ["posting", "skip"])
+def test_a_refresh_indexes_what_is_new_and_lets_go_of_what_is_gone(kind: str, indexes: Indexes) -> None:
+    indexes.build(kind=kind, columns=["k"])
+    table = Path(indexes.record.location)
+    (table / "0.parquet").unlink()
+    add(table, 1, rows=ROWS - 1)
+    add(table, 5)
+    found = find(indexes.record, "i", [107])
+    assert ([Path(f[0]).stem for f in found.named], {Path(f[0]).stem for f in found.uncovered}) == ([], {"1", "5"})
+    operation = indexes.plan(kind=kind, columns=["k"])
+    assert [Path(f[0]).stem for p in operation.planned.partitions for f in p.files] == ["1", "5"]
+    report = operation.run_all().complete()
+    assert (report.generation, report.indexed, report.removed, report.files) == (2, 2, 2, 3)
+    for key, where in ((7, []), (139, []), (107, ["1"]), (207, ["2"]), (507, ["5"]), (-1, ["1", "2", "5"])):
+        assert named(indexes, key) == where
+
+
+def test_many_refreshes_keep_few_runs(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "LEVELS", 3)
+    table = Path(indexes.record.location)
+    for n in range(3, 9):
+        indexes.build(columns=["k"])
+        add(table, n)
+    indexes.build(columns=["k"])
+    current = indexes.folder().current()
+    assert current is not None
+    assert len({run.level for run in current.runs}) <= 3
+    holds(indexes, files=tuple(map(str, range(9))))
+    for n in range(6):
+        (table / f"{n}.parquet").unlink()
+    add(table, 9)
+    indexes.build(columns=["k"])
+    holds(indexes, files=("6", "7", "8", "9"))
+
+
+def test_settings_that_differ_are_not_mixed(indexes: Indexes) -> None:
+    indexes.build(columns=["k"])
+    for arg in ({"columns": ["t"]}, {"columns": ["k"], "kind": "skip"}):
+        with pytest.raises(InvalidArgument, match="drop it, or say refresh: full"):
+            indexes.plan(**arg)
+    holds(indexes)
+    assert indexes.build(columns=["t"], refresh="full").columns == ["t"]
+    assert named(indexes, "7") == ["0"]
+
+
+# ------------------------------------------------------------------ crashes
+
+POINTS = [
+    (os, "link"),
+    (shutil, "rmtree"),
+    (Path, "unlink"),
+    (postings, "write"),
+    (summaries, "write"),
+    (segments.Job, "_write"),
+    (folder, "write_parquet"),
+    (building, "write_parquet"),
+]
+"""What changes a file that another attempt, or a reader, could see."""
+
+
+@pytest.mark.parametrize("kind", ["posting", "skip"])
+def test_killed_at_each_commit_point(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh of which a process dies at each moment in turn; another one goes on with what its checkpoints and
+    outcomes say, until it is done. All is found at every moment; in the end each row is there once, and no garbage.
+    """
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
+    killer = Killer(monkeypatch, POINTS)
+    source = tmp_path / "source"
+    for n in range(4):
+        add(source, n)
+    at, died = 0, True
+    while died:
+        home = tmp_path / str(at)
+        table = home / "t"
+        table.mkdir(parents=True)
+        shutil.copy2(source / "0.parquet", table)
+        shutil.copy2(source / "1.parquet", table)
+        indexes = Indexes(table, home / "shared")
+        indexes.build(kind=kind, columns=["k"])
+        shutil.copy2(source / "2.parquet", table)
+        shutil.copy2(source / "3.parquet", table)
+        operation = indexes.plan(kind=kind, columns=["k"])
+        died = killer.strike(at, lambda: operation.run_all().complete())  # noqa: B023
+        found = find(indexes.record, "i", [-1, 307])
+        assert sorted(Path(f[0]).stem for f in found.files) == ["0", "1", "2", "3"], at
+        for partition in operation.planned.partitions:
+            if partition.partition not in operation.outcomes:
+                operation.run(partition, operation.attempt(partition, fence=2))
+        report = operation.complete()
+        assert (report.generation, report.files, report.indexed) == (2, 4, 2), at
+        assert operation.complete() == report
+        holds(indexes, files=("0", "1", "2", "3"))
+        indexes.build(kind=kind, columns=["k"])
+        clean(indexes)
+        shutil.rmtree(home)
+        at += 1
+    assert at > 20, "so many moments were met"
+
+
+def test_an_attempt_goes_on_from_what_another_has_checkpointed(
+    indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the former attempt is cleaned up after meanwhile, or what it left is damaged."""
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
+    one = Indexes(Path(indexes.record.location), tmp_path / "shared")
+    opened: list[str] = []
+    real = segments.open_file
+    monkeypatch.setattr(segments, "open_file", lambda file, *a: (opened.append(Path(file[0]).stem), real(file, *a))[1])
+    for case in ("whole", "cleaned up", "damaged"):
+        operation = one.plan(columns=["k"], refresh="full")
+        (partition,) = operation.planned.partitions
+        first = operation.attempt(partition)
+        first.stop_after = 2
+        assert stopped(lambda: operation.run(partition, first))  # noqa: B023
+        assert opened == ["0", "1"]
+        if case == "damaged":
+            (Path(first.stage) / "000001.parquet").write_bytes(b"PAR1")
+        opened.clear()
+        second = operation.attempt(partition, fence=2)
+        second.stop_after = 0
+        assert stopped(lambda: operation.run(partition, second))  # noqa: B023
+        if case == "cleaned up":
+            first.superseded = True
+            operation.behavior.cancel_job_and_cleanup(operation.arg, partition, first)
+        operation.run(partition, operation.attempt(partition, fence=3))
+        assert opened == {"damaged": ["1", "2"]}.get(case, ["2"])
+        opened.clear()
+        operation.complete()
+        holds(one)
+        clean(one)
+
+
+def test_two_attempts_at_once_leave_one(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former holder of a job goes on beside the present one, and ends later; the outcome names what counts."""
+    operation = indexes.plan(columns=["k"])
+    partition, *others = operation.planned.partitions
+    real, beside = segments.Job._close, []
+
+    def close(job: Any) -> None:
+        if not beside:
+            beside.append(job)
+            operation.run(partition, operation.attempt(partition, fence=2))
+        real(job)
+
+    monkeypatch.setattr(segments.Job, "_close", close)
+    late = operation.attempt(partition, fence=1)
+    operation.behavior.start_or_resume_job(operation.arg, partition, late)
+    for other in others:
+        operation.run(other)
+    assert operation.complete().indexed == 3
+    holds(indexes)
+    clean(indexes)
+
+
+# ------------------------------------------------------------------ completion beside completion
+
+
+def during_publish(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Have this happen once, when a generation is about to be published."""
+    real = Folder.publish
+
+    def publish(self: Folder, generation: Any) -> None:
+        monkeypatch.setattr(Folder, "publish", real)
+        meanwhile()
+        real(self, generation)
+
+    monkeypatch.setattr(Folder, "publish", publish)
+
+
+def test_two_completions_publish_once(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = indexes.plan(columns=["k"]).run_all()
+    reports: list[Any] = []
+    during_publish(monkeypatch, lambda: reports.append(operation.complete()))
+    reports.append(operation.complete())
+    assert reports[0] == reports[1]
+    assert [path.name for path in (indexes.folder().root / "generations").iterdir()] == ["000001.json"]
+    holds(indexes)
+    indexes.build(columns=["k"])
+    clean(indexes)
+
+
+def test_who_comes_late_undoes_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that stood still before it published goes on after its successor has, after a later refresh, and
+    after a drop.
+    """
+    table = Path(indexes.record.location)
+    operation = indexes.plan(columns=["k"]).run_all()
+
+    def later() -> None:
+        operation.complete()
+        add(table, 7)
+        indexes.build(columns=["k"])
+
+    during_publish(monkeypatch, later)
+    with pytest.raises(Superseded):
+        operation.complete()
+    holds(indexes, files=("0", "1", "2", "7"))
+    add(table, 8)
+    late = indexes.plan(columns=["k"]).run_all()
+    during_publish(monkeypatch, lambda: indexes.drop())
+    with pytest.raises(Superseded):
+        late.complete()
+    assert indexes.folder().current() is None
+    with pytest.raises(NotFound):
+        find(indexes.record, "i", [1])
+    assert indexes.build(columns=["k"]).files == 5
+    holds(indexes, files=("0", "1", "2", "7", "8"))
+    clean(indexes)
+
+
+def test_what_is_written_meanwhile_is_caught_up_with_or_read(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer adds a file after the plan, another when the index is about to be published, and replaces one while it
+    is read: at no moment is a row missed.
+    """
+    table = Path(indexes.record.location)
+    operation = indexes.plan(columns=["k"])
+    add(table, 3)
+    real = segments.pieces
+
+    def pieces(source: Any) -> Any:
+        yield from real(source)
+        if source.path.endswith("/1.parquet"):
+            monkeypatch.setattr(segments, "pieces", real)
+            add(table, 1, rows=ROWS - 1)
+
+    monkeypatch.setattr(segments, "pieces", pieces)
+    operation.run_all()
+    during_publish(monkeypatch, lambda: add(table, 4))
+    report = operation.complete()
+    assert (report.files, report.not_indexed_files) == (4, 0)
+    found = find(indexes.record, "i", [-1])
+    assert sorted(Path(f[0]).stem for f in found.named) == ["0", "1", "2", "3"]
+    assert [Path(f[0]).stem for f in found.uncovered] == ["4"]
+    monkeypatch.setattr(building, "CATCH_UP_BYTES", 10)
+    full = indexes.plan(columns=["k"], refresh="full")
+    add(table, 5)
+    report = full.run_all().complete()
+    assert [(f.file, f.why) for f in report.not_indexed] == [("5.parquet", "it came while the index was built")]
+    assert [Path(f[0]).stem for f in find(indexes.record, "i", [-1]).uncovered] == ["5"]
+
+
+def test_segments_that_are_lost_are_made_again(indexes: Indexes) -> None:
+    """A machine that lost its power may have lost what it wrote without a trace in etcd."""
+    operation = indexes.plan(columns=["k"]).run_all()
+    parquet = [path for path in indexes.staged() if path.suffix == ".parquet"]
+    parquet[0].write_bytes(b"")
+    parquet[1].unlink()
+    assert operation.complete().files == 3
+    holds(indexes)
+    clean(indexes)
+
+
+# ------------------------------------------------------------------ cancel, drop, sweep
+
+
+def test_a_cancel_leaves_the_index_as_it_was_and_nothing_else(indexes: Indexes) -> None:
+    indexes.build(columns=["k"])
+    add(Path(indexes.record.location), 3)
+    add(Path(indexes.record.location), 4)
+    operation = indexes.plan(columns=["k"])
+    done, running = operation.planned.partitions
+    operation.run(done)
+    ctx = operation.attempt(running)
+    ctx.stop_after = 0
+    assert stopped(lambda: operation.run(running, ctx))
+    for _ in range(2):
+        operation.behavior.cancel_job_and_cleanup(operation.arg, running, ctx)
+    assert operation.complete("cancelled") is None
+    found = find(indexes.record, "i", [-1])
+    assert sorted(Path(f[0]).stem for f in found.uncovered) == ["3", "4"]
+    assert sorted(Path(f[0]).stem for f in found.named) == ["0", "1", "2"]
+    clean(indexes)
+
+
+def test_a_drop_removes_all_and_twice_is_once(indexes: Indexes) -> None:
+    indexes.build("other", columns=["t"])
+    assert not indexes.drop()
+    indexes.build(columns=["k"])
+    abandoned = indexes.plan(columns=["k"], refresh="full")
+    abandoned.run(abandoned.planned.partitions[0])
+    assert indexes.staged()
+    assert indexes.drop()
+    assert not indexes.drop()
+    left = [p.name for p in indexes.folder().root.rglob("*") if p.is_file()]
+    assert left == ["000002.json"]
+    assert indexes.staged() == []
+    with pytest.raises(NotFound, match="has no index 'i'"):
+        find(indexes.record, "i", [1])
+    assert named(indexes, "7", "other") == ["0"]
+    assert indexes.build(columns=["k"]).generation == 3
+    holds(indexes)
+
+
+def test_a_reader_of_a_former_generation_is_given_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes.build(columns=["k"])
+    former = indexes.folder().current()
+    assert former is not None
+    indexes.build(columns=["k"], refresh="full")
+    assert all((indexes.folder().data / one.name).exists() for one in former.named())
+    monkeypatch.setattr(Folder.sweep, "__kwdefaults__", {"grace": -1.0, "own": False})
+    real = postings.find
+
+    def swept(path: Path, wanted: Any) -> Any:
+        monkeypatch.setattr(postings, "find", real)
+        indexes.build(columns=["k"], refresh="full")
+        return real(path, wanted)
+
+    monkeypatch.setattr(postings, "find", swept)
+    assert named(indexes, 107) == ["1"], "what was swept under the reader is read anew"
+    assert len(list((indexes.folder().root / "generations").iterdir())) == 1
+    clean(indexes)
+
+
+# ------------------------------------------------------------------ bad days
+
+
+def test_no_space_costs_nothing_but_time(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes fail for real, by the limit on the size of a process's files: in a job, then in the completion."""
+    indexes.build(columns=["k"])
+    table = Path(indexes.record.location)
+    keys = random.Random(1).sample(range(10_000, 10**9), 20_000)
+    big = pa.table({"k": pa.array(keys, pa.int64()), "t": pa.array(["x"] * len(keys))})
+    pq.write_table(big, table / "3.parquet")
+    operation = indexes.plan(columns=["k"])
+    (partition,) = operation.planned.partitions
+
+    def limited(run: Callable[[], object]) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            with pytest.raises(OSError, match=r"File too large"):
+                run()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    limited(lambda: operation.run(partition))
+    assert [path.name for path in indexes.staged()] == ["journal.jsonl"]
+    operation.run(partition, operation.attempt(partition, fence=2))
+    limited(operation.complete)
+    current = indexes.folder().current()
+    assert current is not None
+    assert {path.name for path in indexes.folder().data.iterdir()} == {one.name for one in current.named()}
+    assert [Path(f[0]).stem for f in find(indexes.record, "i", [107]).files] == ["1", "3"]
+    assert operation.complete().files == 4
+    assert named(indexes, keys[7]) == ["3"]
+    clean(indexes)
+
+
+def test_where_nothing_can_be_written_the_plan_says_so(indexes: Indexes) -> None:
+    """What is in the way is a file: to who may do anything, no folder is read-only."""
+    (Path(indexes.record.location) / "_distop").write_text("")
+    with pytest.raises(InvalidArgument, match=r"/_distop/index/i cannot be written .*: an index lies beside its table"):
+        indexes.plan(columns=["k"])
+
+
+def test_files_that_cannot_be_read_are_named_and_left_to_lookups(indexes: Indexes) -> None:
+    table = Path(indexes.record.location)
+    (table / "3.parquet").write_bytes(b"")
+    (table / "4.parquet").write_bytes((table / "1.parquet").read_bytes()[:300])
+    data = bytearray((table / "2.parquet").read_bytes())
+    data[4:60] = bytes(56)
+    (table / "2.parquet").write_bytes(data)
+    report = indexes.build(columns=["k"])
+    assert (report.files, report.not_indexed_files) == (2, 3)
+    assert [f.file for f in report.not_indexed] == ["2.parquet", "3.parquet", "4.parquet"]
+    assert "is no readable Parquet file" in report.not_indexed[1].why
+    assert "2.parquet cannot be read" in report.not_indexed[0].why
+    found = find(indexes.record, "i", [7])
+    assert ([Path(f[0]).stem for f in found.named], len(found.uncovered)) == (["0"], 3)
+
+
+def test_an_index_that_is_damaged_is_read_past_and_made_anew(indexes: Indexes) -> None:
+    indexes.build(columns=["k"])
+    for pattern in ("*-00.parquet", "*-files-*.parquet"):
+        (path,) = [p for p in indexes.folder().data.glob(pattern) if ("files" in p.name) == ("files" in pattern)]
+        path.write_bytes(path.read_bytes()[:-20])
+        found = find(indexes.record, "i", [7])
+        assert (len(found.named), len(found.uncovered)) == (0, 3)
+    assert indexes.build(columns=["k"]).indexed == 3
+    holds(indexes)
+    current = indexes.folder().current()
+    assert current is not None
+    (indexes.folder().data / current.runs[0].name).unlink()
+    assert len(find(indexes.record, "i", [7]).uncovered) == 3
+    assert indexes.build(columns=["k"]).indexed == 3
+    holds(indexes)
+
+
+def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
+    operation = indexes.plan(columns=["k"])
+    partition, other, _ = operation.planned.partitions
+    operation.run(partition)
+    shutil.rmtree(indexes.record.location)
+    ctx = operation.attempt(other)
+    with pytest.raises(TableUnavailable, match="does not exist"):
+        operation.run(other, ctx)
+    with pytest.raises(TableUnavailable, match="does not exist"):
+        operation.complete()
+    operation.behavior.cancel_job_and_cleanup(operation.arg, other, ctx)
+    operation.complete("cancelled")
+    assert not Path(indexes.record.location).exists()
+    assert indexes.staged() == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (["nowhere"], r"the table has no column 'nowhere' \(it has: k, s, l, at\)"),
+        (["s"], "the column 's' cannot be indexed: an index is of columns of single values, not of struct<`x`:bigint>"),
+        (["l"], "not of array<bigint>"),
+        (["at"], "the column 'at' cannot be indexed: Spark does not read times in microseconds"),
+        (["p"], "the column 'p' is a partition column"),
+    ],
+)
+def test_columns_that_cannot_be_indexed(columns: list[str], sentence: str, tmp_path: Path) -> None:
+    columns_of = {"k": [1], "s": [{"x": 1}], "l": [[1]], "at": pa.array([1], pa.time64("us"))}
+    (tmp_path / "t" / "p=1").mkdir(parents=True)
+    pq.write_table(pa.table(columns_of), tmp_path / "t" / "p=1" / "0.parquet")
+    with pytest.raises(InvalidArgument, match=sentence):
+        Indexes(tmp_path / "t", tmp_path / "shared").plan(columns=columns)
+    assert not (tmp_path / "t" / "_distop").exists(), "nothing was changed"
+
+
+def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> None:
+    Lake(tmp_path / "t").new(Schema(NestedField(1, "u", UUIDType()), NestedField(2, "at", TimeType())))
+    indexes = Indexes(tmp_path / "t", tmp_path / "shared")
+    indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
+        with pytest.raises(InvalidArgument, match=why):
+            indexes.plan(columns=[column])
+
+
+def test_arguments_that_are_refused(indexes: Indexes) -> None:
+    for arg in (
+        {"columns": []},
+        {"columns": ["k", "K"]},
+        {"columns": ["k"], "kind": "tree"},
+        {"columns": ["k"], "x": 1},
+    ):
+        with pytest.raises(ValueError, match="validation error"):
+            indexes.plan(**arg)
+    with pytest.raises(ValueError, match="should match pattern"):
+        indexes.plan("../i", columns=["k"])
