@@ -28,9 +28,9 @@ def request(op: str, does: dict[str, str]) -> RunRequest:
     return RunRequest(op, "sample", {"does": does}, None, items, batch=False)
 
 
-async def run(worker: Worker, what: RunRequest) -> list[JobEnded]:
+async def run(worker: Worker, what: RunRequest, **hears: Any) -> list[JobEnded]:
     ends: list[JobEnded] = []
-    await asyncio.wait_for(worker.run(what, ends.extend), 250)
+    await asyncio.wait_for(worker.run(what, ends.extend, **hears), 250)
     return sorted(ends, key=lambda end: end.partition)
 
 
@@ -52,15 +52,22 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
             pools.append(end.result["pool"])
         assert {"distop-1"} <= set(pools) <= {"distop-1", "distop-2"}
 
-        # A Spark job is interrupted when its job is cancelled, and the child lives on.
-        task = asyncio.create_task(run(worker, request("t/sample/2", {"a": "spark-wait"})))
-        started = tmp_path / "ops/t/sample/2/spark-wait"
+        # How far Spark is with a job is told, of its own tasks alone. A Spark job is interrupted when its job is
+        # cancelled, and the child lives on.
+        told: dict[str, set[tuple[int, int]]] = {"t/sample/2": set(), "u/sample/2": set()}
+        waiting = []
+        for op, seen in told.items():
+            running = run(worker, request(op, {"a": "spark-wait"}), on_tasks=lambda *at, seen=seen: seen.add(at))
+            waiting.append(asyncio.create_task(running))
         limit = time.monotonic() + 60
-        while not started.exists():
+        while not all(told.values()):
             assert time.monotonic() < limit
             await asyncio.sleep(0.01)
-        worker.cancel("t/sample/2")
-        assert [end.kind for end in await task] == ["cancelled"]
+        for op in told:
+            worker.cancel(op)
+        for task in waiting:
+            assert [end.kind for end in await task] == ["cancelled"]
+        assert told == {op: {(0, 2)} for op in told}
         assert worker.deaths == 0
 
         # So is a cleanup that is called, whatever attempt it is of.
