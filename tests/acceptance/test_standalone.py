@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 
     from tests.support.context import FakeContext
 
-pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 SIZE = Size(workers=2, cores=1, memory="600m")
+SMALL = "extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF = (
-    *("driver.memory=512m", "executor.memory=512m", "executor.extraJavaOptions=-XX:+UseSerialGC"),
+    *("driver.memory=512m", f"driver.{SMALL}", "executor.memory=512m", f"executor.{SMALL}"),
     "sql.files.maxPartitionBytes=4194304",  # a Spark task for each small file
 )
 PARTS = 8
@@ -123,7 +124,7 @@ def started(group: Daemons, table: str, *checks: dict[str, Any]) -> Any:
         said.extend(one["text"] for one in operation.status().doing)
         return any("Spark tasks" in text for text in said)
 
-    group.eventually(seen, "its status tells how far Spark is", seconds=90)
+    group.eventually(seen, "its status tells how far Spark is", seconds=200)
     assert said[-1].startswith(f"scanning {PARTS} files: ")
     return operation
 
@@ -135,7 +136,7 @@ def test_the_verdicts_are_those_of_a_local_spark(
     arg = {"checks": CHECKS, "statistics": "never"}
     local = run_operation(Validate(), tables[name], arg, context)
     assert [check["violations"] for check in local.report["checks"]] == [PARTS, 5, 3 * PARTS]
-    result = group.client.start_operation("validate", name, arg).wait(100)
+    result = group.client.start_operation("validate", name, arg).wait(300)
     assert (result.state, result.jobs["total"]) == ("failed", PARTS), group.tails()
     assert result.report == local.report
 
@@ -143,8 +144,8 @@ def test_the_verdicts_are_those_of_a_local_spark(
 def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons) -> None:
     operation = started(group, "plain", SLOW)
     operation.cancel()
-    assert operation.wait(60).state == "cancelled", group.tails()
-    after = group.client.start_operation("validate", "plain", {"checks": CHECKS[:1], "statistics": "never"}).wait(60)
+    assert operation.wait(200).state == "cancelled", group.tails()
+    after = group.client.start_operation("validate", "plain", {"checks": CHECKS[:1], "statistics": "never"}).wait(200)
     assert after.report["checks"][0]["violations"] == PARTS, group.tails()
 
 
@@ -153,7 +154,7 @@ def test_a_worker_that_is_lost_costs_no_job_and_the_cluster_is_made_whole_again(
 ) -> None:
     operation = started(group, "plain", SLOW, CHECKS[0])
     cluster.kill("worker-1")
-    result = operation.wait(200)
+    result = operation.wait(300)
     verdicts = [(check["verdict"], check["violations"]) for check in result.report["checks"]]
     assert verdicts == [("valid", 0), ("violated", PARTS)], group.tails()
     claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims

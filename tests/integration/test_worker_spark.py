@@ -22,6 +22,10 @@ __all__ = ["sample_env"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
+JAVA = "spark.driver.extraJavaOptions"
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that begins soon: most of the time of these tests is that of its beginning."""
+
 
 def request(op: str, does: dict[str, str]) -> RunRequest:
     items = tuple(JobItem({"partition": i, "name": name}, 1, 1) for i, name in enumerate(does))
@@ -36,7 +40,7 @@ async def run(worker: Worker, what: RunRequest, **hears: Any) -> list[JobEnded]:
 
 async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "slots": 4, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL}, "slots": 4, "grace": 30}
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
@@ -96,7 +100,7 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
 
 async def test_a_jvm_without_memory_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
     """It takes its child with it: what comes next runs in a new one, and only who did it is blamed."""
-    spark = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-Dof.the.user=kept"}
+    spark = {"spark.driver.memory": "512m", JAVA: f"{SMALL} -Dof.the.user=kept"}
     async with spark_worker(tmp_path, sample_env, spark) as worker:
         ends = await run(worker, request("t/sample/1", {"a": "spark-user", "b": "spark-memory", "c": "spark-shuffle"}))
         assert [end.kind for end in ends] == ["success", "crash", "success"], ends
@@ -120,7 +124,7 @@ async def test_a_session_that_can_run_nothing_is_replaced(tmp_path: Path, sample
 @asynccontextmanager
 async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[Worker]:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": conf, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL, **conf}, "grace": 30}
     worker = Worker(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
     await worker.start()
     try:

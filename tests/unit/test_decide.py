@@ -367,7 +367,7 @@ def test_shares_by_cost_are_disjoint_complete_and_differ_by_no_more_than_one_run
 
 
 def test_what_costs_most_comes_first() -> None:
-    costs = [d.cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [d.cost({"bytes": 10 * 1024**3})]
+    costs = [d.cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [d.cost({"bytes": 4 * 1024**3})]
     (first, mine), (second, others) = (d.shares(len(costs), name, [other], "op", costs) for name, other in ("ab", "ba"))
     owner = first if 2_000 in first[:mine] else second
     assert owner.index(2_000) < d.LONGEST_RUN
