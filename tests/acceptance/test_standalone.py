@@ -5,8 +5,10 @@ befalls workers and operations on the way.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,13 @@ from standalone import Size, options
 
 from distop.core.model import OperationRef, TableRecord
 from distop.store.embedded import EmbeddedEtcd
+from distop.worker.guardian import session_members
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.daemons import Daemons, daemons
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
+from tests.support.processes import signal_all
 from tests.support.replay import Written, violations
 from tests.support.sparkcluster import spark_cluster
 
@@ -45,18 +49,13 @@ CONF = (
     *("driver.memory=512m", f"driver.{SMALL}", "executor.memory=512m", f"executor.{SMALL}"),
     "sql.files.maxPartitionBytes=4194304",  # a Spark task for each small file
 )
-PARTS = 8
-ROWS = 12
-CHECKS = [
+PARTS, ROWS = 8, 12
+CHECKS: list[dict[str, Any]] = [
     {"not_null": "id"},
     {"range": {"column": "id", "min": 0, "max": 90}},
     {"matches": {"column": "code", "pattern": "^c[0-9]+$"}},
 ]
-SLOW = {
-    "name": "slow",
-    "check": "aggregate(sequence(0, 3000000 + ifnull(id, 0)), 0L, (total, one) -> total + one) > id",
-}
-"""Takes a core something like a second for each file."""
+VIOLATIONS = [PARTS, 5, 3 * PARTS]
 
 
 def rows(part: int) -> dict[str, list[Any]]:
@@ -103,6 +102,7 @@ def group(
             found.start("ann", ttl=10, options=tuple(words))
             for record in tables.values():
                 found.client.add_table(record)
+            scan(found, "plain", CHECKS[0]).wait(300)  # now both workers have a Spark executor
             yield found
         broken = violations(etcd.endpoint)
     assert not broken, "\n".join(broken[:3])
@@ -114,19 +114,25 @@ def command(cluster: Standalone, *words: str) -> subprocess.CompletedProcess[str
     return subprocess.run(called, capture_output=True, text=True, check=False, timeout=120)
 
 
-def started(group: Daemons, table: str, *checks: dict[str, Any]) -> Any:
-    """An operation that is slow, once Spark works at it, as its status tells."""
-    arg = {"checks": list(checks), "statistics": "never"}
-    operation = group.client.start_operation("validate", table, arg)
-    said = list[str]()
+def scan(group: Daemons, table: str, *checks: dict[str, Any]) -> Any:
+    """An operation that looks at every row."""
+    return group.client.start_operation("validate", table, {"checks": list(checks), "statistics": "never"})
 
-    def seen() -> bool:
-        said.extend(one["text"] for one in operation.status().doing)
-        return any("Spark tasks" in text for text in said)
 
-    group.eventually(seen, "its status tells how far Spark is", seconds=200)
-    assert said[-1].startswith(f"scanning {PARTS} files: ")
-    return operation
+@contextmanager
+def in_the_middle(group: Daemons, cluster: Standalone) -> Iterator[Any]:
+    """An operation of which one Spark task does not get on: the Spark executor of the first worker stands still."""
+    worker = cluster.parts()[1].pid
+    still = [pid for pid in session_members(worker) if pid != worker]
+    assert still
+    signal_all(still, signal.SIGSTOP)
+    try:
+        operation = scan(group, "plain", *CHECKS)
+        rest = [{"executor": "ann", "text": f"scanning {PARTS} files: {PARTS - 1} of {PARTS} Spark tasks"}]
+        group.eventually(lambda: list(operation.status().doing) == rest, "its status tells of the rest", seconds=200)
+        yield operation
+    finally:
+        signal_all(still, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("name", ["plain", "lake"])
@@ -135,28 +141,28 @@ def test_the_verdicts_are_those_of_a_local_spark(
 ) -> None:
     arg = {"checks": CHECKS, "statistics": "never"}
     local = run_operation(Validate(), tables[name], arg, context)
-    assert [check["violations"] for check in local.report["checks"]] == [PARTS, 5, 3 * PARTS]
-    result = group.client.start_operation("validate", name, arg).wait(300)
+    assert [check["violations"] for check in local.report["checks"]] == VIOLATIONS
+    result = scan(group, name, *CHECKS).wait(300)
     assert (result.state, result.jobs["total"]) == ("failed", PARTS), group.tails()
     assert result.report == local.report
 
 
-def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons) -> None:
-    operation = started(group, "plain", SLOW)
-    operation.cancel()
-    assert operation.wait(200).state == "cancelled", group.tails()
-    after = group.client.start_operation("validate", "plain", {"checks": CHECKS[:1], "statistics": "never"}).wait(200)
+def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons, cluster: Standalone) -> None:
+    with in_the_middle(group, cluster) as operation:
+        operation.cancel()
+        assert operation.wait(200).state == "cancelled", group.tails()
+    after = scan(group, "plain", CHECKS[0]).wait(200)
     assert after.report["checks"][0]["violations"] == PARTS, group.tails()
 
 
 def test_a_worker_that_is_lost_costs_no_job_and_the_cluster_is_made_whole_again(
     group: Daemons, cluster: Standalone
 ) -> None:
-    operation = started(group, "plain", SLOW, CHECKS[0])
-    cluster.kill("worker-1")
-    result = operation.wait(300)
+    with in_the_middle(group, cluster) as operation:
+        cluster.kill("worker-1")
+        result = operation.wait(300)
     verdicts = [(check["verdict"], check["violations"]) for check in result.report["checks"]]
-    assert verdicts == [("valid", 0), ("violated", PARTS)], group.tails()
+    assert verdicts == [("violated", count) for count in VIOLATIONS], group.tails()
     claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims
     assert {len(found) for found in claims.values()} == {1}, "no job was tried twice"
 

@@ -28,8 +28,8 @@ LONGEST = (
 )
 """What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
 APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
-"""Acceptance tests whose executors have a Spark of their own. All others have the Spark session of their process, which takes as long
-to be of use as most of them take together: one process has them all.
+"""Acceptance tests whose executors have a Spark of their own. All others have the Spark session of their process, which
+takes as long to be of use as most of them take together: one process has them all.
 """
 
 
