@@ -3,7 +3,8 @@
 Validate is compared with a statement that a person wrote, in one executor's own session; and two executors on this
 machine's cores with one of them, whose JVMs are as warm because it is the same two: the second is drained in between.
 The statement is timed where it runs, validate from the call to the report. Told beside the times: the share of the
-machine's core time that was used from the call to the report, on both sides.
+machine's core time that was used from the call to the report, on both sides, and the processor time of executors, which
+other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ CASES = (
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of each round, and the share of the cores' time that was used."""
+    """Of each round: seconds, seconds of processor time, and the share of the cores' time that this is."""
 
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     used: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -112,6 +114,9 @@ def _measure(result: Result, bench: Cluster, case: Case, tables: Mapping[str, Pa
     result.rows.append(Row(case.name, ratio, "×", case.target, note=f"{one} : by hand {hand}"))
     ratio = median(two.seconds) / median(one.seconds)
     result.rows.append(Row(f"{case.name}, two executors to one", ratio, "×", MORE, note=str(two)))
+    spent = [median(timings.processor) for timings in (hand, one, two)]
+    note = " : ".join(f"{seconds:.2f}" for seconds in spent[1:]) + f" : by hand {spent[0]:.2f} s"
+    result.rows.append(Row(f"{case.name}, processor time, one : two", spent[1] / max(spent[0], 0.01), "×", note=note))
     for who, timings in (("by hand", hand), ("one executor", one), ("two executors", two)):
         result.samples |= {f"{case.name}: {who}": timings.seconds, f"{case.name}: {who}, cores": timings.used}
 
@@ -134,8 +139,10 @@ def _timed(bench: Cluster, timings: Timings, work: Callable[[], Any]) -> Any:
     used, began = sum(map(_cpu, pids)), time.perf_counter()
     found = work()
     seconds = time.perf_counter() - began
+    processor = sum(map(_cpu, pids)) - used
     timings.seconds.append(seconds)
-    timings.used.append((sum(map(_cpu, pids)) - used) / (seconds * CORES))
+    timings.processor.append(processor)
+    timings.used.append(processor / (seconds * CORES))
     bench.quiet()
     return found
 
