@@ -26,7 +26,7 @@ from distop.core.model import TableRecord
 
 REST = 0.2
 """Seconds before each timing: a JVM goes on compiling for a while after a query."""
-WARM = 12
+WARM = 25
 """Rounds before those that count."""
 MORE = 1.25
 """With two executors on two cores nothing is to take longer than with one by more than this."""

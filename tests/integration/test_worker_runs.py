@@ -415,7 +415,7 @@ async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None
     def tell(partition: int, text: str) -> None:
         told.append((partition, text))
         if text == "nearly there":
-            (tmp_path / "ops/t/sample/1/heard").touch()
+            (tmp_path / "work" / "ops/t/sample/1/heard").touch()
 
     ends = await run(worker, what, on_progress=save, on_status=tell)
     # The second checkpoint came too soon after the first.
