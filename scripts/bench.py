@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from benchmarks import coordination, failover, iceberg, index, latency, size, starts, unique, validate
+from benchmarks import coordination, failover, iceberg, index, latency, size, skew, starts, unique, validate
 from benchmarks.common import Result, document, machine, show
 
 from distop import logs
@@ -26,6 +26,7 @@ RUNS = {
     "iceberg": iceberg.run,
     "unique": unique.run,
     "index": index.run,
+    "skew": skew.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -46,6 +47,7 @@ def main() -> int:
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("unique", "unique and references beside hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
         ("index", "build-index and lookup beside Spark by hand", {"scale": 1.0, "runs": 7}),
+        ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": (10,)}),
         ("all", "all of them", {}),

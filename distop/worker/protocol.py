@@ -246,6 +246,15 @@ class StatusMessage(TypedDict):
     text: str
 
 
+class TasksMessage(TypedDict):
+    """How far Spark is with what a run does now: tasks that are done, and tasks that it knows of."""
+
+    t: Literal["tasks"]
+    run: int
+    done: int
+    total: int
+
+
 class ProgressMessage(TypedDict):
     """A checkpoint to be saved; answered by a reply with true or false."""
 
@@ -308,6 +317,7 @@ FromChild = (
     | EndedMessage
     | DoneMessage
     | StatusMessage
+    | TasksMessage
     | ProgressMessage
     | FetchMessage
     | TableMessage

@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
 from distop.store.embedded import EmbeddedEtcd
-from tests.support.daemons import Daemons, daemons
+from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -41,7 +41,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
     need(jar(), MAVEN)  # first: it keeps several processes from fetching it at once
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path_factory.mktemp("daemons")) as found:
         packages = f"spark.jars.packages={COORDINATES}"
-        found.start("ann", ttl=10, options=("--spark-master", "local[2]", "--spark-conf", packages))
+        found.start("ann", ttl=10, options=(*SPARK, "--spark-conf", packages))
         yield found
 
 
