@@ -46,7 +46,7 @@ def check_table(record: TableRecord) -> TableRecord:
     """
     options = check_options(record.options, "iceberg")
     try:
-        _read(_current(record, options, lambda: None))
+        read_metadata(_current(record, options, lambda: None))
         folder = _folder(record, options)
         if folder is None:
             return record
@@ -79,7 +79,7 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
 
     Raises as :func:`plan_table` does.
     """
-    metadata, io = _read(source)
+    metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
@@ -121,12 +121,7 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
             f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
         ) from error
     if _folder(table, options) is None:
-        check_there(source)
-
-
-def check_there(source: str) -> None:
-    """Raises TableUnavailable where a metadata file cannot be read from here."""
-    _read(source)
+        read_metadata(source)
 
 
 def _folder(table: TableRecord, options: Options) -> str | None:
@@ -180,7 +175,7 @@ def metadata_file(location: Location) -> str:
     return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
 
 
-def _read(source: str) -> tuple[Any, Any]:
+def read_metadata(source: str) -> tuple[Any, Any]:
     """The metadata, and the file system that its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """
