@@ -30,6 +30,7 @@ RUNS = {
     "size": size.run,
     "failover": failover.run,
 }
+SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "index", "skew"), "all": tuple(RUNS)}
 
 
 def main() -> int:
@@ -50,6 +51,7 @@ def main() -> int:
         ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": (10,)}),
+        ("behaviors", "what operation types do, beside the same by hand: " + ", ".join(SEVERAL["behaviors"]), {}),
         ("all", "all of them", {}),
     ):
         command = commands.add_parser(name, parents=[common], help=what)
@@ -64,7 +66,7 @@ def main() -> int:
     if any(value <= 0 for value in values):
         parser.error("every number is greater than 0")
     where = machine()
-    results: list[Result] = [RUNS[command](**given)] if command in RUNS else [run() for run in RUNS.values()]
+    results: list[Result] = [RUNS[name](**given) for name in SEVERAL.get(command, (command,))]
     if as_json:
         print(document(where, results))
     else:

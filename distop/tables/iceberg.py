@@ -121,12 +121,7 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
             f"there is no Iceberg table at {table.location!r} any more: it was dropped, or its disk is not mounted here"
         ) from error
     if _folder(table, options) is None:
-        check_there(source)
-
-
-def check_there(source: str) -> None:
-    """Raises TableUnavailable where a metadata file cannot be read from here."""
-    read_metadata(source)
+        read_metadata(source)
 
 
 def _folder(table: TableRecord, options: Options) -> str | None:

@@ -91,7 +91,7 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
     if described.metadata:
         from distop.tables import iceberg
 
-        iceberg.check_there(sparkcatalog.path_of(described.metadata))
+        iceberg.read_metadata(sparkcatalog.path_of(described.metadata))
         return
     if described.provider != "parquet":
         return

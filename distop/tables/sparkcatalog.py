@@ -76,7 +76,7 @@ def missing(session: Any, name: str) -> str:
     """The sentence where a catalog does not have a table."""
     text = f"Spark's catalog has no table {name!r}: it was dropped or renamed, or never was there"
     if session.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory" and name.count(".") == 1:
-        return f"{text}. This catalog is in memory, and as old as the executor: {IN_MEMORY}"
+        return f"{text} (this catalog is in memory, and as old as the executor: {IN_MEMORY})"
     return text
 
 

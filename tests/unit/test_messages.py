@@ -16,7 +16,7 @@ OURS = {
     for name, kind in vars(errors).items()
     if inspect.isclass(kind) and issubclass(kind, errors.DistopError) and name != "UsageError"
 }
-NAMES = ("Java ", "JAVA_HOME", "PySpark ", "Spark ", "TLS ")
+NAMES = ("Java ", "JAVA_HOME", "PySpark ", "Spark ", "Spark's ", "TLS ")
 """What is written with a capital wherever it stands."""
 
 
