@@ -44,8 +44,8 @@ def root_of(record: TableRecord) -> str:
     """The folder beside whose data the index lies. Raises InvalidArgument where that is not a local path."""
     if record.format == "spark" or record.options.get("catalog") is not None:
         raise InvalidArgument(
-            f"the table {record.name!r} cannot have an index yet: its name in a catalog is all that is known of it, and an "
-            "index lies in its table's folder"
+            f"the table {record.name!r} cannot have an index yet: its name in a catalog is all that is known of it, "
+            "and an index lies in its table's folder"
         )
     location = Location.of(record.location)
     if location.filesystem is not None:
