@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan
+from distop.behavior import PartitionPlan, TableUnavailable
 from distop.clock import time
 from distop.core.codec import rfc3339
-from distop.errors import DistopError, InvalidArgument
+from distop.errors import InvalidArgument
 from distop.files import read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
@@ -47,11 +47,8 @@ def certify(argument: Argument, report: Report, table: TableRecord, summary: Sum
     try:
         report.certificate = _certificate(argument, report, table, summary, ctx)
     except Uncertified as error:
+        ctx.log.info("there is no certificate: %s", error)
         report.uncertified = str(error)
-    except (DistopError, OSError) as error:
-        # What was found stands without it, too.
-        ctx.log.warning("no certificate could be made: %s", error)
-        report.uncertified = f"it could not be made: {error}"
 
 
 def _certificate(
@@ -59,6 +56,8 @@ def _certificate(
 ) -> Certificate:
     if not summary.whole:
         raise Uncertified("only some of the table's partitions were looked at")
+    if not summary.version:
+        raise Uncertified("its plan tells no version of the table")
     of_format = {"iceberg": _of_iceberg, "parquet": _of_folders}.get(table.format)
     if of_format is None:
         raise Uncertified(f"tables of the format {table.format} have none yet")
@@ -98,7 +97,10 @@ def _of_iceberg(argument: Argument, table: TableRecord, summary: Summary, ctx: J
     first = next(summary.partitions(), None)
     if first is None:
         raise Uncertified("nothing was planned")
-    metadata, _ = read_metadata(first.source)
+    try:
+        metadata, _ = read_metadata(first.source)
+    except (InvalidArgument, TableUnavailable) as error:
+        raise Uncertified(f"what was planned from cannot be read any more: {error}") from error
     schema = metadata.schema()
     return {
         "uuid": str(metadata.table_uuid),
@@ -130,13 +132,16 @@ def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
 
 
 def _of_folders(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    if argument.since is None:
-        # Each once: a job may be over several partitions.
-        files = dict.fromkeys(file for partition in summary.partitions() for file in partition.files)
-        keep_files(summary.version, files, ctx)
-    else:
-        # Planning kept the list: of what is not new the plan says nothing.
-        read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
+    # Each once: a job may be over several partitions. Of what is not new the plan says nothing: planning kept the list.
+    planned = summary.partitions() if argument.since is None else iter(())
+    files = dict.fromkeys(file for partition in planned for file in partition.files)
+    try:
+        if argument.since is None:
+            keep_files(summary.version, files, ctx)
+        else:
+            read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
+    except OSError as error:
+        raise Uncertified(f"the list of its files cannot be kept: {error}") from error
     return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
 
 

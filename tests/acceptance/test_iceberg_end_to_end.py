@@ -18,7 +18,10 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
+from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
+from distop.tables.iceberg import metadata_file, read_metadata
+from distop.tables.location import Location
 from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
@@ -111,3 +114,23 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
     result = group.client.start_operation("apply", "orders", forged).wait(timeout=100)
     assert (result.state, result.jobs["total"]) == ("failed", 0)
     assert "was changed after it was issued: it does not fit its digest" in result.sentence()
+
+
+def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_path: Path) -> None:
+    table = Folder(tmp_path / "s").new(SCHEMA)
+    table.append(pa.table({"id": [1, 2], "k": ["a", None]}))
+    group.client.add_table(TableRecord("lake.s", "iceberg", str(tmp_path / "s")))
+    proved = group.client.start_operation("validate", "lake.s", {"checks": [{"not_null": "id"}]}).wait(timeout=200)
+    argument = {"certificate": proved.certificate(), "settle_seconds": 600}
+    applying = group.client.start_operation("apply", "lake.s", argument)
+
+    def required() -> bool:
+        source = metadata_file(Location.of(str(tmp_path / "s")))
+        return bool(read_metadata(source)[0].schema().find_field("id").required)
+
+    group.eventually(required, "the column is required", seconds=100)
+    refused = distop(group, "apply", proved.op)
+    assert (refused.returncode, "apply runs one at a time" in refused.stderr) == (5, True)
+    applying.cancel("changed my mind")
+    assert applying.wait(timeout=100).state == "cancelled"
+    assert not required()

@@ -92,7 +92,7 @@ def test_where_its_files_cannot_be_listed_the_report_says_so(run: Callable[..., 
     (tmp_path / "certificates").write_text("in the way")
     ran = run(NOT_NULL)
     assert (ran.report["verdict"], ran.report["certificate"]) == ("valid", None)
-    assert ran.report["uncertified"].startswith("it could not be made: ")
+    assert ran.report["uncertified"].startswith("the list of its files cannot be kept: ")
 
 
 def test_since_looks_at_new_and_changed_files_alone(run: Callable[..., Ran], folder: Path) -> None:
