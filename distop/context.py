@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import Txn, TxnResult
     from distop.core.view import ClusterView
+    from distop.doing import Doing
     from distop.localjobs import LocalJobs
     from distop.logs import ContextLogger
     from distop.openop import OpenOperation
@@ -52,6 +53,8 @@ class Context:
     """The operation types that are installed on this node."""
     reports_only: frozenset[str]
     """Those whose completion code, as it is installed here, only makes a report."""
+    doing: Doing
+    """What the jobs here say that they are doing."""
     capability: Capability
     """Which of them it can run."""
     arguments: dict[OperationRef, Any]

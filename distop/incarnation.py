@@ -24,6 +24,7 @@ from distop.core.model import Node
 from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
+from distop.doing import Doing
 from distop.elections import Elections
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor import Executor
@@ -93,6 +94,7 @@ class Incarnation(Context):
         self.types = frozenset()
         self.reports_only = frozenset()
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
+        self.doing = Doing(lambda: len(self.cluster.nodes), self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
         self.gates_at = 0
@@ -258,15 +260,17 @@ class Incarnation(Context):
 
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
-        node, unable = self._node, self.capability.unable
+        node, unable, doing = self._node, self.capability.unable, self.doing.told
         state = node_state(self.draining, self.executor.busy or self.elections.busy)
-        if node.state is state and node.unable == unable:
+        if node.state is state and node.unable == unable and node.doing == doing:
             return node
-        return replace(node, state=state, behaviors=tuple(sorted(self.types - unable.keys())), unable={**unable})
+        able = tuple(sorted(self.types - unable.keys()))
+        return replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
 
     async def _say(self) -> None:
-        """Have the node record tell whether this node drains, whether it is empty, and what it cannot do. What is
-        refused is said again by the next poll at the latest: somebody may be waiting for it (`drain --wait`).
+        """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been
+        done here for a while. What is refused is said again by the next poll at the latest: somebody may be waiting for
+        it (`drain --wait`).
         """
         try:
             while self._to_say() != self._said:
@@ -322,6 +326,7 @@ class Incarnation(Context):
         self.log.info("stopped in %.1f s", time.monotonic() - started)
 
     async def _tear_down(self, graceful: bool) -> None:
+        self.doing.close()
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):

@@ -92,12 +92,21 @@ class Jobs:
                 resumable=op.spec.rules.resumable,
                 deadline=ctx.session.deadline,
             )
-            await ctx.worker.run(
-                request,
-                lambda events: self._ended(op, events),
-                on_status=lambda p, text: ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p))),
-                on_progress=lambda p, value: self._checkpoints.save(op, p, value),
-            )
+
+            def says(p: int, text: str) -> None:
+                ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
+                ctx.doing.says(request, text)
+
+            try:
+                await ctx.worker.run(
+                    request,
+                    lambda events: self._ended(op, events),
+                    on_status=says,
+                    on_progress=lambda p, value: self._checkpoints.save(op, p, value),
+                    on_tasks=lambda done, total: ctx.doing.is_at(request, done, total),
+                )
+            finally:
+                ctx.doing.over(request)
         except SessionLost:
             raise
         except Exception as error:

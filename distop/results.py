@@ -103,8 +103,9 @@ class OperationStatus:
     since work last began; None while it waits, or nothing can be said.
     ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
     ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``,
-    and none where they are not told apart (``exact`` False). ``request_id``, ``submitter`` and ``rerun_of`` are those
-    of the start.
+    and none where they are not told apart (``exact`` False). ``doing``: what jobs that have run for a while say of
+    themselves, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and ``rerun_of``
+    are those of the start.
     """
 
     op: str
@@ -126,6 +127,7 @@ class OperationStatus:
     request_digest: str = field(default="", repr=False)
     submitter: str = ""
     rerun_of: str = ""
+    doing: tuple[Mapping[str, str], ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -149,6 +151,7 @@ class OperationStatus:
             "progress": round(self.progress, 4),
             "eta_seconds": None if self.eta_seconds is None else round(self.eta_seconds, 1),
             "waiting_for": self.waiting_for,
+            "doing": [dict(d) for d in self.doing],
             "cancel": dict(self.cancel) if self.cancel else None,
             "report": None,
             "errors": [dict(e) for e in self.errors],

@@ -293,7 +293,15 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
         request_digest=spec.request_digest,
         submitter=spec.submitter,
         rerun_of=spec.rerun_of,
+        doing=_doing(snapshot, nodes),
     )
+
+
+def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:
+    """What those say that hold jobs of the operation. A node that has none left may not have said so yet."""
+    holders = {claim.incarnation for claim in snapshot.claims.values() if not claim.waiting}
+    said = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
+    return tuple({"executor": executor, "text": text} for executor, text in sorted(said, key=str) if text)
 
 
 def stage_of(snapshot: Snapshot) -> Stage:

@@ -44,6 +44,8 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from distop.cli.report import doing
+
     columns = (
         TextColumn("{task.fields[op]}", markup=False),
         BarColumn(),
@@ -62,9 +64,10 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
                 note = seen.waiting_for and f"waits for {seen.waiting_for}"
                 if not note and seen.eta_seconds is not None:
                     note = f"about {output.duration(seen.eta_seconds)} left"
+                note = ", ".join(filter(None, (doing(seen), note)))
                 if counts.get("failed"):
                     note = f"{counts['failed']} failed" + (f", {note}" if note else "")
-                bar.update(line, completed=done, total=counts.get("total"), note=note or "")
+                bar.update(line, completed=done, total=counts.get("total"), note=note)
 
         drawing = asyncio.ensure_future(draw())
         try:

@@ -32,6 +32,7 @@ def show_status(status: OperationStatus) -> None:
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
+            "doing": doing(status),
             "cancelled": _reason(status.cancel),
             "failed jobs": _places(status.failed, truncated=status.failed_truncated),
         }
@@ -47,6 +48,12 @@ def _how_far(counts: Mapping[str, int | None]) -> str | None:
     done = (counts.get("success") or 0) + failed
     of_them = f" ({failed} failed)" if failed else ""
     return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {counts.get('waiting')} to retry"
+
+
+def doing(status: OperationStatus) -> str | None:
+    """What executors say that they are doing, the first few of them."""
+    said = [f"{one_line(one['executor'])}: {one_line(one['text'])}" for one in status.doing]
+    return "; ".join([*said[:_NAMES], *([f"and {len(said) - _NAMES} more"] if len(said) > _NAMES else [])]) or None
 
 
 def _places(ranges: str | None, *, truncated: bool) -> str | None:

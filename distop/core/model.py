@@ -203,6 +203,8 @@ class Node:
     state: NodeState = NodeState.ACTIVE
     unable: Mapping[str, str] = field(default_factory=dict)
     """Types that are installed, but need what cannot be had here (``behaviors`` leaves them out), and what that is."""
+    doing: Mapping[str, str] = field(default_factory=dict)
+    """What its jobs say that they are doing, by operation: of those that have run for a while, for people alone."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -217,6 +219,7 @@ class Node:
                 "released": self.released,
                 "state": str(self.state),
                 **({"unable": dict(self.unable)} if self.unable else {}),
+                **({"doing": dict(self.doing)} if self.doing else {}),
             }
         )
 
@@ -233,6 +236,7 @@ class Node:
             int(data.get("released", 0)),
             NodeState(data.get("state", "active")),
             data.get("unable") or {},
+            data.get("doing") or {},
         )
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 INTERRUPT_SECONDS = 1.0
 """How often the Spark jobs of what was cancelled are cancelled again: a job may have been about to start one."""
 
+TRACK_SECONDS = 1.0
+"""How often Spark is asked how far it is with what runs."""
+
 
 class Child:
     """The reader's loop, and the runs and calls that go on."""
@@ -61,6 +64,7 @@ class Child:
         self._outbox.send(hello(env))
         garbage.settle()
         threading.Thread(target=self._interrupt_again, daemon=True).start()
+        threading.Thread(target=self._track, daemon=True).start()
         threading.Thread(target=env.spark.watch, args=(self._spark_lost,), daemon=True).start()
         for message in messages:
             if message["t"] == "stop":
@@ -130,6 +134,16 @@ class Child:
             at_work: list[Run | Call] = [*self._runs.values(), *self._calls.values()]
             for work in at_work:
                 work.interrupt()
+
+    def _track(self) -> None:
+        """Apart from all else: a JVM that hangs does not answer."""
+        pause = threading.Event()
+        while not pause.wait(TRACK_SECONDS):
+            try:
+                for run in list(self._runs.values()):
+                    run.track()
+            except OSError:
+                return  # the daemon is gone: the reader sees it too
 
     def _spark_lost(self, why: str) -> None:
         if self._env is not None and not self._env.stopping:

@@ -145,7 +145,10 @@ class Context(JobContext):
         self._cancelled = cancelled
         self._follow_ups = follow_ups
         self._tag = tag
+        self._status_lock = threading.Lock()
         self._last_status = float("-inf")
+        self._held_status: str | None = None
+        """What the rate limit has held back: said by the run, should nothing else be said before."""
         self.operation = op
         self.table = table
         self.partition = partition
@@ -174,13 +177,25 @@ class Context(JobContext):
         return self._cancelled(partition.partition)
 
     def status(self, text: str) -> None:
-        now = time.monotonic()
-        if self._number and now - self._last_status >= STATUS_SECONDS:
-            self._last_status = now
-            ordinal = self.partition.partition if self.partition is not None else -1
-            line = text[:500].encode(errors="replace").decode()
-            message = protocol.StatusMessage(t="status", run=self._number, partition=ordinal, text=line)
-            self._env.outbox.send(message)
+        if not self._number:
+            return
+        with self._status_lock:
+            if time.monotonic() - self._last_status >= STATUS_SECONDS:
+                self._say(text)
+            else:
+                self._held_status = text
+
+    def say_held(self) -> None:
+        """Say the status that was held back, if there is one: the job may be busy with it for long."""
+        with self._status_lock:
+            if self._held_status is not None:
+                self._say(self._held_status)
+
+    def _say(self, text: str) -> None:
+        self._last_status, self._held_status = time.monotonic(), None
+        ordinal = self.partition.partition if self.partition is not None else -1
+        line = text[:500].encode(errors="replace").decode()
+        self._env.outbox.send(protocol.StatusMessage(t="status", run=self._number, partition=ordinal, text=line))
 
     @cached_property
     def shared_dir(self) -> str:  # type: ignore[override]

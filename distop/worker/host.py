@@ -137,9 +137,14 @@ class Worker(Asking):
         on_events: Callable[[list[JobEnded]], None],
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
+        on_tasks: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded."""
-        run = RunSink(request, self.config.incarnation, on_events, on_status, on_progress, self._log)
+        """Run the jobs in one slot (waiting for a free one); returns when each has got exactly one JobEnded.
+
+        ``on_status`` gets what a job says that it does (ordinal, -1 for a batch; text), ``on_tasks`` how many Spark
+        tasks of what runs are done, and how many there are.
+        """
+        run = RunSink(request, self.config.incarnation, on_events, on_status, on_progress, on_tasks, self._log)
         self._runs.add(run)
         task = self._spawn(self._in_slot(run))
         try:

@@ -236,6 +236,15 @@ class StatusMessage(TypedDict):
     text: str
 
 
+class TasksMessage(TypedDict):
+    """How far Spark is with what a run does now: tasks that are done, and tasks that it knows of."""
+
+    t: Literal["tasks"]
+    run: int
+    done: int
+    total: int
+
+
 class ProgressMessage(TypedDict):
     """A checkpoint to be saved; answered by a reply with true or false."""
 
@@ -287,6 +296,7 @@ FromChild = (
     | EndedMessage
     | DoneMessage
     | StatusMessage
+    | TasksMessage
     | ProgressMessage
     | FetchMessage
     | ProbedMessage

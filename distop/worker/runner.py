@@ -37,7 +37,7 @@ class Refused(Exception):
 
 class Run:
     """One run: its items, what of it was cancelled, what runs now. Lives in one thread; ``cancel`` and ``stubborn``
-    are called by the reader."""
+    are called by the reader, ``track`` by a thread of its own."""
 
     def __init__(self, env: Environment, message: Mapping[str, Any], on_spark_died: Callable[[str], None]) -> None:
         self._env = env
@@ -61,7 +61,10 @@ class Run:
         self._lock = threading.Lock()
         self._current: tuple[int, ...] = ()
         self._since = time.monotonic()
-        self._tag = ""
+        self._context: Context | None = None
+        """Of what runs now."""
+        self._tasks: tuple[int, int] | None = None
+        """What of its Spark tasks was told last."""
         self._arg: Any = None
         self._declared: type[BaseModel] | None = None
         """What the results are to be."""
@@ -94,9 +97,23 @@ class Run:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of what runs now, if all of it is to stop."""
         with self._lock:
-            tag = self._tag if self._all_told() else ""
+            tag = self._context.tag if self._context is not None and self._all_told() else ""
         if tag and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
+
+    def track(self) -> None:
+        """Tell how far Spark is with what runs now, and what it said last of itself. Waits for Spark's answer."""
+        with self._lock:
+            ctx = self._context
+        if ctx is None:
+            return
+        ctx.say_held()
+        tasks = self._env.spark.tasks(ctx.tag)
+        with self._lock:
+            if tasks is None or tasks == self._tasks or ctx is not self._context:
+                return
+            self._tasks = tasks
+        self._env.outbox.send(protocol.TasksMessage(t="tasks", run=self.number, done=tasks[0], total=tasks[1]))
 
     def stubborn(self, grace: float) -> bool:
         """What runs now was told to stop at least ``grace`` seconds ago."""
@@ -145,7 +162,7 @@ class Run:
             try:
                 self._run_one(behavior, ordinal, cleans)
             finally:
-                self._set_current((), "")
+                self._set_current(())
                 self._env.spark.unbind()
 
     def _begin(self, group: list[int]) -> list[int]:
@@ -159,7 +176,7 @@ class Run:
     def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
         partition, _, _, progress = self._items[ordinal]
         ctx = self._job_context(partition)
-        self._set_current((ordinal,), ctx.tag)
+        self._set_current((ordinal,), ctx)
         started = time.time()
         try:
             # With its file list, for the cleanup as for the job.
@@ -188,7 +205,7 @@ class Run:
             try:
                 error, started = self._run_batch(behavior, group, cleanup and cleans, cleans)
             finally:
-                self._set_current((), "")
+                self._set_current(())
                 self._env.spark.unbind()
             left = [p for p in group if p in self._open]
             if error is None or not left:
@@ -209,7 +226,7 @@ class Run:
         """Run one group; (what broke it, when it started). What it gave has been reported; without an error,
         everything has."""
         ctx = self._batch_context(group)
-        self._set_current(tuple(group), ctx.tag)
+        self._set_current(tuple(group), ctx)
         started = time.time()
         loaded = {p: self._items[p][0] for p in group}
         broke: BaseException | None = None
@@ -304,9 +321,10 @@ class Run:
             return False
         return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
 
-    def _set_current(self, ordinals: tuple[int, ...], tag: str) -> None:
+    def _set_current(self, ordinals: tuple[int, ...], ctx: Context | None = None) -> None:
         with self._lock:
-            self._current, self._tag, self._since = ordinals, tag, time.monotonic()
+            self._current, self._context, self._since = ordinals, ctx, time.monotonic()
+            self._tasks = None
 
     def _check_spark(self, error: BaseException) -> None:
         """Leave the process when the error may come from a dead Spark: no job is to blame before it ran alone."""

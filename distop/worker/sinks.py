@@ -33,6 +33,7 @@ class RunSink:
         on_events: Callable[[list[JobEnded]], None],
         on_status: Callable[[int, str], None] | None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None,
+        on_tasks: Callable[[int, int], None] | None,
         log: Log,
     ) -> None:
         self.request = request
@@ -52,6 +53,7 @@ class RunSink:
         self._on_events = on_events
         self._on_status = on_status
         self._on_progress = on_progress
+        self._on_tasks = on_tasks
         self._log = log
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -65,6 +67,9 @@ class RunSink:
         elif kind == "status":
             if self._on_status is not None:
                 self._on_status(message["partition"], message["text"])
+        elif kind == "tasks":
+            if self._on_tasks is not None:
+                self._on_tasks(message["done"], message["total"])
         elif kind == "probed":
             if self.probed is not None and not self.probed.done():
                 self.probed.set_result(message["stubborn"])
@@ -99,7 +104,7 @@ class RunSink:
     def silence(self) -> None:
         """Nobody wants to hear of it any more."""
         self._on_events = lambda _: None
-        self._on_status = self._on_progress = None
+        self._on_status = self._on_progress = self._on_tasks = None
 
     async def saved(self) -> None:
         """Wait for the checkpoints that are being saved. A job that is run again under its claim goes on from the last

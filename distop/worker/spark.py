@@ -19,6 +19,7 @@ from distop.errors import UsageError
 from distop.worker.explain import headline
 from distop.worker.pools import Pools
 from distop.worker.probing import of_spark, trouble
+from distop.worker.tracking import tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,6 +145,18 @@ class SparkHolder:
         """Cancel the Spark jobs that run under a tag now."""
         if self._session is not None and self.alive():
             self._session.sparkContext.cancelJobsWithTag(tag)
+
+    def tasks(self, tag: str) -> tuple[int, int] | None:
+        """How many Spark tasks of a tag are done, and how many there are, as far as Spark runs any of them just now.
+        Waits for as long as the JVM takes to answer.
+        """
+        if self._session is None:
+            return None
+        try:
+            return tasks_of(self._session, tag)
+        except Exception:  # it is for people alone; what is wrong with the JVM is noticed elsewhere
+            logging.getLogger("distop.child").debug("Spark's status could not be read", exc_info=True)
+            return None
 
     def alive(self) -> bool:
         """The session can still run jobs (or there is none yet)."""

@@ -411,11 +411,17 @@ async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None
     what = request({"a": "progress", "b": "status", "c": "stage"}, "abc", tmp_path)
     items = (JobItem(what.items[0].partition, 2, 100, {"at": 41}), *what.items[1:])
     what = RunRequest(what.op, what.type, what.arg, None, items, batch=False)
-    ends = await run(worker, what, on_progress=save, on_status=lambda p, text: told.append((p, text)))
+
+    def tell(partition: int, text: str) -> None:
+        told.append((partition, text))
+        if text == "nearly there":
+            (tmp_path / "work" / "ops/t/sample/1/heard").touch()
+
+    ends = await run(worker, what, on_progress=save, on_status=tell)
     # The second checkpoint came too soon after the first.
     assert ends["a"].result == {"loaded": {"at": 41}, "saved": [True, False]}
     assert saved == [(0, {"at": 0})]
-    assert told == [(1, "half way")]
+    assert told == [(1, "half way"), (1, "nearly there")], "what came too soon is told later, while it holds"
     assert ends["c"].result["stage"] == str(tmp_path / "shared/stage/t/sample/1/000002/102-inc-1")
     assert Path(ends["c"].result["stage"]).is_dir()
     assert Path(ends["c"].result["work_dir"]).is_dir()

@@ -176,7 +176,11 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "status":
+        heard = Path(ctx.work_dir, "heard")
         ctx.status("half way")
+        ctx.status("nearly there")
+        while not heard.exists():
+            time.sleep(0.005)
     if action == "wait":
         while True:
             ctx.check_cancelled()

@@ -20,6 +20,7 @@ from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 from distop.core.view import ClusterView
+from distop.doing import Doing
 from distop.errors import EtcdUnavailable
 from distop.jobs import Jobs
 from distop.localjobs import LocalJobs, RunFiles
@@ -97,6 +98,7 @@ class Here(Context):
         self.child = Child()
         self.worker: Any = self.child
         self.session: Any = type("Session", (), {"deadline": 0.0})
+        self.doing = Doing(lambda: 1, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
         self.reporter = Reporter(self.client, self.lost, self.log)
         files = RunFiles(directory)

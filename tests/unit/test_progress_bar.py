@@ -33,7 +33,9 @@ class Watched:
         return "its result"
 
     async def watch(self, interval: float) -> AsyncIterator[Any]:
-        yield SimpleNamespace(jobs={"total": 4, "success": 1, "failed": 1}, waiting_for=TROUBLE, eta_seconds=None)
+        doing = ({"executor": "ann", "text": "scanning [a] files"},)
+        counts = {"total": 4, "success": 1, "failed": 1}
+        yield SimpleNamespace(jobs=counts, waiting_for=TROUBLE, eta_seconds=None, doing=doing)
         self.drawn.set()
 
 
@@ -47,4 +49,5 @@ async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -
     assert result == "its result"
     assert REF in screen.getvalue()
     assert "cannot list [/data/flights]" in screen.getvalue()
+    assert "1 failed, ann: scanning [a] files, waits for" in screen.getvalue()
     assert "2/4" in screen.getvalue()

@@ -118,3 +118,12 @@ def test_what_is_left_is_told_while_jobs_run_as_fast_as_they_do() -> None:
 def test_a_full_etcd_is_what_everything_waits_for() -> None:
     assert (judge(OPEN, CAPABLE, STARTED, ("NOSPACE",)).waiting_for or "").startswith("the space alarm of etcd")
     assert "space" not in (judge(OPEN, CAPABLE, STARTED, ("CORRUPT",)).waiting_for or "")
+
+
+def test_what_is_being_done_is_told_of_those_that_hold_jobs_of_it() -> None:
+    saying = replace(CAPABLE["i1"], doing={str(REF): "scanning 9 files: 2 of 8 Spark tasks", "t/noop/2": "else"})
+    nodes = {"i1": saying, "i2": replace(saying, executor="e2"), "i3": Node("e3", "h", 2, ("noop",))}
+    held = replace(OPEN, claims={0: HELD, 1: replace(HELD, incarnation="i3"), 2: WAITS})
+    said = [{"executor": "e1", "text": "scanning 9 files: 2 of 8 Spark tasks"}]
+    assert judge(held, nodes, STARTED).to_json()["doing"] == said, "e2 holds none any more, and e3 says nothing"
+    assert judge(OPEN, nodes, STARTED).doing == ()

@@ -30,7 +30,7 @@ async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None
         await answer.wait()
         return True
 
-    run: Any = RunSink(request, "me", lambda events: None, None, save, logging.getLogger("distop.test"))
+    run: Any = RunSink(request, "me", lambda events: None, None, save, None, logging.getLogger("distop.test"))
     await run.saved()
     run.child = Child()
     run.on_frame({"t": "progress", "run": 1, "partition": 0, "value": 3, "seq": 1})

@@ -69,6 +69,7 @@ class SimWorker(Calling):
         on_events: Callable[[list[JobEnded]], None],
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
+        on_tasks: Callable[[int, int], None] | None = None,
     ) -> None:
         run = Run(request, on_events, on_progress, self._machine.effects.ends)
         self._runs.append(run)
