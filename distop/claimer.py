@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 BLOCK_LIMIT = 20_000
 """Jobs in one block at most."""
-BLOCK_BYTES = 256 * 1024**3
-"""Data in one block at most (as the plan knows it): a block lost with its executor is done again."""
 CLAIMS_IN_FLIGHT = 8
 
 
@@ -55,7 +53,8 @@ class Claimer:
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
         free, again = ([], op.take_suspect()) if alone else op.take(size)
         first, _, _ = decide.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
-        wants = [claiming.Want(p, first) for p in self._within_bytes(op, free)]
+        # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
+        wants = [claiming.Want(p, first) for p in sorted(self._one_batch(op, free))]
         dead: dict[int, str] = {}
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p, seen, lost in again:
@@ -122,12 +121,13 @@ class Claimer:
         """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this
         executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
         """
-        ordered, mine = decide.shares(op.plan.count, self._ctx.executor_id, self._ctx.others(op.ref.type), str(op.ref))
+        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type))
         share, room = ordered[:mine], min(self._ctx.limits.claims, MAX_OPERATIONS - operations(plan))
         if not op.spec.rules.batch:
             return share[: min(slots, room)]
-        fits = slots > 0 and len(share) <= room
-        return share if fits and sum(int(op.partition(p).get("bytes", 0)) for p in share) <= BLOCK_BYTES else []
+        share.sort()
+        fits = 0 < len(share) <= room and slots > 0
+        return share if fits and self._fitting(op, share) == len(share) else []
 
     async def claim_first(
         self, op: OpenOperation, plan: Txn, state_mod: int, ordinals: Sequence[int]
@@ -147,15 +147,17 @@ class Claimer:
             op.take_these(won.partitions)
         return result, won
 
-    @staticmethod
-    def _within_bytes(op: OpenOperation, free: list[int]) -> list[int]:
-        total = 0
-        for n, p in enumerate(free):
-            total += int(op.partition(p).get("bytes", 0))
-            if total > BLOCK_BYTES and n:
-                op.free.extendleft(reversed(free[n:]))
-                return free[:n]
-        return free
+    def _one_batch(self, op: OpenOperation, free: list[int]) -> list[int]:
+        """Those of the free jobs that are claimed together: where they run as one batch, by their bytes. The others are
+        free again.
+        """
+        fitting = self._fitting(op, free) if op.spec.rules.batch else len(free)
+        op.free.extendleft(reversed(free[fitting:]))
+        return free[:fitting]
+
+    def _fitting(self, op: OpenOperation, ordinals: Sequence[int]) -> int:
+        sizes = (int(op.partition(p).get("bytes", 0)) for p in ordinals)
+        return decide.within_bytes(sizes, self._ctx.config.slots)
 
     async def _claim_group(
         self, op: OpenOperation, wants: Sequence[claiming.Want], dead: Iterable[str], won: Won

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 DECODED_CHUNKS = 4
 """Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
 
+WEIGHED = 50_000
+"""Partitions of a plan up to which their sizes decide who gets which: to look at so many takes a sixth of a second. Of
+more, a run of neighbours costs much the same as the next one.
+"""
+
 
 @frozen
 class Held:
@@ -155,8 +160,17 @@ class OpenOperation:
 
     def assume_free(self, executor: str, others: Sequence[str]) -> None:
         """A gate just seen to open: take every job for free; claims that are refused tell otherwise."""
-        ordered, self.mine = decide.shares(self.plan.count, executor, others, str(self.ref))
+        ordered, self.mine = self.shares(executor, others)
         self.free = deque(ordered)
+
+    def shares(self, executor: str, others: Sequence[str]) -> tuple[list[int], int]:
+        """The jobs in the order in which an executor should claim them, and how many at the head are its share of a
+        fresh plan.
+        """
+        count, costs = self.plan.count, None
+        if count <= WEIGHED and (others or not self.spec.rules.batch):  # the order within one batch is Spark's
+            costs = [decide.cost(self.partition(p)) for p in range(count)]
+        return decide.shares(self.plan.count, executor, others, str(self.ref), costs)
 
     def take_these(self, ordinals: Collection[int]) -> None:
         """These were claimed before this object was there."""

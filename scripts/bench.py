@@ -1,4 +1,4 @@
-"""Measures distop's speed and size: ``scripts/bench coordination|latency|starts|validate|size|failover|all``.
+"""Measures distop's speed and size: ``scripts/bench coordination|latency|starts|validate|skew|size|failover|all``.
 
 Prints a table, or with ``--json`` one JSON document; progress goes to stderr. Each ratio comes from one run. Exit
 code 0 unless it broke; with ``--check`` 1 where a target is missed.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from benchmarks import coordination, failover, latency, size, starts, validate
+from benchmarks import coordination, failover, latency, size, skew, starts, validate
 from benchmarks.common import Result, document, machine, show
 
 from distop import logs
@@ -23,6 +23,7 @@ RUNS = {
     "latency": latency.run,
     "starts": starts.run,
     "validate": validate.run,
+    "skew": skew.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -40,6 +41,7 @@ def main() -> int:
         ("latency", "a one-job operation, call to result", {"runs": 200}),
         ("starts", "starts a second on one table, by one caller and by many", {"starts": 800, "runs": 5}),
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
+        ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": (10,)}),
         ("all", "all of them", {}),

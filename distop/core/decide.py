@@ -257,7 +257,7 @@ def may_end_soon(op: OperationView) -> bool:
 
 
 def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slots: int, limit: int) -> int:
-    """How many jobs to claim at once: where one batch serves many jobs, those that are this executor's by rendezvous
+    """How many jobs to claim at once: where one batch serves many jobs, those that are this executor's share
     (``mine``), or an equal share of what is open when none is; else as many as there are free slots. Never over
     ``limit``. Executors that see the same nodes so claim disjoint blocks that cover everything.
     """
@@ -265,6 +265,23 @@ def block_size(open_jobs: int, mine: int, executors: int, batch: bool, free_slot
         return 0
     share = (mine or -(-open_jobs // max(executors, 1))) if batch else free_slots
     return max(0, min(share, open_jobs, limit))
+
+
+BATCH_BYTES_PER_SLOT = 16 * 1024**3
+"""Data in one batch at most, for each slot of its executor (which has a core for each): about a minute of scanning.
+Much less, and what a batch costs beside its data would show; much more is done again where its executor is lost, and
+leaves an executor that has finished its own share nothing to take over."""
+
+
+def within_bytes(sizes: Iterable[int], slots: int) -> int:
+    """How many of these partitions, in this order, make one batch of an executor with so many slots: at least one."""
+    total = count = 0
+    for size in sizes:
+        total += size
+        if count and total > BATCH_BYTES_PER_SLOT * slots:
+            break
+        count += 1
+    return count
 
 
 def rendezvous(partitions: Iterable[int], executor: str, others: Sequence[str], salt: str) -> tuple[list[int], int]:
@@ -288,21 +305,41 @@ LONGEST_RUN = 120
 """Neighbouring ordinals that are dealt out together."""
 
 
-def shares(count: int, executor: str, others: Sequence[str], salt: str) -> tuple[list[int], int]:
+def shares(
+    count: int, executor: str, others: Sequence[str], salt: str, costs: Sequence[int] | None = None
+) -> tuple[list[int], int]:
     """The ordinals of a fresh plan in the order in which this executor should claim them, and how many of them, at the
-    head, are its equal share. Runs of neighbours are dealt out in turn, so that everybody who sees the same executors
-    divides alike, and a run that nobody has touched is claimed under two range compares.
+    head, are its share. Runs of neighbours are dealt out, each to whoever has least by then, so that everybody who sees
+    the same executors divides alike, and a run that nobody has touched is claimed under two range compares.
+
+    ``costs``: of each ordinal, in any unit; where they are not known all cost the same. Runs that cost many times more
+    than others come first: what takes longest must not begin last, and no share may be a multiple of another.
     """
-    if not others:
-        return list(range(count)), count
     names = sorted({executor, *others})
+    if len(names) == 1 and costs is None:
+        return list(range(count)), count
     turn = (names.index(executor) + crc32(salt.encode())) % len(names)
-    run = max(1, min(LONGEST_RUN, count // (8 * len(names))))
+    length = max(1, min(LONGEST_RUN, count // (8 * len(names))))
+    runs = [range(first, min(first + length, count)) for first in range(0, count, length)]
+    weights = [sum(costs[run.start : run.stop]) if costs is not None else len(run) for run in runs]
+    dealt = [0] * len(names)
     mine: list[int] = []
     rest: list[int] = []
-    for n, first in enumerate(range(0, count, run)):
-        (mine if n % len(names) == turn else rest).extend(range(first, min(first + run, count)))
+    # By powers of two: sizes that differ by chance leave the order as it is.
+    for n in sorted(range(len(runs)), key=lambda n: -weights[n].bit_length()):
+        whose = dealt.index(min(dealt))
+        dealt[whose] += weights[n]
+        (mine if whose == turn else rest).extend(runs[n])
     return mine + rest, len(mine)
+
+
+OPEN_COST = 4 * 1024**2
+"""What opening a file costs, in bytes that could be read meanwhile: as Spark has it (``openCostInBytes``)."""
+
+
+def cost(partition: Mapping[str, Any]) -> int:
+    """What the work on a partition (its plan in JSON form) costs, in bytes, as far as its files tell."""
+    return int(partition.get("bytes", 0)) + OPEN_COST * max(1, len(partition.get("files") or ()))
 
 
 def _mix(seed: int, n: int) -> int:

@@ -348,6 +348,46 @@ def test_shares_of_a_fresh_plan_are_disjoint_equal_and_complete(count: int, name
     assert sorted(p for ordered, mine in dealt for p in ordered[:mine]) == list(range(count))
     sizes = [mine for _, mine in dealt]
     assert max(sizes) - min(sizes) <= d.LONGEST_RUN
+    even = [d.shares(count, name, [other for other in names if other != name], "op", [7] * count) for name in names]
+    assert even == dealt, "what all cost the same changes nothing"
+
+
+@given(st.lists(st.integers(1, 1_000) | st.integers(10**6, 10**9), max_size=400), executors)
+def test_shares_by_cost_are_disjoint_complete_and_differ_by_no_more_than_one_run(
+    costs: list[int], names: list[str]
+) -> None:
+    count = len(costs)
+    dealt = [d.shares(count, name, [other for other in names if other != name], "op", costs) for name in names]
+    assert all(sorted(ordered) == list(range(count)) for ordered, _ in dealt)
+    assert sorted(p for ordered, mine in dealt for p in ordered[:mine]) == list(range(count))
+    weights = [sum(costs[p] for p in ordered[:mine]) for ordered, mine in dealt]
+    length = max(1, min(d.LONGEST_RUN, count // (8 * len(names))))
+    heaviest = max((sum(costs[n : n + length]) for n in range(0, count, length)), default=0)
+    assert max(weights) - min(weights) <= heaviest
+
+
+def test_what_costs_most_comes_first() -> None:
+    costs = [d.cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [d.cost({"bytes": 4 * 1024**3})]
+    (first, mine), (second, others) = (d.shares(len(costs), name, [other], "op", costs) for name, other in ("ab", "ba"))
+    owner = first if 2_000 in first[:mine] else second
+    assert owner.index(2_000) < d.LONGEST_RUN
+    assert sorted(first[:mine] + second[:others]) == list(range(2_001))
+    assert 200 < min(mine, others) < max(mine, others) < 1_800, "tiny files cost what opening them costs"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slots", "fitting"),
+    [
+        ((), 2, 0),
+        ((1, 2, 3), 1, 3),
+        ((d.BATCH_BYTES_PER_SLOT + 1, 1), 1, 1),
+        ((d.BATCH_BYTES_PER_SLOT, 1), 1, 1),
+        ((d.BATCH_BYTES_PER_SLOT, 1), 2, 2),
+        ((1, d.BATCH_BYTES_PER_SLOT, 1), 1, 1),
+    ],
+)
+def test_a_batch_is_cut_by_bytes_and_slots_and_never_empty(sizes: tuple[int, ...], slots: int, fitting: int) -> None:
+    assert d.within_bytes(sizes, slots) == fitting
 
 
 # ---------------------------------------------------------------------- claims
