@@ -1,6 +1,6 @@
 """Spark executors on other nodes outlive their driver for a while: there, safety rests on what outcomes name.
 
-A standalone master and worker from the installed PySpark stand for the other nodes. What is asserted is that no output
+A standalone master and worker on this machine stand for the other nodes. What is asserted is that no output
 of a former attempt counts; for how long it was written on is printed.
 """
 
@@ -9,27 +9,25 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from standalone import Size
+from standalone import options as spark_options
 
 from distop.core.model import OperationRef
-from distop.store.ports import reserve
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of
-from tests.support.daemons import eventually
 from tests.support.needs import need
 from tests.support.processes import machine
 from tests.support.replay import Written
+from tests.support.sparkcluster import spark_cluster
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.support.daemons import Daemons
     from tests.support.writing import Journal
@@ -37,38 +35,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TABLE = "t"
-
-
-@contextmanager
-def standalone(folder: Path, env: dict[str, str]) -> Iterator[str]:
-    """A master with one worker; its URL."""
-    import pyspark
-
-    program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    port, page, other = reserve(3)
-    url = f"spark://127.0.0.1:{port}"
-    environment = {**os.environ, **env, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
-    master += ["--webui-port", str(page)]
-    worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "4", "--memory", "2g"]
-    worker += ["--webui-port", str(other), "--work-dir", str(folder / "spark-work"), url]
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for name, words, sign in (
-            ("master", master, "I have been elected leader"),
-            ("worker", worker, "Successfully registered with master"),
-        ):
-            log = folder / f"spark-{name}.log"
-            with log.open("wb") as out:
-                command = [program, *words]
-                process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
-            running.append(process)
-            eventually(lambda log=log, sign=sign: sign in log.read_text(), f"Spark's {name}", seconds=90)
-        yield url
-    finally:
-        for process in reversed(running):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -96,10 +62,9 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
     """The whole node of the driver is killed, or stands still as a paused virtual machine does."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     hold = tmp_path / "go"
-    with standalone(tmp_path, sample_env) as url:
-        conf = ("driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "driver.memory=512m", "executor.memory=512m")
-        options = ["--spark-master", url]
-        for setting in (*conf, "cores.max=2"):
+    with spark_cluster(tmp_path / "spark", Size(workers=1, cores=4, memory="2g"), sample_env) as cluster:
+        options = [*spark_options(cluster.url)]
+        for setting in ("driver.memory=512m", "executor.memory=512m", "cores.max=2"):
             options += ["--spark-conf", f"spark.{setting}"]
         (ann,) = group.start("ann", ttl=10, env=sample_env, options=tuple(options))
         arg = {"jobs": 2, "rows": 3, "journal": str(journal.path), "hold": str(hold)}
