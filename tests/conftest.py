@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from tests.support.daemons import OPENED
+from tests.support.distributing import Units, rank
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -40,12 +41,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --slow, what is marked slow is not chosen at all."""
+    """What takes longest comes first. Without --slow, what is marked slow is not chosen at all."""
+    items.sort(key=lambda item: rank(item.nodeid))
     if config.getoption("--slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of a run in several processes, as scripts/test makes one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    return Units(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
-from tests.support.daemons import Daemons, daemons
+from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.lake import Folder
 from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
@@ -43,7 +43,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
     with EmbeddedEtcd(compaction=None) as etcd:
         with daemons(etcd.endpoint, folder) as found:
             location = lay_out_flights(folder / "flights")
-            found.start("ann", ttl=10, options=("--spark-master", "local[2]"))
+            found.start("ann", ttl=10, options=SPARK)
             found.client.add_table(TableRecord(FLIGHTS, "parquet", str(location)))
             yield found
         broken = violations(etcd.endpoint)

@@ -15,7 +15,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.store.embedded import EmbeddedEtcd
-from tests.support.daemons import Daemons, daemons
+from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
 
@@ -37,7 +37,7 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as found:
         packages = f"spark.jars.packages={COORDINATES}"
-        found.start("ann", ttl=10, options=("--spark-master", "local[2]", "--spark-conf", packages))
+        found.start("ann", ttl=10, options=(*SPARK, "--spark-conf", packages))
         yield found
 
 

@@ -11,6 +11,7 @@ import pytest
 from distop.core.model import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
+from tests.support.daemons import SPARK
 from tests.support.needs import need
 from tests.support.replay import Written
 
@@ -47,7 +48,7 @@ def test_a_node_without_java_leaves_the_work_to_another(
 ) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     group.start("ann", ttl=10, env={**sample_env, **NO_JAVA})
-    group.start("bob", ttl=10, env=sample_env, options=("--spark-master", "local[2]"))
+    group.start("bob", ttl=10, env=sample_env, options=SPARK)
     group.client.drain("bob", wait=True)
     operation = group.client.start_operation(type_name, TABLE, spark_jobs("a", "b", "c", "d"))
     group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")
@@ -104,7 +105,7 @@ def test_planning_and_completion_are_left_to_another_too(
 ) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     (ann,) = group.start("ann", ttl=10, env={**sample_env, **NO_JAVA})
-    group.start("bob", ttl=10, env=sample_env, options=("--spark-master", "local[2]"))
+    group.start("bob", ttl=10, env=sample_env, options=SPARK)
     group.client.drain("bob", wait=True)
     operation = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {call: "spark-use"}})
     group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")

@@ -22,21 +22,25 @@ __all__ = ["sample_env"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
+JAVA = "spark.driver.extraJavaOptions"
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that begins soon: most of the time of these tests is that of its beginning."""
+
 
 def request(op: str, does: dict[str, str]) -> RunRequest:
     items = tuple(JobItem({"partition": i, "name": name}, 1, 1) for i, name in enumerate(does))
     return RunRequest(op, "sample", {"does": does}, None, items, batch=False)
 
 
-async def run(worker: Worker, what: RunRequest) -> list[JobEnded]:
+async def run(worker: Worker, what: RunRequest, **hears: Any) -> list[JobEnded]:
     ends: list[JobEnded] = []
-    await asyncio.wait_for(worker.run(what, ends.extend), 250)
+    await asyncio.wait_for(worker.run(what, ends.extend, **hears), 250)
     return sorted(ends, key=lambda end: end.partition)
 
 
 async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "slots": 4, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL}, "slots": 4, "grace": 30}
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
@@ -52,15 +56,22 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
             pools.append(end.result["pool"])
         assert {"distop-1"} <= set(pools) <= {"distop-1", "distop-2"}
 
-        # A Spark job is interrupted when its job is cancelled, and the child lives on.
-        task = asyncio.create_task(run(worker, request("t/sample/2", {"a": "spark-wait"})))
-        started = tmp_path / "ops/t/sample/2/spark-wait"
+        # How far Spark is with a job is told, of its own tasks alone. A Spark job is interrupted when its job is
+        # cancelled, and the child lives on.
+        told: dict[str, set[tuple[int, int]]] = {"t/sample/2": set(), "u/sample/2": set()}
+        waiting = []
+        for op, seen in told.items():
+            running = run(worker, request(op, {"a": "spark-wait"}), on_tasks=lambda *at, seen=seen: seen.add(at))
+            waiting.append(asyncio.create_task(running))
         limit = time.monotonic() + 60
-        while not started.exists():
+        while not all(told.values()):
             assert time.monotonic() < limit
             await asyncio.sleep(0.01)
-        worker.cancel("t/sample/2")
-        assert [end.kind for end in await task] == ["cancelled"]
+        for op in told:
+            worker.cancel(op)
+        for task in waiting:
+            assert [end.kind for end in await task] == ["cancelled"]
+        assert told == {op: {(0, 2)} for op in told}
         assert worker.deaths == 0
 
         # So is a cleanup that is called, whatever attempt it is of.
@@ -89,7 +100,7 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
 
 async def test_a_jvm_without_memory_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
     """It takes its child with it: what comes next runs in a new one, and only who did it is blamed."""
-    spark = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-Dof.the.user=kept"}
+    spark = {"spark.driver.memory": "512m", JAVA: f"{SMALL} -Dof.the.user=kept"}
     async with spark_worker(tmp_path, sample_env, spark) as worker:
         ends = await run(worker, request("t/sample/1", {"a": "spark-user", "b": "spark-memory", "c": "spark-shuffle"}))
         assert [end.kind for end in ends] == ["success", "crash", "success"], ends
@@ -113,7 +124,7 @@ async def test_a_session_that_can_run_nothing_is_replaced(tmp_path: Path, sample
 @asynccontextmanager
 async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[Worker]:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": conf, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL, **conf}, "grace": 30}
     worker = Worker(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
     await worker.start()
     try:

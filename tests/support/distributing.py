@@ -1,0 +1,56 @@
+"""Which tests of a whole run share a process, and in which order files begin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    import pytest
+
+LONGEST = (
+    "tests/acceptance",
+    "tests/simulation/test_crash_points.py",
+    "tests/integration/test_worker_spark.py",
+    "tests/integration/test_unable_nodes.py",
+    "tests/acceptance/test_end_to_end.py",
+    "tests/simulation/test_planted_bugs.py",
+    "tests/simulation/test_schedules.py",
+    "tests/faults/test_self_fencing.py",
+    "tests/faults/test_etcd_faults.py",
+    "tests/acceptance/test_iceberg_end_to_end.py",
+    "tests/faults/test_spark_faults.py",
+    "tests/integration/test_bad_days.py",
+    "tests/integration/test_restarts.py",
+    "tests/faults/test_restored_etcd.py",
+    "tests/integration/test_daemons.py",
+)
+"""What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
+APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
+"""Acceptance tests whose executors have a Spark of their own. All others have the Spark session of their process, which
+takes as long to be of use as most of them take together: one process has them all.
+"""
+
+
+def unit_of(nodeid: str) -> str:
+    """The file of a test, or the folder where all of it shares a process."""
+    file, folder = nodeid.partition("::")[0], LONGEST[0]
+    return folder if file.startswith(f"{folder}/") and file not in APART else file
+
+
+def rank(nodeid: str) -> int:
+    """Its place among what takes long; the same for all else."""
+    unit = unit_of(nodeid)
+    return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
+
+
+class Units(LoadFileScheduling):
+    """Hands out units in the order in which they were collected."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # by the number of tests: one that takes minutes would come last
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
