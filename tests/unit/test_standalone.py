@@ -7,12 +7,10 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from standalone import MARKER, Size, Standalone
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAIT = (sys.executable, "-S", "-c", "import sys; print('up', flush=True); sys.stdin.read()")
 
@@ -48,3 +46,25 @@ def test_what_a_folder_names_is_ended_only_where_it_is_its_own(tmp_path: Path) -
             assert cluster.parts() == []
         for foreign in (stranger, neighbour):
             foreign.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status",), 1, "nothing was started: scripts/cluster up"),
+        (("down",), 0, "nothing was running"),
+        (("up", "--workers", "0"), 2, "at least one worker with at least one core is needed"),
+    ],
+)
+def test_the_command_says_what_it_found(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "cluster.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--folder", str(tmp_path / "none"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert said in ran.stderr
+    assert not (tmp_path / "none").exists()
