@@ -128,8 +128,8 @@ def _spread(rows: DataFrame, names: Sequence[str], size: int) -> DataFrame:
 def repeated(rows: DataFrame, key: Sequence[Column], size: int) -> Found:
     """How many rows there are beyond the first of each key, in files of so many bytes. Raises what Spark raises.
 
-    The keys themselves are grouped, not their hashes: that is exact at once, and measured it takes as long as the same
-    by hash, which would have to look at the rows a second time wherever keys repeat.
+    The keys themselves are grouped, not their hashes: that is exact at once. By hash it took as long for a number and a
+    tenth less for a text of 40 characters, and would need a second look at the rows wherever keys repeat.
     """
     from pyspark.sql import functions as F
 
