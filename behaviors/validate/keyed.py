@@ -29,7 +29,7 @@ PART_BYTES = 64 * 1024 * 1024
 MOST_PARTS = 2_000
 BROADCAST_BYTES = 10 * 1024 * 1024
 """Spark's own limit: the keys of a table up to which they are sent to where the rows are."""
-EXAMPLES = 64
+EXAMPLES = 16
 """So many of the keys that several rows have are looked up for samples, at most."""
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 """Decimal digits of whole numbers by their bits."""
@@ -135,10 +135,11 @@ def repeated(rows: DataFrame, key: Sequence[Column], size: int) -> Found:
 
     names = _names(key)
     groups = _spread(_keyed(rows, key), names, size).groupBy(*names).agg(F.count(F.lit(1)).alias("n")).where("n > 1")
-    # What has been found is little, and goes by a part of its hash: so some keys of it are known without a second look.
-    number = hashed([F.col(name) for name in names])
-    parts = groups.groupBy(F.pmod(number, F.lit(EXAMPLES))).agg(F.sum(F.col("n") - 1), F.min(number)).collect()
-    return Found(sum(part[1] for part in parts), tuple(sorted(part[2] for part in parts)))
+    # Of what repeats, some keys by a part of their hashes: so they are known without a second look.
+    some = (f"min(h) FILTER (WHERE pmod(h, {EXAMPLES}) = {n})" for n in range(EXAMPLES))
+    number = hashed([F.col(name) for name in names]).alias("h")
+    ((violations, *found),) = groups.select("n", number).selectExpr("sum(n - 1)", *some).collect()
+    return Found(violations or 0, tuple(sorted(number for number in found if number is not None)))
 
 
 def sharing(
