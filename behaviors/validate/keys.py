@@ -166,7 +166,7 @@ class KeyChecks:
         try:
             key = keyed.key_of(targets)
             rows = self._picked(side, files)
-            found = keyed.repeated(rows, key)
+            found = keyed.repeated(rows, key, side.size(files))
             result.violations = found.violations
             if found.violations and self._argument.sample:
                 self._stop()
@@ -196,13 +196,14 @@ class KeyChecks:
         try:
             rows, key = self._picked(side, files), keyed.key_of(targets, kinds)
             known = there.rows(self._session, able) if able else None
-            result.violations = keyed.alone(rows, key, known, keyed.key_of(partners, kinds))
+            others = keyed.Partners(known, keyed.key_of(partners, kinds), there.size(able))
+            size = side.size(files)
+            result.violations = keyed.alone(rows, key, others, size)
             if result.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
-                shown = keyed.lonely(
-                    rows, key, known, keyed.key_of(partners, kinds), side.group(files), self._argument.sample, targets
-                )
+                limit = self._argument.sample
+                shown = keyed.lonely(rows, key, others, size, side.group(files), limit, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
             raise self._explained(e, (side, files), (there, able)) from e

@@ -128,6 +128,10 @@ class Side:
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
 
+    def size(self, files: Sequence[FileFacts]) -> int:
+        """The bytes of these files."""
+        return sum(self._files[facts.path][1] for facts in files)
+
     def rows(self, session: SparkSession, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> DataFrame:
         """The rows of these files, with the columns that were found. Raises what Spark raises, Gone and Unreadable."""
         return scan.relation(session, self.group(files, absent))

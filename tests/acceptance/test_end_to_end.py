@@ -106,29 +106,32 @@ def test_a_violation_is_exit_code_1_and_a_readable_report(group: Daemons) -> Non
 
 
 def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(group: Daemons, tmp_path: Path) -> None:
-    codes = "9E AA AS B6 DL EV F9 FL HA MQ UA US VX WN YV".split()
+    carriers = january()["carrier"].to_pylist()
+    known = sorted({*carriers} - {"HA"})
     (tmp_path / "carriers").mkdir()
-    pq.write_table(pa.table({"code": codes}), tmp_path / "carriers" / "a.parquet")
-    group.client.add_table(TableRecord("nyc.carriers", "parquet", str(tmp_path / "carriers")))
-    checks = [{"references": {"column": "carrier", "table": "nyc.carriers", "to": "code"}}, {"not_null": "carrier"}]
+    pq.write_table(pa.table({"code": known}), tmp_path / "carriers" / "a.parquet")
+    group.client.add_table(TableRecord("carriers", "parquet", str(tmp_path / "carriers")))
+    group.client.add_table(TableRecord("three.days", "parquet", str(lay_out_days(tmp_path / "days"))))
+    checks = [{"references": {"column": "carrier", "table": "carriers", "to": "code"}}, {"not_null": "carrier"}]
     argument = json.dumps({"checks": checks, "sample": 1})
-    ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait", "--json")
+    ran = distop(group, "start", "validate", "three.days", "--arg", argument, "--wait", "--json")
     assert ran.returncode == 1, group.tails()
     record = json.loads(ran.stdout)
     found, other = record["report"]["checks"]
-    assert (found["verdict"], found["violations"], other["verdict"]) == ("violated", 32, "valid")
-    assert found["samples"][0]["values"] == {"carrier": "OO"}
-    assert record["report"]["rows"] == FLIGHTS_ROWS
-    assert record["jobs"] == {"total": FLIGHTS_DAYS + 1, "success": FLIGHTS_DAYS, "failed": 1}
+    assert (found["violations"], other["verdict"]) == (carriers.count("HA"), "valid"), group.tails()
+    assert found["samples"][0]["values"] == {"carrier": "HA"}
+    assert found["samples"][0]["partition"].startswith("month=1/day=")
+    assert record["report"]["rows"] == len(carriers)
+    assert record["jobs"] == {"total": 4, "success": 3, "failed": 1}
 
-    pq.write_table(pa.table({"code": [*codes, "OO"]}), tmp_path / "carriers" / "a.parquet")
+    pq.write_table(pa.table({"code": [*known, "HA"]}), tmp_path / "carriers" / "a.parquet")
     again = json.loads(distop(group, "rerun", record["op"], "--wait", "--json").stdout)
     assert (again["state"], again["jobs"]["total"]) == ("success", 1), group.tails()
     (check,) = again["report"]["checks"]
     assert (check["verdict"], check["scope"]) == ("valid", "table")
     assert check["against"]["version"] != found["against"]["version"]
 
-    unknown = validate(group, FLIGHTS, {"references": {"column": "carrier", "table": "nobody", "to": "code"}})
+    unknown = validate(group, "three.days", {"references": {"column": "carrier", "table": "nobody", "to": "code"}})
     assert unknown.state == "failed"
     assert "there is no table 'nobody'" in unknown.errors[0]["text"]
 

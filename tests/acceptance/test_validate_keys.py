@@ -207,7 +207,14 @@ def test_keys_whose_hashes_collide_are_told_apart(
     table, rows = made
     # The one seam: all keys have one of two hashes.
     monkeypatch.setattr(keyed, "hashed", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
+    # And what large tables are split for happens here, too.
+    monkeypatch.setattr(keyed, "PART_BYTES", 4_000)
+    monkeypatch.setattr(keyed, "BROADCAST_BYTES", 0)
     ran = run(table, *({"unique": key} for key in (["id"], ["i", "text"], ["dec"])), sample=100)
+    again = run(table, {"references": {"column": "small", "table": "t", "to": "i"}}, tables=[table], sample=1)
+    there = counts(rows, ["i"])
+    alone = sum(n for key, n in counts(rows, ["small"]).items() if key not in there)
+    assert alone == again.report["checks"][0]["violations"]
     for key, check in zip((["id"], ["i", "text"], ["dec"]), ran.report["checks"], strict=True):
         expected = counts(rows, key)
         assert check["violations"] == beyond_the_first(expected)
