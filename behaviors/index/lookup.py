@@ -66,7 +66,10 @@ def lookup(spark: SparkSession, table: TableRecord | str, index: str, keys: Iter
     found = find(table, index, keys)
     if not found.files or not found.keys:
         schema = {**found.schema, **found.table.paths}
-        return spark.createDataFrame([], ", ".join(f"{quote(n)} {ddl(t)}" for n, t in schema.items()))
+        # Of a frame made of an empty list Spark makes a job with tasks.
+        return spark.sql(
+            f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0"
+        )
     group = Group(tuple(found.files), found.schema, (), found.table.paths, found.table.root, found.table.source)
     try:
         rows = relation(spark, group, keep=False)
