@@ -303,7 +303,7 @@ class _Sum:
     def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
         """What it comes to. ``nowhere``: that a column is in none of the files, that there were none, or ""."""
         verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self.error
-        if not self.verdicts and complete and not nowhere:
+        if not self.verdicts and complete and not nowhere and argument.since is None:
             verdict, error = "error", NO_JOB
         evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
         if nowhere and complete:

@@ -66,7 +66,7 @@ def test_every_file_that_has_a_key_is_named(seed: int, tmp_path: Path) -> None:
         if step == "changed":
             files[0].unlink()
             shutil.copyfile(newer[0], files[1])
-            shutil.copyfile(newer[-1], directory / "p=2" / "newer.parquet")
+            shutil.copyfile(newer[-1], files[-1].with_name("newer.parquet"))
         rows = {str(p): pq.ParquetFile(p).read().to_pylist() for p in directory.glob("p=*/*.parquet")}
         for name, (kind, columns) in made.items():
             if step == "refreshed":
