@@ -202,7 +202,7 @@ def _load(session: SparkSession, source: str) -> _Snapshot:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
-        return _Snapshot(_to_read(iceberg, table, location), id_, tasks)
+        return _Snapshot(_for_reading(iceberg, table, location), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
@@ -242,31 +242,36 @@ def _minor(spark: str) -> str:
     return ".".join(spark.split(".")[:2])
 
 
-def _to_read(iceberg: Any, table: Any, location: str) -> Any:
-    """The table for reading alone. With row ids among its columns, as a rewrite of version 3 wants them, Spark finds
-    its other metadata columns no more; so the reader is told of version 2. What is deleted stands in the tasks. And
-    Spark does not look for NULLs in a column that the table requires: to the reader none is required.
+def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
+    """The table for reading alone, whose columns are all optional, and which has no row ids.
+
+    That a column is required is a promise of its writers, and one who began before it was made may break it: Spark
+    would believe it, and find no NULL in the column whatever is in its files. With row ids among its columns, as a
+    rewrite of version 3 wants them, Spark finds its other metadata columns no more; so the reader is told of version 2.
+    What is deleted stands in the tasks.
     """
+    metadata = table.operations().current()
     parser = iceberg.TableMetadataParser
-    metadata = json.loads(parser.toJson(table.operations().current()))
-    metadata["format-version"] = min(metadata["format-version"], _ROW_LINEAGE - 1)
-    for schema in (*metadata["schemas"], *([metadata["schema"]] if "schema" in metadata else [])):
-        schema.pop("identifier-field-ids", None)  # these must be required
-        _relax(schema)
-    read = parser.fromJson(location, json.dumps(metadata))
-    return iceberg.BaseTable(iceberg.StaticTableOperations(read, table.io()), location)
+    written = json.loads(parser.toJson(metadata))
+    schemas = [_optional(schema) for schema in written["schemas"]]
+    version = min(metadata.formatVersion(), _ROW_LINEAGE - 1)
+    if version == metadata.formatVersion() and schemas == written["schemas"]:
+        return table
+    told = {name: value for name, value in written.items() if name != "schema"}
+    told |= {"format-version": version, "schemas": schemas}
+    return iceberg.BaseTable(
+        iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(told)), table.io()), location
+    )
 
 
-def _relax(kind: Any) -> None:
-    """Let all fields of a type, in the metadata's JSON, be optional (the keys of maps cannot be)."""
+def _optional(kind: Any) -> Any:
+    """An Iceberg type, or schema, as JSON: without anything that is required, but for the keys of maps."""
     if not isinstance(kind, dict):
-        return
-    for field in kind.get("fields", ()):
-        field["required"] = False
-        _relax(field["type"])
-    kind.update({name: False for name in ("element-required", "value-required") if name in kind})
-    for inner in ("element", "key", "value"):
-        _relax(kind.get(inner))
+        return kind
+    told = {name: _optional(value) for name, value in kind.items() if name != "identifier-field-ids"}
+    if "fields" in kind:
+        told["fields"] = [{**field, "required": False, "type": _optional(field["type"])} for field in kind["fields"]]
+    return told | {name: False for name in ("element-required", "value-required") if name in kind}
 
 
 def file_gone(path: str, snapshot: str) -> str:
