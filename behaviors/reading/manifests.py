@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.errors import DistopError
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
@@ -92,7 +93,9 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
                     files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, check))
     except FileNotFoundError as error:
         raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
-    except (OSError, ValueError) as error:
+    except (DistopError, Unreadable):
+        raise
+    except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import DistopError, InvalidArgument, TableUnavailable
 from distop.tables import catalogs
 from distop.tables.location import Location
 from distop.tables.options import check_options
@@ -89,7 +89,9 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
             for prefix, name, file in _data_files(metadata, snapshot, io, check):
                 group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
                 group.append(file)
-        except OSError as error:
+        except DistopError:
+            raise
+        except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
             raise TableUnavailable(f"the snapshot {version} of {table.location!r} cannot be read: {error}") from error
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):

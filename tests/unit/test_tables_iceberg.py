@@ -26,6 +26,7 @@ from distop.tables.iceberg import EMPTY, NO_SNAPSHOT, _Naming
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "k", StringType(), required=False))
@@ -241,6 +242,21 @@ def test_a_dropped_table_is_unavailable(tmp_path: Path) -> None:
         check_reachable(record(tmp_path / "t"))
     shutil.rmtree(tmp_path / "t")
     with pytest.raises(TableUnavailable):
+        plan_table(record(tmp_path / "t"))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:-9] + b"\xff" * 9, lambda b: b"", lambda b: b[::-1]]
+)
+@pytest.mark.parametrize("what", ["list", "manifest"])
+def test_a_damaged_manifest_is_told_of(tmp_path: Path, what: str, damage: Callable[[bytes], bytes]) -> None:
+    table = Folder(tmp_path / "t").new(SCHEMA)
+    table.append(rows("a"))
+    snapshot = table.metadata.current_snapshot()
+    path = snapshot.manifest_list if what == "list" else snapshot.manifests(table.io)[0].manifest_path
+    file = tmp_path / "t" / "metadata" / path.rsplit("/", 1)[1]
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(TableUnavailable, match="the snapshot .* cannot be read"):
         plan_table(record(tmp_path / "t"))
 
 
