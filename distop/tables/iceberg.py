@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.errors import DistopError, InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import catalogs
 from distop.tables.location import Location
 from distop.tables.options import check_options
@@ -85,14 +85,9 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
     folders: dict[str, list[tuple[str, int, int]]] = {}
     loose: dict[str, list[tuple[str, int, int]]] = {}
     if snapshot is not None:
-        try:
-            for prefix, name, file in _data_files(metadata, snapshot, io, check):
-                group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
-                group.append(file)
-        except DistopError:
-            raise
-        except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
-            raise TableUnavailable(f"the snapshot {version} of {table.location!r} cannot be read: {error}") from error
+        for prefix, name, file in _data_files(metadata, snapshot, io, check):
+            group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
+            group.append(file)
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -199,13 +194,21 @@ def _data_files(
     metadata: Any, snapshot: Any, io: Any, check: Callable[[], None]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
-    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity.
+    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. Raises TableUnavailable.
     """
     from pyiceberg.manifest import ManifestContent
 
+    def read(by: Callable[[Any], Any]) -> Any:
+        try:
+            return by(io)
+        except Exception as error:  # of a damaged file the reader says anything, SystemError among it
+            raise TableUnavailable(
+                f"the snapshot {snapshot.snapshot_id} of {metadata.location!r} cannot be read: {error}"
+            ) from error
+
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
-    for manifest in snapshot.manifests(io):
+    for manifest in read(snapshot.manifests):
         check()
         if manifest.content != ManifestContent.DATA:
             continue
@@ -213,7 +216,7 @@ def _data_files(
         if spec_id not in namings:
             namings[spec_id] = _Naming(specs[spec_id], metadata)
         naming = namings[spec_id]
-        for n, entry in enumerate(manifest.fetch_manifest_entry(io)):
+        for n, entry in enumerate(read(manifest.fetch_manifest_entry)):
             if n % _CHECKED_EVERY == 0:
                 check()
             file = entry.data_file
