@@ -16,7 +16,7 @@ import pytest
 from distop.behavior import TableRecord
 from distop_behaviors.index import lookup
 from distop_behaviors.index.lookup import find
-from tests.support.generated import generate
+from tests.support.generated import VALUES, generate
 from tests.support.indexed import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -46,7 +46,7 @@ def rows_in(directory: Path) -> list[dict[str, Any]]:
             for name in ("ts", "ts_ms"):
                 if row.get(name) is not None:
                     row[name] = row[name].astimezone(UTC)
-            found.append({**row, "p": path.parent.name[2:]})
+            found.append({**row, "p": VALUES[path.parent.name[2:]]})
     return found
 
 

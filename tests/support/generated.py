@@ -87,7 +87,7 @@ def _types() -> dict[str, Any]:
     }
 
 
-_NAMES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
+VALUES = {"0": "0", "1": "1", "01": "01", "a%3Ab": "a:b", "__HIVE_DEFAULT_PARTITION__": None}
 """Partition values as folders have them, and as they are read."""
 
 
@@ -103,7 +103,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
     rows: dict[str, dict[str, list[Row]]] = {}
     dull = {c for c in types if rng.random() < 0.35}
     """Columns without nulls and with few values: statistics decide these more often."""
-    for text in rng.sample(sorted(_NAMES), partitions):
+    for text in rng.sample(sorted(VALUES), partitions):
         name = f"p={text}"
         rows[name] = {}
         (directory / name).mkdir(parents=True)
@@ -116,7 +116,7 @@ def generate(seed: int, directory: Path, partitions: int = 4, files: int = 2) ->
             constant = {c: _value(rng, c) for c in columns}
             made: list[Row] = []
             for _ in range(count):
-                row: Row = {**dict.fromkeys(types), "p": _NAMES[text]}
+                row: Row = {**dict.fromkeys(types), "p": VALUES[text]}
                 for c in columns:
                     if c in dull:
                         row[c] = constant[c]
