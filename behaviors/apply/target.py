@@ -69,6 +69,11 @@ def target_of(table: TableRecord, ctx: JobContext) -> Target:
 
 def check_format(table: TableRecord) -> None:
     """Raises InvalidArgument for a table that has no schema to change."""
+    if table.format == "spark":
+        raise InvalidArgument(
+            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available yet: "
+            "certificates can be applied to Iceberg tables by path alone"
+        )
     if table.format != "iceberg":
         raise InvalidArgument(
             f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "

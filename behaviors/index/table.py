@@ -85,15 +85,13 @@ def on_disk(file: PlannedFile, source: str) -> PlannedFile:
 
 def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
     """By which ids a data file of an Iceberg table has its columns; None for other tables. Raises InvalidArgument for a
-    column that the table does not have or that cannot be indexed, OSError where its metadata are gone.
+    column that the table does not have or that cannot be indexed, TableUnavailable where its metadata are gone.
     """
     if not source:
         return None
-    from pyiceberg.io import load_file_io
-    from pyiceberg.serializers import FromInputFile
     from pyiceberg.types import UUIDType
 
-    metadata = FromInputFile.table_metadata(load_file_io({}, source).new_input(source))
+    metadata, _ = read_metadata(source)
     own = {field.name: field for field in metadata.schema().fields}
     found: dict[str, int] = {}
     for column in columns:
