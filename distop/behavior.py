@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
-from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, select
+from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, select
 from distop.errors import (
     FatalError,
     InvalidArgument,
@@ -53,6 +53,7 @@ __all__ = [
     "Summary",
     "TableRecord",
     "TableUnavailable",
+    "is_wide",
     "load",
     "out_of_order",
     "registered",
@@ -86,7 +87,7 @@ class Summary:
     failed: int
     rows: Callable[[], Iterator[OutcomeRow]] = field(repr=False, default=lambda: iter(()))
     version: str = ""
-    whole: bool = True
+    whole: bool = False
     plan: Callable[[], Iterator[PartitionPlan]] = field(repr=False, default=lambda: iter(()))
 
     def outcomes(self) -> Iterator[OutcomeRow]:

@@ -228,7 +228,7 @@ class Ending:
             rows = [dumps(partition).decode() for partition in read(loads, chunk)]
             return rows, number + 1 if number + 1 < plan.chunks else None
 
-        return PlanPages(plan.version, op.spec is None or op.spec.partitions is None, plan.chunks, page)
+        return PlanPages(plan.version, op.spec is not None and op.spec.partitions is None, plan.chunks, page)
 
     @staticmethod
     def _known(op: OperationView, total: int) -> Page | None:

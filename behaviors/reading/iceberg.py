@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import struct
 import threading
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import FatalError
 from distop.core.frozen import frozen
 from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
@@ -77,11 +79,25 @@ def split_size(sizes: Sequence[int], cores: int) -> int:
     return max(_LEAST, min(_MOST, weight // (cores * _TASKS)))
 
 
+def identity(source: str) -> tuple[str, ...]:
+    """What tells a metadata file from others, as a key of what is kept of it: a table by path that was dropped and made
+    anew has files of the same names again. Of one that is not on a disk this is the name alone.
+    """
+    local = local_path(source)
+    if local is None:
+        return (source,)
+    try:
+        found = os.stat(local)  # noqa: PTH116
+    except OSError:
+        return (source, "gone")
+    return (source, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
+
+
 def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> str:
     """Have the JVM keep the tasks that read these files; the name to read them by. What a frame of that name reads is
     looked up when its query is planned: call it again before one that was made earlier is run.
     """
-    digest = hashlib.blake2b(source.encode(), digest_size=16)
+    digest = hashlib.blake2b(repr(identity(source)).encode(), digest_size=16)
     for path, _, _ in files:
         digest.update(b"\0" + path.encode("utf-8", "surrogateescape"))
     name, snapshot = f"distop-{digest.hexdigest()}", _snapshot(session, source)
@@ -182,7 +198,7 @@ def _class(cls: Any) -> Any:
 
 
 def _snapshot(session: SparkSession, source: str) -> _Snapshot:
-    return _snapshots.get((session, source), lambda: _load(session, source))
+    return _snapshots.get((session, *identity(source)), lambda: _load(session, source))
 
 
 def _load(session: SparkSession, source: str) -> _Snapshot:

@@ -16,7 +16,7 @@ from distop.errors import DistopError
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import Gone, file_gone, gone
+from distop_behaviors.reading.iceberg import Gone, file_gone, gone, identity
 from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ class Snapshot:
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
     """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns (in lower
-    case). It is read once for all partitions, and kept for the next operation: nothing of it ever changes.
+    case). It is read once for all partitions, and kept for the next operation.
 
     ``check`` is called now and then, and raises where the reading is to stop. Raises Gone, and Unreadable.
     """
     with _reading:  # not by each thread: they would all read the same
-        return _snapshots.get((source, wanted), lambda: _read(source, wanted, check))
+        return _snapshots.get((*identity(source), wanted), lambda: _read(source, wanted, check))
 
 
 def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:

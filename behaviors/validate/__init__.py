@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import WIDE, Behavior, JobFailed, OperationFailed
+from distop.behavior import Behavior, JobFailed, OperationFailed, is_wide
 from distop.errors import InvalidArgument
 from distop_behaviors.validate import wide
 from distop_behaviors.validate.argument import Argument
@@ -103,13 +103,13 @@ def _results(
     from distop_behaviors.validate.batch import Batch
     from distop_behaviors.validate.keys import KeyChecks
 
-    narrow = [plan for plan in partitions if not plan.name.startswith(WIDE)]
+    narrow = [plan for plan in partitions if not is_wide(plan.name)]
     rows = wide.of_rows(argument)
     if rows is not None and narrow:
         for plan, result in Batch(rows, ctx).run(narrow):
             yield plan, result if isinstance(result, Exception) else wide.spread(argument, result, wide=False)
     for plan in partitions:
-        if plan.name.startswith(WIDE):
+        if is_wide(plan.name):
             found = KeyChecks(argument, plan, ctx).run()
             yield plan, found if isinstance(found, Exception) else wide.spread(argument, found, wide=True)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Certificate(BaseModel):
     partition_types: dict[str, str] = {}
     where: str | None = None
     null_is: Literal["pass", "fail"] = "pass"
-    checks: list[Certified]
+    checks: Annotated[list[Certified], Field(min_length=1)]
     rows: int | None = None
     digest: str
 

@@ -54,7 +54,7 @@ def certify(argument: Argument, report: Report, table: TableRecord, summary: Sum
 def _certificate(
     argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext
 ) -> Certificate:
-    if not summary.whole:
+    if not summary.whole or len(report.checks) != len(argument.checks):
         raise Uncertified("only some of the table's partitions were looked at")
     if not summary.version:
         raise Uncertified("its plan tells no version of the table")

@@ -69,7 +69,8 @@ def _has_map(kind: SparkType) -> bool:
 
 def common(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
     """The type in which values of both columns are compared, without loss. Raises Unfit where there is none."""
-    found = widest(kind, other)
+    # Spark casts structs by the places of their fields, whatever these are called.
+    found = widest(kind, other) if isinstance(kind, str) or kind == other else None
     if found is None and isinstance(kind, str) and isinstance(other, str):
         numbers = [_as_decimal(k) for k in (kind, other)]
         if None not in numbers:

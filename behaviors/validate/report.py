@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, RootModel, model_serializer, model_validator
 
-from distop.behavior import WIDE
+from distop.behavior import is_wide
 from distop_behaviors.validate.certificate import Certificate
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
     budget = REPORT_SAMPLE_BYTES
     for partition, result in results:
         nothing = ""
-        wide = partition.startswith(WIDE)
+        wide = is_wide(partition)
         narrow = narrow or not wide
         looked_at = [check.wide == wide for check in argument.checks]
         if isinstance(result, str):

@@ -105,7 +105,8 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     from pyspark.sql import functions as F
 
     values = None if group.values is None else tuple(group.values[f[0]] for f in group.files)
-    key = (session, group.files, _schema(group), group.base, group.source, values)
+    source = iceberg.identity(group.source) if group.source else ()
+    key = (session, group.files, _schema(group), group.base, source, values)
     if group.source:
         iceberg.stage(session, group.source, group.files)
     frame = _relations.get(key, lambda: _read(session, group), keep=keep)

@@ -22,7 +22,12 @@ CHUNK_PAGE = 4
 
 
 WIDE = "@"
-"""What the name of a job over several partitions begins with: no partition of a table is called so."""
+"""What the name of a job over several partitions begins with."""
+
+
+def is_wide(name: str) -> bool:
+    """A job of this name is over several partitions. A partition whose column begins so has an ``=`` in its name."""
+    return name.startswith(WIDE) and "=" not in name
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Call:
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message
-        plan = message.get("plan") or protocol.PlanOutline(version="", whole=True, chunks=0)
+        plan = message.get("plan") or protocol.PlanOutline(version="", whole=False, chunks=0)
         ctx = self._context(follow_ups=self._follow_ups)
         summary = Summary(
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),

@@ -195,7 +195,7 @@ async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_pa
     child = worker._keeper.child
     assert child is not None
     ends: list[JobEnded] = []
-    sink = RunSink(request({}, "a", tmp_path), "inc-1", ends.extend, None, None, logging.getLogger())
+    sink = RunSink(request({}, "a", tmp_path), "inc-1", ends.extend, None, None, None, logging.getLogger())
     sink.number = 77
     child.runs[77] = sink
     late = run_message(77, "sample", sink, deadline=boottime() - 1)
@@ -408,7 +408,7 @@ async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None
         saved.append((partition, value))
         return True
 
-    what = request({"a": "progress", "b": "status", "c": "stage"}, "abc", tmp_path)
+    what = request({"a": "progress", "b": "statuses", "c": "stage"}, "abc", tmp_path)
     items = (JobItem(what.items[0].partition, 2, 100, {"at": 41}), *what.items[1:])
     what = RunRequest(what.op, what.type, what.arg, None, items, batch=False)
 

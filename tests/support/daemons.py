@@ -138,9 +138,9 @@ class Daemons:
         self.eventually(lambda: all(map(self._is_ready, names)), f"executors {', '.join(names)} ready", *names)
 
     def _is_ready(self, name: str) -> bool:
-        said = [line for line in self._daemons[name].log.read_text(errors="replace").splitlines() if " ready: " in line]
+        said = [line for line in self._daemons[name].log.read_text(errors="replace").splitlines() if "ready: " in line]
         living = [incarnation for incarnation, node in self.client.nodes().items() if node.executor == name]
-        return any(f"incarnation={incarnation}" in line for incarnation in living for line in said)
+        return any(incarnation in line for incarnation in living for line in said)
 
     def live(self) -> set[str]:
         """The ids of the live executors."""

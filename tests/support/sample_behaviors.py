@@ -188,6 +188,8 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "status":
+        ctx.status("half way")
+    if action == "statuses":
         heard = Path(ctx.work_dir, "heard")
         ctx.status("half way")
         ctx.status("nearly there")

@@ -88,6 +88,14 @@ def test_nothing_else_has_one(run: Callable[..., Ran], folder: Path, tmp_path: P
     assert ran.report["uncertified"] == "only some of the table's partitions were looked at"
 
 
+def test_a_partition_column_may_begin_as_jobs_over_several_partitions_do(tmp_path: Path, folder: Path) -> None:
+    write(tmp_path / "at", "@day=1/a.parquet", c=pa.array([None], pa.string()))
+    table = TableRecord("at", "parquet", str(tmp_path / "at"))
+    argument = {"checks": [NOT_NULL], "statistics": "only"}
+    ran = run_operation(Validate(), table, argument, lambda t: FakeContext(tmp_path, t))
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
+
+
 def test_where_its_files_cannot_be_listed_the_report_says_so(run: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "certificates").write_text("in the way")
     ran = run(NOT_NULL)
@@ -216,7 +224,7 @@ FIELDS = ((1, "a", IntegerType()), (2, "b", StringType()), (3, "s", INSIDE))
 def test_columns_that_are_not_what_they_were_are_refused(fields: Any, sentence: str) -> None:
     certificate = Certificate.issue(
         table="t", format="iceberg", location="/t", operation="t/validate/1", time="", version="1", uuid="u",
-        columns=columns_below(schema(*FIELDS), {"a", "s"}), checks=[],
+        columns=columns_below(schema(*FIELDS), {"a", "s"}), checks=[{"name": "a_not_null", "check": {"not_null": "a"}}],
     )  # fmt: skip
     if not sentence:
         check_columns(certificate, Metadata(*fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -324,6 +325,16 @@ def test_a_snapshot_is_read_once_for_all_partitions(tmp_path: Path, monkeypatch:
     for _ in range(2):
         assert verdicts(alone(tmp_path, {"not_null": "id"})) == [("valid", 0, True)]
     assert read == [table.metadata_location]
+
+
+def test_a_table_that_was_made_anew_is_not_taken_for_the_former(tmp_path: Path) -> None:
+    """Its metadata have the same names again."""
+    for value, found in ((None, ("violated", 1, True)), ("x", ("valid", 0, True))):
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        Folder(tmp_path / "t").new(SCHEMA).append(
+            pa.table({"id": [1], "c": pa.array([value], pa.string()), "x": [1.0]})
+        )
+        assert verdicts(alone(tmp_path / "t", {"not_null": "c"})) == [found]
 
 
 def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:

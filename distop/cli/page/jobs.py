@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distop.cli.output import duration
-from distop.core.plan import WIDE
+from distop.core.plan import is_wide
 from distop.results import first_line
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _map(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> tuple[tuple[
     shared = max(1, -(-len(partitions) // CELLS))
     runs: list[tuple[str, int, int]] = []
     for n, p in enumerate(partitions):
-        folder = p.name if p.name.startswith(WIDE) else p.name.rpartition("/")[0]
+        folder = p.name if is_wide(p.name) else p.name.rpartition("/")[0]
         if runs and runs[-1][0] == folder:
             runs[-1] = (folder, runs[-1][1], n + 1)
         else:
