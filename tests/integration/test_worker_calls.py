@@ -331,7 +331,7 @@ async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
     done = await worker.complete(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan)
     assert done.report == {"version": "v1", "whole": False, "planned": [[0, "a", 4_000], [1, "b", 4_000]]}
     done = await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages)
-    assert done.report == {"version": "", "whole": True, "planned": []}
+    assert done.report == {"version": "", "whole": False, "planned": []}
 
     async def broken(number: int) -> tuple[list[str], int | None]:
         raise ConnectionError("etcd is away")
