@@ -363,6 +363,8 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, nam
         found = columns.find(text) or columns.find(split_path(text)[0])
         path = resolve(text, {found[0]: found[1]}) if found is not None else None
         if found is None or path is None:
+            if found is not None and problem(found[1]) and columns.declared is not None:
+                raise Unfit(found[2] or "")  # a field of what cannot be read
             tally.missing.append(text)
             return
         kind = type_at(path, {found[0]: found[1]})
@@ -388,7 +390,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         elif own is not None:
             decision = _by_path(check, part.plan.values[own], facts.rows)
         elif columns.declared is not None and check.kind != "check":
-            decision = _by_declared(check, facts, tally.target.path)
+            decision = _by_declared(check, facts, tally.target)
         else:
             decision = statistics.decide(check, facts, path)
         if argument.where is not None:
@@ -429,13 +431,17 @@ def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Arg
         tally.exact = False
 
 
-def _by_declared(check: Check, facts: FileFacts, path: tuple[str, ...]) -> statistics.Decision:
-    """By the column that the catalog means, whatever else a file has of this name."""
+def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.Decision:
+    """By the column that the catalog means, whatever else a file has of this name. What stands in the rows of a file
+    that does not have it is known of columns alone that can be read: of others it may be a default.
+    """
     try:
-        own = follow(path, facts.columns) if path else None
+        own = follow(target.path, facts.columns) if target.path else None
     except Ambiguous:
         return statistics.UNKNOWN
-    return statistics.decide(check, facts, own) if own is not None else statistics.missing(check, facts)
+    if own is not None:
+        return statistics.decide(check, facts, own)
+    return statistics.missing(check, facts) if problem(target.kind) is None else statistics.UNKNOWN
 
 
 def _by_path(check: Check, value: str | None, rows: int) -> statistics.Decision:

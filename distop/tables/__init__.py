@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.errors import InvalidArgument
 from distop.tables.options import FORMATS
+from distop.tables.secrets import check_place
 
 if TYPE_CHECKING:
     from distop.core.model import TableRecord
@@ -40,9 +41,10 @@ def check_table(record: TableRecord) -> TableRecord:
     """The record as it is to be stored: its location absolute, where it is a folder.
 
     Raises InvalidArgument, naming it, for an unknown format or option, for a location that cannot be opened, does not
-    exist, or holds no table of the format, and for a catalog that does not have the table. Of a table of Spark's
-    catalog the record alone is judged: there may be no Spark here.
+    exist, or holds no table of the format, and for a catalog that does not have the table; not naming it, for a
+    location with a secret in it. Of a table of Spark's catalog the record alone is judged: there may be no Spark here.
     """
+    check_place("the location of a table", record.location)
     return _format(record).check_table(record)
 
 

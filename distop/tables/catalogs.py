@@ -7,15 +7,14 @@ reads etcd: pyiceberg finds it where the code runs, in ``PYICEBERG_CATALOG__<NAM
 from __future__ import annotations
 
 import os
-import re
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
+from distop.tables.secrets import check_place, holds_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ PATIENCE = 60.0
 _PROPERTIES = ("name", "type", "uri", "warehouse")
 _STEP = 0.25
 """Seconds between two looks at whether to go on waiting."""
-_SECRET = re.compile(r"pass|pwd|secret|token|key|credential", re.IGNORECASE)
 
 
 @frozen
@@ -63,6 +61,12 @@ class Catalog:
                 )
             if not isinstance(value, str) or not value:
                 raise InvalidArgument(f"the property {name!r} of a catalog must be a text, not {value!r}")
+            if name == "uri" and holds_secret(value):
+                raise InvalidArgument(
+                    "the uri of a catalog with a password, a key or a token in it does not belong into a table record: "
+                    f"leave it out, and {_elsewhere(given, 'uri')}"
+                )
+            check_place(f"the {name} of a catalog", value)
         kind = given.get("type")
         if kind is not None and kind not in TYPES:
             raise InvalidArgument(f"the catalog type {kind!r} is not known (known: {', '.join(TYPES)})")
@@ -70,11 +74,6 @@ class Catalog:
             raise InvalidArgument("a catalog of type hadoop needs its warehouse: the folder that holds the tables")
         if "name" not in given and kind != "hadoop":
             raise InvalidArgument("the table option 'catalog' must have a name: pyiceberg's settings are found by it")
-        if _holds_secret(given.get("uri", "")):
-            raise InvalidArgument(
-                "the uri of a catalog with a password in it does not belong into a table record: leave it out, and "
-                + _elsewhere(given, "uri")
-            )
         return cls(given.get("name", ""), {n: v for n, v in given.items() if n != "name"})
 
     @property
@@ -89,17 +88,10 @@ class Catalog:
 
 def _elsewhere(given: Mapping[str, Any], name: str) -> str:
     """Where a property is to be given that is in no record."""
-    catalog = str(given.get("name") or "NAME").upper().replace("-", "_")
+    known = str(given.get("name") or "NAME")
+    catalog = ("NAME" if holds_secret(known) else known).upper().replace("-", "_")
     variable = f"PYICEBERG_CATALOG__{catalog}__{name.upper().replace('.', '__').replace('-', '_')}"
     return f"give it to the executors as {variable}, or in .pyiceberg.yaml"
-
-
-def _holds_secret(uri: str) -> bool:
-    try:
-        parts = urlsplit(uri)
-        return parts.password is not None or any(_SECRET.search(name) for name, _ in parse_qsl(parts.query))
-    except ValueError:
-        return False
 
 
 def identifier(table: TableRecord) -> tuple[str, ...]:
@@ -294,6 +286,6 @@ def _answer(ask: Callable[[], T], check: Callable[[], None]) -> T:
             return answer.result(timeout=_STEP)
         except TimeoutError:
             if answer.done():
-                raise
+                return answer.result()
         check()
     raise TimeoutError("there was no answer")

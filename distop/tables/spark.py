@@ -39,6 +39,9 @@ _PART = r"(?:[^.`\s/\\]+|`[^`]+`)"
 _NAME = re.compile(rf"{_PART}(?:\.{_PART}){{1,2}}")
 _LOOKED_AT = 100
 """Partitions of which one has to be there for the table to be reachable."""
+_DEFAULT = "EXISTS_DEFAULT"
+"""In the metadata of a field: what Spark reads where a file does not have the column."""
+_WITH_DEFAULT = "it has a DEFAULT, which Spark reads where a file does not have the column, and nobody else does"
 _PLAIN = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
@@ -121,6 +124,10 @@ def plan(
     and over a million of them.
     """
     types = {str(field["name"]): _type(field) for field in described.columns}
+    for field in described.columns:
+        # Of a partition column the catalog has the values, whatever its default is.
+        if _DEFAULT in (field.get("metadata") or {}) and field["name"] not in described.partition_columns:
+            types[str(field["name"])] = ["unreadable", _WITH_DEFAULT]
     if described.partitions == []:
         if files_in(described.location, deep=True):
             raise InvalidArgument(

@@ -163,6 +163,21 @@ def test_columns_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
     assert [p.name for p in shop.plan("typed").partitions] == ["files-000000"]
 
 
+def test_a_column_that_was_added_with_a_default_is_no_null_in_older_files(shop: Shop) -> None:
+    shop.sql("create table {grown} (id bigint) using parquet partitioned by (k int)")
+    shop.sql("insert into {grown} values (1, 1), (null, 2)")
+    shop.sql("alter table {grown} add columns (c int default 5)")
+    assert {row.c for row in shop.spark.table("shop.grown").collect()} == {5}
+    for mode in ("auto", "never"):
+        ran = shop.run(
+            "grown", {"not_null": "c"}, between("c", high=4), {"check": "c < 5"}, {"not_null": "id"}, statistics=mode
+        )
+        assert verdicts(ran) == [("error", 0), ("error", 0), ("error", 0), ("violated", 1)]
+        assert all("'c' cannot be read: it has a DEFAULT" in c["error"] for c in ran.report["checks"][:3])
+    ran = shop.run("grown", {"not_null": "id"}, where="c > 4")
+    assert "where: the column 'c' cannot be read: it has a DEFAULT" in ran.report["checks"][0]["error"]
+
+
 def test_tables_of_hive_s_parquet_serde_are_read(shop: Shop) -> None:
     shop.sql("create table {served} (Id int, word string) partitioned by (k string) stored as parquet")
     shop.sql("insert into {served} partition (k = 'a') values (1, 'x'), (2, null)")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -19,6 +21,8 @@ from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, OutcomeUnknown, TableUnavailable
 from distop.tables import catalogs, check_reachable, check_table, plan_table
 from distop.tables.iceberg import EMPTY
+from distop.tables.options import FORMATS
+from distop.tables.secrets import holds_secret
 from distop.worker.shared import shared_of
 from tests.support.icebergrest import RestCatalogServer, sql_catalog
 from tests.support.lake import Folder
@@ -214,8 +218,14 @@ def test_a_table_of_a_hadoop_catalog_is_the_folder_of_its_name(tmp_path: Path, m
     [
         ({"name": "my-cat", "token": "x"}, "'token' of a catalog .* PYICEBERG_CATALOG__MY_CAT__TOKEN"),
         ({"name": "p", "s3.secret-access-key": "x"}, "give it to the executors as PYICEBERG_CATALOG__P__S3__SECRET_AC"),
-        ({"name": "p", "uri": "postgresql://u:pw@h/d"}, "a password in it does not .* PYICEBERG_CATALOG__P__URI"),
-        ({"name": "p", "uri": "https://h/?access_token=x"}, "a password in it"),
+        ({"name": "p", "uri": "postgresql://u:pw@h/d"}, "a password, a key or .* PYICEBERG_CATALOG__P__URI"),
+        ({"name": "p", "uri": "https://h/?access_token=pw"}, "the uri of a catalog with a password"),
+        ({"name": "p", "uri": "https://pw@h"}, "the uri of a catalog with a password"),
+        ({"name": "p", "uri": "thrift://h:9083,thrift://u:pw@h:9083"}, "the uri of a catalog with a password"),
+        ({"name": "p", "uri": "mssql+pyodbc:///?odbc_connect=UID%3Du%3BPWD%3Dpw"}, "the uri of a catalog with a pass"),
+        ({"name": "p", "warehouse": "s3://AKIA:pw@b/w"}, "the warehouse of a catalog with .*AWS_ACCESS_KEY_ID"),
+        ({"type": "hadoop", "warehouse": "s3a://b/w?secret_key=pw"}, "the warehouse of a catalog with"),
+        ({"name": "https://pw@h", "type": "rest"}, "the name of a catalog with"),
         ({"name": "p", "type": "nessie"}, "type 'nessie' is not known .*rest, sql"),
         ({"name": "p", "uri": 7}, "'uri' of a catalog must be a text, not 7"),
         ({"type": "hadoop"}, "hadoop needs its warehouse"),
@@ -228,6 +238,71 @@ def test_a_record_that_names_no_catalog_or_holds_a_secret_is_refused(catalog: An
     with pytest.raises(InvalidArgument, match=sentence) as refused:
         check_table(TableRecord("t", "iceberg", "sales.orders", {"catalog": catalog}))
     assert "pw" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://AKIA:pw@bucket/t",
+        "S3A://AKIA:pw/of#it+all@bucket/t",
+        "s3://pw@bucket/t",
+        "s3://bucket/t?region=eu&secret_key=pw",
+        "s3://bucket/t?endpoint_override=https%3A%2F%2Fh%2F%3Ftoken%3Dpw",
+        "abfs://container:pw@account.dfs.core.windows.net/t",
+        "https://account.blob.core.windows.net/t?sv=1&sig=pw",
+        "hdfs://user:pw@host:8020/t",
+        "hdfs://[user:pw@host/t",
+    ],
+)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_location_with_a_secret_is_refused_and_not_repeated(format_name: str, location: str) -> None:
+    with pytest.raises(InvalidArgument, match="password, a key or a token .*AWS_ACCESS_KEY_ID") as refused:
+        check_table(TableRecord("t", format_name, location))
+    assert "pw" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "hdfs://user@host:8020/t",
+        "hdfs://nameservice/t@2/key=1",
+        "gs://anonymous@bucket/t",
+        "abfss://container@account.dfs.core.windows.net/t",
+        "s3://bucket/t?region=eu&endpoint_override=localhost%3A9000",
+        "postgresql://user@[::1]:5432,other:5432/d",
+        "thrift://a:9083,thrift://b:9083",
+        "sqlite:////data/a@b.db",
+        "/data/me:secret@home/t?token=1",
+        "data@home/s3://k:s@b",
+        "file:///data/me:secret@home/key=1?token=2",
+        "sales.orders",
+    ],
+)
+def test_a_place_without_a_secret_is_none(location: str) -> None:
+    assert not holds_secret(location)
+
+
+def test_a_folder_may_have_the_signs_of_secrets_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "k:s@b?token=1"
+    folder.mkdir()
+    pq.write_table(ROWS, folder / "a.parquet")
+    assert check_table(TableRecord("t", "parquet", str(folder))).location == str(folder)
+
+
+def test_an_answer_at_the_last_moment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Future[Any]):
+        """Its answer comes when the wait for it has just ended."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            answer = super().result()
+            if timeout is not None:
+                raise TimeoutError
+            return answer
+
+    monkeypatch.setattr(catalogs, "Future", Late)
+    assert catalogs._answer(lambda: "here", lambda: None) == "here"
+    with pytest.raises(KeyError):
+        catalogs._answer(lambda: {}["nothing"], lambda: None)
 
 
 @pytest.mark.parametrize("location", ["orders", "/lake/orders", "sales..orders", "../sales.orders", ""])

@@ -17,7 +17,9 @@ from distop.tables import check_table, plan_table
 from distop.tables.options import Options
 from distop.tables.spark import plan
 from distop.tables.sparkcatalog import CatalogPartition, Described, path_of
-from distop_behaviors.reading.facts import holds, of_json
+from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, holds, of_json
+from distop_behaviors.validate.argument import Argument
+from distop_behaviors.validate.part import Names, Preparation
 
 if TYPE_CHECKING:
     from distop.core.plan import Planned
@@ -67,6 +69,29 @@ def test_types_are_spark_s_in_json() -> None:
     assert types["folded"][0] == types["odd"][0] == "unreadable"
     assert found.options["partition_types"] == {}
     assert [p.name for p in found.partitions] == ["files-000000"]
+
+
+def test_a_column_with_a_default_is_not_taken_for_null_where_a_file_does_not_have_it() -> None:
+    default = {"CURRENT_DEFAULT": "5", "EXISTS_DEFAULT": "5"}
+    columns = [field("id", "long"), field("c", "integer", **default), field("k", "integer", **default)]
+    found = planned(Described("parquet", "/t", columns, ("k",), [CatalogPartition({"k": "1"}, "/t/k=1")]))
+    assert found.options["partition_types"] == {"k": "int"}
+    declared = {name: of_json(kind) for name, kind in found.options["columns"].items()}
+    assert declared["id"] == "bigint"
+    leaf = Leaf(("id",), "int", "bigint", 64)
+    old = FileFacts("old", 3, {"id": "bigint"}, {("id",): leaf}, {("id",): (Chunk(3, 0),)})
+    checks = [{"not_null": "c"}, {"range": {"column": "c", "max": 4}}, {"not_null": "c.inner"}, {"not_null": "id"}]
+    said: dict[str, list[str | None]] = {}
+    for mode in ("auto", "never", "only"):
+        argument = Argument.model_validate({"checks": checks, "statistics": mode})
+        names = Names(tuple((check.column,) for check in argument.checks))
+        part = Preparation(argument, names, {"k": "int"}, declared).prepare(found.partitions[0], [old])
+        said[mode] = [result.verdict for result in (tally.result() for tally in part.tallies)]
+        assert all("has a DEFAULT" in str(t.error) for t in part.tallies[:3] if t.error is not None)
+        assert (part.tallies[3].error, part.tallies[3].violations) == (None, 0)
+    assert said["auto"] == ["error", "error", "error", "valid"]
+    assert said["never"][:3] == ["error", "error", "error"]
+    assert said["only"] == ["unknown", "error", "error", "valid"]
 
 
 def test_a_declared_type_holds_what_spark_widens_to_it() -> None:
