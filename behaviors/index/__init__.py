@@ -19,6 +19,9 @@ __all__ = ["BuildIndex", "DropIndex", "lookup"]
 
 NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
 
+AFTER = "generation"
+"""In the plan of a drop: the newest generation there was."""
+
 
 class BuildIndex(Behavior):
     """Builds an index of a table, or brings it up to date: which files, and rows, have a key."""
@@ -77,8 +80,8 @@ class BuildIndex(Behavior):
         report = None
         if summary.verdict == "success":
             report = Completion(_argument(arg), table, ctx).run(summary)
-        for journal, _, _ in journals(summary):
-            remove_stages(Path(journal).parent, int(ctx.operation.rpartition("/")[2]))
+        for result in journals(summary):
+            remove_stages(Path(result.journal).parent, int(ctx.operation.rpartition("/")[2]))
             break
         return report
 
@@ -98,10 +101,11 @@ class DropIndex(Behavior):
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
+        from distop_behaviors.index.folder import Folder
         from distop_behaviors.index.table import root_of
 
-        root_of(table)
-        return Planned([PartitionPlan(0, "index")])
+        newest = Folder(root_of(table), _name(arg)).newest()
+        return Planned([PartitionPlan(0, "index", values={AFTER: str(newest.number)} if newest is not None else {})])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
@@ -110,8 +114,8 @@ class DropIndex(Behavior):
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
-        name = arg.name if isinstance(arg, DropArgument) else arg["name"]
-        dropped = Folder(root_of(ctx.table), name).drop(ctx.operation)
+        name = _name(arg)
+        dropped = Folder(root_of(ctx.table), name).drop(ctx.operation, int(partition.values.get(AFTER, 0)))
         # What builds that were given up have left in their stages: beside this job's own, under their type.
         own = Path(ctx.stage)
         with contextlib.suppress(OSError):
@@ -122,6 +126,10 @@ class DropIndex(Behavior):
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """What the job did."""
         return next((row.result for row in summary.outcomes() if row.success), None)
+
+
+def _name(arg: Any) -> str:
+    return (arg if isinstance(arg, DropArgument) else DropArgument.model_validate(arg)).name
 
 
 def _argument(arg: Any) -> BuildArgument:

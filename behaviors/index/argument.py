@@ -54,13 +54,16 @@ class NotIndexed(BaseModel):
 
 
 class BuildResult(BaseModel):
-    """Of one job: its journal in the stage, which names the segments. ``bytes`` and ``digest``: of so much of it."""
+    """Of one job: its journal in the stage, which names the segments. ``bytes`` and ``digest``: of so much of it.
+    ``ids``: by which field ids an Iceberg table had the columns.
+    """
 
     journal: str
     bytes: int
     digest: str
     files: int
     rows: int
+    ids: dict[str, int] | None = None
 
 
 class BuildReport(BaseModel):

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Progress
 from distop.core.frozen import frozen
 from distop_behaviors.index import postings, summaries
-from distop_behaviors.index.argument import SHOWN, BuildReport, NotIndexed
+from distop_behaviors.index.argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
 from distop_behaviors.index.planning import base_of, covered, file_list, options
 from distop_behaviors.index.segments import Job, agree, closed, lines_of, merged
-from distop_behaviors.index.table import field_ids, listed, name_of, widened
+from distop_behaviors.index.table import escaped, ids_now, listed, name_of, widened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,7 +69,9 @@ class Completion:
         self._table = listed(record, ctx.check_cancelled)
         self._folder = Folder(self._table.root, argument.name)
         self._newest = self._folder.newest()
-        self._base = base_of(argument, self._folder)
+        self._base = base_of(argument, self._folder, self._table.source)
+        self._ids = ids_now(self._table.source, argument.columns)
+        self._build = ""
         self._next = self._base.next_file if self._base is not None else 0
         self._families: tuple[str | None, ...] = (None,) * len(argument.columns)
         if self._base is not None:
@@ -82,9 +84,9 @@ class Completion:
 
     def run(self, summary: Summary) -> BuildReport:
         """Publish it, unless that was done or nothing is new. Raises OSError, after what it wrote was removed."""
-        newest = self._newest
-        if newest is not None and newest.operation == self._ctx.operation:
-            return BuildReport.model_validate(newest.report)
+        self._build = _build(summary)
+        if self._newest is not None and self._is_own(self._newest):
+            return BuildReport.model_validate(self._newest.report)
         scratch = self._folder.scratch(self._instance)
         try:
             self._collect(journals(summary))
@@ -97,11 +99,18 @@ class Completion:
             shutil.rmtree(scratch, ignore_errors=True)
             self._folder.sweep(self._instance)
 
-    def _collect(self, found: Iterable[tuple[str, int, str]]) -> None:
-        for journal in found:
+    def _is_own(self, generation: Generation) -> bool:
+        """Another attempt at this completion has published it."""
+        return (generation.operation, generation.build) == (self._ctx.operation, self._build)
+
+    def _collect(self, found: Iterable[BuildResult]) -> None:
+        for result in found:
             self._ctx.check_cancelled()
+            if result.ids != self._ids:
+                self._ctx.log.warning("what %s names is indexed again: the columns are others now", result.journal)
+                continue
             try:
-                lines = lines_of(*journal)
+                lines = lines_of(result.journal, result.bytes, result.digest)
             except OSError as e:
                 self._ctx.log.warning("what it names is indexed again: %s", e)
                 continue
@@ -136,16 +145,14 @@ class Completion:
         known |= {name_of(e.file[0], self._table.root): (e.file[1], e.file[2]) for e in self._entries.values()}
         known |= {name: (size, time_ns) for name, (size, time_ns, _) in self._refused.items()}
         new = [f for name, f in self._table.files.items() if known.get(name) != (f[1], f[2])]
-        if not new or sum(f[1] for f in new) > CATCH_UP_BYTES:
+        if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
         self._ctx.log.info("%d files came since the operation was planned: they are indexed, too", len(new))
         scratch.mkdir(parents=True)
         source = self._table.source
-        ids = field_ids(source, self._argument.columns)
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
-        job = Job(self._argument, new, str(scratch), source=source, ids=ids, check=check, reachable=reachable)
-        result = job.run(_Nothing())
-        self._collect([(result.journal, result.bytes, result.digest)])
+        job = Job(self._argument, new, str(scratch), source=source, ids=self._ids, check=check, reachable=reachable)
+        self._collect([job.run(_Nothing())])
 
     def _publish(self) -> BuildReport:
         base, folder = self._base, self._folder
@@ -168,8 +175,10 @@ class Completion:
         generation = Generation(
             number,
             self._ctx.operation,
+            self._build,
             kind=self._argument.kind,
             columns=tuple(self._argument.columns),
+            ids=self._ids,
             options=options(self._argument),
             families=self._families,
             schema=tuple(widened(self._schemas).items()),
@@ -187,7 +196,7 @@ class Completion:
             folder.publish(generation)
         except Superseded:
             newest = folder.newest()
-            if newest is None or newest.operation != self._ctx.operation:
+            if newest is None or not self._is_own(newest):
                 raise
             return BuildReport.model_validate(newest.report)
         return report
@@ -294,7 +303,7 @@ class Completion:
             removed=removed,
             not_indexed_files=len(open_),
             not_indexed=[
-                NotIndexed(file=name, why=told.get(name, "it came while the index was built"))
+                NotIndexed(file=escaped(name), why=told.get(name, "it came while the index was built"))
                 for name in sorted(open_)[:SHOWN]
             ],
             bytes=sum(one.size for one in named),
@@ -351,11 +360,19 @@ def _digest(inputs: Sequence[postings.Input]) -> str:
     return digest.hexdigest()
 
 
-def journals(summary: Summary) -> Iterator[tuple[str, int, str]]:
+def journals(summary: Summary) -> Iterator[BuildResult]:
     """Of each job that ended well: its journal, how much of it counts, and the digest of that."""
     for row in summary.outcomes():
         if row.success and row.result:
-            yield row.result["journal"], row.result["bytes"], row.result["digest"]
+            yield BuildResult.model_validate(row.result)
+
+
+def _build(summary: Summary) -> str:
+    """What tells this build from one of the same name in another etcd or namespace, and is the same at each attempt."""
+    digest = hashlib.blake2b(summary.version.encode(), digest_size=16)
+    for result in journals(summary):
+        digest.update(f"\n{result.journal} {result.digest}".encode())
+    return digest.hexdigest()
 
 
 def remove_stages(stage: Path, instance: int) -> None:

@@ -63,14 +63,18 @@ class Named:
 @frozen
 class Generation:
     """A state of an index. ``families``: of its columns, None where no file has the column; ``schema``: the columns of
-    the files that it covers (name, Spark type); ``files`` names the list of these files; ``operation`` has made it.
+    the files that it covers (name, Spark type); ``files`` names the list of these files; ``operation`` has made it, and
+    ``build`` tells it from others of that name, in another etcd or namespace; ``ids``: the field ids of its columns in
+    an Iceberg table, where names are given anew.
     """
 
     number: int
     operation: str = ""
+    build: str = ""
     dropped: bool = False
     kind: str = ""
     columns: tuple[str, ...] = ()
+    ids: Mapping[str, int] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     families: tuple[str | None, ...] = ()
     schema: tuple[tuple[str, Any], ...] = ()
@@ -249,9 +253,10 @@ class Folder:
         """A folder for what an operation needs on the way; not made yet."""
         return self.root / f"catch-up-{instance}-{uuid.uuid4().hex}"
 
-    def drop(self, operation: str) -> bool:
+    def drop(self, operation: str, after: int = 0) -> bool:
         """Remove the index: what says where it is first, then its files. Whether there was one; doing it twice is doing
-        it once. Raises OSError.
+        it once. ``after``: the newest generation when the operation was planned; one that an operation of the same name
+        added before is not its own. Raises OSError.
         """
         while (newest := self.newest()) is not None and not newest.dropped:
             with contextlib.suppress(Superseded):
@@ -264,7 +269,7 @@ class Folder:
                 self._path(number).unlink(missing_ok=True)
         if self.data.exists():
             shutil.rmtree(self.data)
-        return newest.operation == operation
+        return newest.operation == operation and newest.number > after
 
 
 def _remove(path: Path) -> None:

@@ -11,7 +11,7 @@ from distop_behaviors.index import keys as keys_of
 from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.planning import file_list
-from distop_behaviors.index.table import listed, record_of, widened
+from distop_behaviors.index.table import ids_now, listed, record_of, widened
 from distop_behaviors.index.values import Unindexable, arrow_type, canonical, numbers, together
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Unreadable, ddl, match, problem, quote
@@ -89,6 +89,9 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any]) -> Found:
         if generation is None:
             raise NotFound(f"the table at {now.root!r} has no index {index!r}")
         if generation.number == tried:
+            return _Question(now, folder, generation, None).ask(given)
+        if generation.ids != ids_now(now.source, generation.columns):
+            log.warning("the columns of the index %s are others now: all files are read until it is refreshed", index)
             return _Question(now, folder, generation, None).ask(given)
         try:
             return _Question(now, folder, generation, file_list(folder, generation)).ask(given)

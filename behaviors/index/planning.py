@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.index.folder import Folder
-from distop_behaviors.index.table import field_ids, listed, name_of, widened
+from distop_behaviors.index.table import field_ids, ids_now, listed, name_of, widened
 from distop_behaviors.index.values import Unindexable, family_of
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
@@ -36,7 +36,7 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
     check_columns(argument, table)
     folder = Folder(table.root, argument.name)
     folder.check_writable()
-    known = covered(folder, base_of(argument, folder))
+    known = covered(folder, base_of(argument, folder, table.source))
     partitions: list[PartitionPlan] = []
     for partition in table.partitions:
         files = tuple(f for f in partition.files if known.get(name_of(f[0], table.root)) != (f[1], f[2]))
@@ -46,9 +46,9 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
     return Planned(partitions, table.version)
 
 
-def base_of(argument: BuildArgument, folder: Folder) -> Generation | None:
-    """The generation that is refreshed; None where all is built anew, as where parts of it are gone. Raises
-    InvalidArgument where it is of something else.
+def base_of(argument: BuildArgument, folder: Folder, source: str) -> Generation | None:
+    """The generation that is refreshed; None where all is built anew, as where parts of it are gone, or the columns'
+    names are those of others now. Raises InvalidArgument where it is of something else, TableUnavailable.
     """
     current = folder.current()
     if current is None or argument.refresh == "full":
@@ -58,7 +58,7 @@ def base_of(argument: BuildArgument, folder: Folder) -> Generation | None:
             f"the index {argument.name!r} is there, as a {current.kind} index of {', '.join(current.columns)} with "
             "other settings than asked for: drop it, or say refresh: full"
         )
-    if not folder.is_whole(current):
+    if not folder.is_whole(current) or current.ids != ids_now(source, current.columns):
         return None
     try:
         file_list(folder, current, ["file"])

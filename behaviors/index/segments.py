@@ -23,7 +23,7 @@ from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.argument import BuildResult
 from distop_behaviors.index.folder import digest_of
 from distop_behaviors.index.source import open_file, pieces
-from distop_behaviors.index.table import on_disk
+from distop_behaviors.index.table import escaped, on_disk
 from distop_behaviors.index.values import Unindexable
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Unreadable
@@ -144,9 +144,13 @@ class Job:
             digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
             files=self._totals[0],
             rows=self._totals[1],
+            ids=None if self._ids is None else dict(self._ids),
         )
 
     def _one(self, number: int) -> None:
+        if escaped(self._files[number][0]) != self._files[number][0]:
+            self._done.append(FileEntry(number, self._files[number], why="its path is not UTF-8"))
+            return
         try:
             file = on_disk(self._files[number], self._source)
             source = open_file(file, self._argument.columns, self._ids)

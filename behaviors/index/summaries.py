@@ -77,7 +77,7 @@ class Column:
         values = None if self._many else [] if self._values is None else self._values.to_pylist()
         if self._family in ("text", "binary"):
             high = None if high is None or len(high) > _BOUND_BYTES else high
-            low = None if low is None else low[:_BOUND_BYTES]
+            low = None if low is None else low[: _cut(low) if self._family == "text" else _BOUND_BYTES]
         if self._family == "text":
             low, high, values = _texts(low, high, values)
         filtered = None
@@ -93,17 +93,25 @@ class Column:
 
 
 def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) -> tuple[Any, Any, Any]:
-    """As texts. What is cut within a character loses that one; what is no UTF-8, which nothing keeps from being in a
-    file, bounds nothing, and its file is told by its filter alone.
+    """As texts. What is no UTF-8, which nothing keeps from being in a file, bounds nothing, and its file is told by its
+    filter alone.
     """
     try:
         return (
-            None if low is None else low.decode(errors="ignore") if len(low) == _BOUND_BYTES else low.decode(),
+            None if low is None else low.decode(),
             None if high is None else high.decode(),
             None if values is None else [value.decode() for value in values],
         )
     except UnicodeDecodeError:
         return None, None, None
+
+
+def _cut(text: bytes) -> int:
+    """How much of a text is kept as its lower bound: whole characters."""
+    end = _BOUND_BYTES
+    while 0 < end < len(text) and text[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
 
 
 class Summaries:

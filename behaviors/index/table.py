@@ -72,6 +72,11 @@ def name_of(path: str, root: str) -> str:
     return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
 
 
+def escaped(name: str) -> str:
+    """A file's name as it is told: bytes that are not UTF-8 are spelled out. Any other name is as it was."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def on_disk(file: PlannedFile, source: str) -> PlannedFile:
     """The file as the file system has it. A plan through metadata gives no times, and may spell paths as URLs. Raises
     OSError.
@@ -102,6 +107,16 @@ def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
             raise InvalidArgument(f"the column {column!r} cannot be indexed: it is a uuid, and text only in Spark")
         found[column] = own[name].field_id
     return found
+
+
+def ids_now(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
+    """As :func:`field_ids`, but empty where the table does not have all of the columns any more: what was indexed is
+    theirs no longer. Raises TableUnavailable.
+    """
+    try:
+        return field_ids(source, columns)
+    except InvalidArgument:
+        return {}
 
 
 def record_of(table: Any) -> TableRecord:

@@ -80,7 +80,7 @@ class Operation:
     def complete(self, verdict: Any = "success") -> Any:
         """The completion; what it gives."""
         rows = [self.outcomes[n] for n in sorted(self.outcomes)]
-        summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows))
+        summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows), self.planned.version)
         ctx = Attempt(self.indexes, self.name)
         return self.behavior.complete_operation(self.arg, self.indexes.record, summary, ctx)
 

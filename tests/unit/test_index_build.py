@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -13,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import NestedField, TimeType, UUIDType
+from pyiceberg.types import LongType, NestedField, TimeType, UUIDType
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, NotFound
-from distop_behaviors.index import building, folder, postings, segments, summaries
+from distop_behaviors.index import DropIndex, building, folder, postings, segments, summaries
 from distop_behaviors.index.folder import Folder, Superseded
 from distop_behaviors.index.lookup import find
-from tests.support.indexed import Indexes, stopped
+from tests.support.indexed import Indexes, Operation, stopped
 from tests.support.killing import Killer
 from tests.support.lake import Folder as Lake
 
@@ -480,6 +481,48 @@ def test_an_index_that_is_damaged_is_read_past_and_made_anew(indexes: Indexes) -
     holds(indexes)
 
 
+def test_a_file_whose_name_is_not_utf8_is_named_and_left_to_lookups(indexes: Indexes) -> None:
+    table = Path(indexes.record.location)
+    os.rename(add(table, 3), os.fsencode(table) + b"/\xff.parquet")  # noqa: PTH104 -- bytes are no path
+    for report in (indexes.build(columns=["k"]), indexes.build(columns=["k"])):
+        assert (report.generation, report.files, report.not_indexed_files) == (1, 3, 1)
+        assert [(f.file, f.why) for f in report.not_indexed] == [("\\udcff.parquet", "its path is not UTF-8")]
+    found = find(indexes.record, "i", [7])
+    assert [Path(f[0]).stem for f in found.named] == ["0"]
+    assert [os.fsencode(Path(f[0]).name) for f in found.uncovered] == [b"\xff.parquet"]
+    add(table, 4)
+    operation = indexes.plan(columns=["k"])
+    os.rename(add(table, 5), os.fsencode(table) + b"/\xfe.parquet")  # noqa: PTH104
+    report = operation.run_all().complete()
+    assert (report.files, report.not_indexed_files) == (4, 2), "also of what came while the index was built"
+
+
+def test_an_operation_of_the_same_name_elsewhere_is_another_one(indexes: Indexes) -> None:
+    """Instances begin at 1 again with a new etcd, or in another namespace."""
+    table = Path(indexes.record.location)
+    assert indexes.build(columns=["k"]).generation == 1
+    indexes.instances = 0
+    add(table, 3)
+    report = indexes.build(columns=["k"])
+    assert (report.generation, report.indexed, report.files) == (2, 1, 4)
+    indexes.instances = 0
+    operation = indexes.plan(columns=["k"], refresh="full").run_all()
+    assert operation.complete() == operation.complete(), "again, of the same operation"
+    holds(indexes, files=("0", "1", "2", "3"))
+    indexes.instances = 0
+    assert indexes.drop()
+    indexes.instances = 0
+    assert not indexes.drop(), "that was another drop"
+
+
+def test_a_drop_whose_outcome_was_lost_says_that_there_was_an_index(indexes: Indexes) -> None:
+    indexes.build(columns=["k"])
+    operation = Operation(indexes, DropIndex(), {"name": "i"})
+    (partition,) = operation.planned.partitions
+    operation.run(partition)
+    assert operation.run(partition, operation.attempt(partition, fence=2)).dropped
+
+
 def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
     operation = indexes.plan(columns=["k"])
     partition, other, _ = operation.planned.partitions
@@ -522,6 +565,51 @@ def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> N
     for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
         with pytest.raises(InvalidArgument, match=why):
             indexes.plan(columns=[column])
+
+
+@pytest.mark.parametrize("kind", ["posting", "skip"])
+def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path) -> None:
+    """What was indexed under a name says nothing of the column that has the name now."""
+    lake = Lake(tmp_path / "t")
+    table = lake.new(Schema(NestedField(1, "k", LongType()), NestedField(2, "b", LongType())))
+    table.append(pa.table({"k": [1, 2], "b": [7, 8]}))
+    indexes = Indexes(tmp_path / "t", tmp_path / "shared")
+    indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
+
+    def rename(*names: tuple[str, str]) -> None:
+        for old, new in names:
+            with table.update_schema() as update:
+                update.rename_column(old, new)
+
+    def read(key: int | None) -> tuple[int, int]:
+        found = find(indexes.record, "i", [key])
+        return len(found.named), len(found.uncovered)
+
+    assert indexes.build(kind=kind, columns=["k"]).generation == 1
+    assert (read(1), read(7)) == ((1, 0), (0, 0))
+    rename(("k", "was"), ("b", "k"))
+    assert (read(1), read(7)) == ((0, 1), (0, 1))
+    report = indexes.build(kind=kind, columns=["k"])
+    assert (report.generation, report.indexed, report.files) == (2, 1, 1)
+    assert (read(1), read(7)) == ((0, 0), (1, 0))
+    operation = indexes.plan(kind=kind, columns=["k"], refresh="full").run_all()
+    rename(("k", "b"), ("was", "k"))
+    assert operation.complete().files == 1
+    assert (read(1), read(7)) == ((1, 0), (0, 0)), "renamed while the index was built"
+    path = max((indexes.folder().root / "generations").iterdir())
+    generation = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in generation.items() if name != "ids"}))
+    assert read(1) == (0, 1), "one that does not say which columns it was made of"
+    operation = indexes.plan(kind=kind, columns=["k"], refresh="full").run_all()
+    with table.update_schema() as update:
+        update.delete_column("k")
+    report = operation.complete()
+    assert (report.files, report.not_indexed_files) == (0, 1)
+    with pytest.raises(InvalidArgument, match="has no column 'k' of single values any more"):
+        read(1)
+    with table.update_schema() as update:
+        update.add_column("k", LongType())
+    assert read(None) == (0, 1)
 
 
 def test_arguments_that_are_refused(indexes: Indexes) -> None:

@@ -189,6 +189,29 @@ def test_what_is_in_a_filter_is_found_and_little_else_is() -> None:
     assert sum(bloom.may_hold(made, int(n)) for n in others) < 300
 
 
+def test_texts_that_are_cut_or_no_utf8_hide_nothing(tmp_path: Path) -> None:
+    """Of a text that is cut whole characters are the lower bound; one with bytes that are none bounds nothing."""
+    table = tmp_path / "t"
+    table.mkdir()
+    between = "a\u00c0"
+    texts = {
+        "odd": [b"a\x80" + "\u00e9".encode() * 127, between.encode()],
+        "long": [b"a" + "\u00e9".encode() * 200, b"b"],
+        "exact": ["\u00e9".encode() * 128, "\u00ea".encode()],
+    }
+    assert len(texts["odd"][0]) == 256
+    for name, some in texts.items():
+        pq.write_table(pa.table({"c": pa.array(some, pa.binary()).view(pa.string())}), table / f"{name}.parquet")
+    indexes = Indexes(table, tmp_path / "shared")
+    indexes.build(kind="skip", columns=["c"], distinct=0)
+    assert [f[0][-11:] for f in find(str(table), "i", [between]).named] == ["odd.parquet"]
+    rows = pq.ParquetFile(next(indexes.folder().data.glob("*-files-*.parquet"))).read().to_pylist()
+    low = {row["path"]: row["c.min"] for row in rows}
+    assert low["odd.parquet"] is None
+    assert low["long.parquet"] == "a" + "\u00e9" * 127, "255 bytes: the next character would be cut"
+    assert low["exact.parquet"] == "\u00e9" * 128
+
+
 def test_no_index_and_no_table(tmp_path: Path) -> None:
     table = tmp_path / "t"
     table.mkdir()
