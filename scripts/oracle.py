@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 from distop.behavior import TableRecord
 from tests.support.context import FakeContext
 from tests.support.generated import generate
+from tests.support.localspark import local_spark
 from tests.support.oracle import mistakes, mistakes_of_where
 
 if TYPE_CHECKING:
@@ -85,21 +86,14 @@ def _told(way: Callable[..., list[str]], *what: object) -> Iterator[str]:
 
 
 def _spark() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[*]").appName("distop oracle")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+    session: SparkSession = (
+        local_spark("local[*]", "distop oracle")
         # Thousands of tiny queries: compiling them well costs more than running them.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         # What a check means must not depend on it.
-        "spark.sql.session.timeZone": "Asia/Kathmandu",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+        .config("spark.sql.session.timeZone", "Asia/Kathmandu")
+        .getOrCreate()
+    )
     session.sparkContext.setLogLevel("OFF")
     return session
 

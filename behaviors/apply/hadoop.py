@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
+from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.iceberg import check_installed
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class HadoopTarget:
                 raise TableUnavailable(f"there is no Iceberg table at {location!r} any more: it was dropped") from error
             raise
         base = table.operations().current()
-        return Head(_source(str(base.metadataFileLocation())), dict(base.properties()), (table, base, jvm))
+        source = str(base.metadataFileLocation())
+        return Head(local_path(source) or source, dict(base.properties()), (table, base, jvm))
 
     def swap(self, head: Head, change: Change) -> None:
         """See Target."""
@@ -82,8 +84,3 @@ class HadoopTarget:
 
 def _name(error: Any) -> str:
     return str(error.java_exception.getClass().getName())
-
-
-def _source(location: str) -> str:
-    """Hadoop's ``file:/a/b``, in which nothing is escaped, as the local path; other URLs as they are."""
-    return "/" + location.removeprefix("file:").lstrip("/") if location.startswith("file:") else location

@@ -78,7 +78,7 @@ def _field_ids(path: str) -> dict[int | None, str]:
     import pyarrow.parquet as pq
 
     found: dict[int | None, str] = {}
-    for field in pq.read_schema(path.removeprefix("file:")):
+    for field in pq.read_schema(path):
         text = (field.metadata or {}).get(b"PARQUET:field_id")
         if text is not None:
             found[int(text)] = field.name

@@ -83,7 +83,7 @@ def on_disk(file: PlannedFile, source: str) -> PlannedFile:
     """
     if not source:
         return file
-    path = "/" + file[0].removeprefix("file:").lstrip("/") if file[0].startswith("file:") else file[0]
+    path = fields.local_path(file[0]) or file[0]
     found = Path(path).stat()
     return path, found.st_size, found.st_mtime_ns
 

@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from distop.jvm import thrown
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -48,7 +49,6 @@ _STOPPED = re.compile(
 )
 """How Spark's own sentences begin."""
 _DISK = "No space left on device"
-_CAUSES = 20
 
 
 def plain_path(uri: str) -> str:
@@ -74,19 +74,9 @@ def is_unexpected(error: Exception) -> bool:
     if not isinstance(error, PySparkException | Py4JJavaError):
         return True
     try:
-        return any(_is_gone(thrown) for thrown in _thrown(error))
+        return any(map(_is_gone, thrown(error)))
     except (Py4JError, OSError):
         return True  # the JVM no longer answers
-
-
-def _thrown(error: Exception) -> Iterator[Any]:
-    """What Java threw, and what caused it; nothing where PySpark itself raised the error."""
-    thrown: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
-    for _ in range(_CAUSES):
-        if thrown is None:
-            return
-        yield thrown
-        thrown = thrown.getCause()
 
 
 def _is_gone(thrown: Any) -> bool:

@@ -30,6 +30,11 @@ def is_wide(name: str) -> bool:
     return name.startswith(WIDE) and "=" not in name
 
 
+def files_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
+    """A list of files, as JSON has it."""
+    return tuple((f[0], int(f[1]), int(f[2])) for f in rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """Another table that a job reads, as it was when the operation was planned: its files as a partition has them."""
@@ -55,7 +60,7 @@ class Pinned:
         return cls(
             TableRecord.from_json(data["table"]),
             data.get("version", ""),
-            tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
+            files_of(data.get("files", ())),
             data.get("files_at", ""),
             data.get("source", ""),
         )
@@ -106,7 +111,7 @@ class PartitionPlan:
             int(data["partition"]),
             data["name"],
             int(data.get("bytes", 0)),
-            tuple((f[0], int(f[1]), int(f[2])) for f in data.get("files", ())),
+            files_of(data.get("files", ())),
             data.get("files_at", ""),
             data.get("values") or {},
             data.get("source", ""),

@@ -16,7 +16,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import catalogs
 from distop.tables.location import Location
 from distop.tables.options import check_options
-from distop.tables.parquet import HIVE_NULL, escaped, in_groups, natural
+from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 NO_SNAPSHOT = "no snapshot"
 """The version of a table into which nothing was written yet."""
-EMPTY = "empty"
-"""The name of the one partition of a table without files."""
 
 _FOLDER = "metadata"
 _HINT = "version-hint.text"

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.tables")
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+EMPTY = "empty"
+"""The name of the one partition of a table that is known to have none: its job still tells whether it has the columns.
+"""
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -223,6 +226,11 @@ def check_types(options: Options, columns: Iterable[str], location: Location) ->
 def _version(partitions: list[PartitionPlan]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for partition in partitions:
-        for path, size, mtime_ns in partition.files:
-            digest.update(f"{path}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        digest.update(told(partition))
     return f"files-{digest.hexdigest()}"
+
+
+def told(partition: PartitionPlan) -> bytes:
+    """A partition's files, for the digest that is a table's version."""
+    text = "".join(f"{path}\0{size}\0{mtime_ns}\n" for path, size, mtime_ns in partition.files)
+    return text.encode("utf-8", "surrogateescape")

@@ -17,7 +17,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import sparkcatalog
 from distop.tables.location import Location
 from distop.tables.options import check_options, is_partition_type
-from distop.tables.parquet import HIVE_NULL, escaped, in_groups, natural
+from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from distop.tables.options import Options
     from distop.tables.sparkcatalog import CatalogPartition, Described
 
-EMPTY = "empty"
-"""The name of the one partition of a table that has partition columns, and no partition."""
 COLUMNS = "columns"
 """The option with the table's columns but those of partitions: by name, each type as JSON has the plain values of
 ``distop_behaviors.reading.facts``."""
@@ -210,6 +208,5 @@ def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> s
     digest = hashlib.blake2b(json.dumps(types).encode(), digest_size=16)
     for partition in partitions:
         digest.update(f"{partition.name}\0".encode("utf-8", "surrogateescape"))
-        for path, size, mtime_ns in partition.files:
-            digest.update(f"{path}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        digest.update(told(partition))
     return f"files-{digest.hexdigest()}"

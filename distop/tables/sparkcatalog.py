@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.jvm import thrown as thrown_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ IN_MEMORY = "give the executors --spark-conf spark.sql.catalogImplementation=hiv
 _DERBY = "Another instance of Derby"
 """What Derby says of a data base that another JVM has open; its code for it (XSDB6) is not in the text."""
 _MISSING = ("NoSuchTableException", "NoSuchNamespaceException", "NoSuchDatabaseException")
-_CAUSES = 20
 
 
 @frozen
@@ -54,7 +54,7 @@ def describe(session: Any, name: str) -> Described:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        thrown = list(_thrown(error))
+        thrown = list(thrown_by(error))
         classes = [str(one.getClass().getSimpleName()) for one in thrown]
         if any(found in _MISSING for found in classes):
             raise InvalidArgument(missing(session, name)) from error
@@ -160,13 +160,3 @@ def _listed(sequence: Any) -> Iterator[Any]:
 def _get(properties: Any, key: str) -> str:
     found = properties.get(key)
     return str(found.get()) if found.isDefined() else ""
-
-
-def _thrown(error: Exception) -> Iterator[Any]:
-    """What Java threw, and what caused it."""
-    thrown: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
-    for _ in range(_CAUSES):
-        if thrown is None:
-            return
-        yield thrown
-        thrown = thrown.getCause()

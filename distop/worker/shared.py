@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, loads
 from distop.core.keys import encode
 from distop.core.model import OperationRef
-from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, files_of
 from distop.errors import InvalidArgument
 from distop.files import local_path, read, write
 
@@ -105,4 +105,4 @@ def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
 
 
 def _listed(location: str) -> tuple[tuple[str, int, int], ...]:
-    return tuple((f[0], int(f[1]), int(f[2])) for f in loads(read(location)))
+    return files_of(loads(read(location)))

@@ -43,18 +43,9 @@ def run(scale: float = 1, runs: int = 7) -> Result:
 
 @contextmanager
 def _session() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
+    from tests.support.localspark import local_spark
 
-    session = (
-        SparkSession.builder.master("local[*]")
-        .appName("distop bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .getOrCreate()
-    )
+    session = local_spark("local[*]", "distop bench").config("spark.driver.memory", "2g").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session

@@ -9,6 +9,7 @@ import pytest
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
+from tests.support.localspark import local_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,16 +26,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     can be had, and a metastore, which is made when a table of Spark's catalog is first met: a process has one Spark for
     all of its tests.
     """
-    from pyspark.sql import SparkSession
-
     metastore = tmp_path_factory.mktemp("metastore")
     builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("distop tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
+        local_spark("local[2]", "distop tests")
         # Hundreds of tiny queries: compiling them well costs more than running them.
         .config(
             "spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={metastore}"

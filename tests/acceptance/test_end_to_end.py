@@ -20,6 +20,7 @@ from pyiceberg.types import LongType, NestedField
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import SPARK, Daemons, daemons
+from tests.support.daemons import distop_process as distop
 from tests.support.lake import Folder
 from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
@@ -49,12 +50,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
             yield found
         broken = violations(etcd.endpoint)
     assert not broken, "\n".join(broken[:3])
-
-
-def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command line, as a person's shell runs it."""
-    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
 def validate(group: Daemons, table: str, *checks: dict[str, Any], **options: Any) -> Any:

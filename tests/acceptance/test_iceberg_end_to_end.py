@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
-from tests.support.daemons import SPARK, Daemons, daemons
+from tests.support.daemons import SPARK, Daemons, daemons, distop_process
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -48,9 +49,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
         yield found
 
 
-def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+distop = partial(distop_process, seconds=200)
 
 
 def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +12,7 @@ from distop.store.embedded import EmbeddedEtcd
 from distop_behaviors.index import lookup
 from distop_behaviors.index.lookup import find
 from tests.support.daemons import Daemons, daemons
+from tests.support.daemons import distop_process as distop
 from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_ROWS, lay_out_flights
 
@@ -39,11 +38,6 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
             yield found
         broken = violations(etcd.endpoint)
     assert not broken, "\n".join(broken[:3])
-
-
-def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
 def test_the_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:

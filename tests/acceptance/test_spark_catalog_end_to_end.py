@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.store.embedded import EmbeddedEtcd
-from tests.support.daemons import Daemons, daemons
+from tests.support.daemons import Daemons, daemons, distop_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,9 +59,7 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
         yield found
 
 
-def distop(group: Daemons, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+distop = partial(distop_process, seconds=200)
 
 
 def test_register_and_validate_on_the_command_line(group: Daemons) -> None:

@@ -28,6 +28,13 @@ SPARK = (
 AFTERWARDS: list[Callable[[str], None]] = []
 """What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""
 
+
+def distop_process(group: Daemons, *words: str, seconds: float = 110) -> subprocess.CompletedProcess[str]:
+    """The command line, as a person's shell runs it."""
+    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+
+
 OPENED: list[Daemons] = []
 """All that the test which runs has started, for the report of its failure."""
 
