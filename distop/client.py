@@ -17,14 +17,14 @@ from distop.core.records import read
 from distop.core.txn import Get
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
+from distop.inspection.status import alarms, judge, live_nodes, take
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
-from distop.request import request, text, whoami
 from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
-from distop.starts import Starts
-from distop.status import alarms, judge, live_nodes, take
-from distop.submit import WRITE_LIMIT
+from distop.submission.request import request, text, whoami
+from distop.submission.starts import Starts
+from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

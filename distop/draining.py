@@ -11,9 +11,9 @@ from distop.core.draining import Drain, NodeState, put_drain
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotFound, WaitTimeout
-from distop.request import seconds, text, whoami
-from distop.status import live_nodes
-from distop.submit import WRITE_LIMIT
+from distop.inspection.status import live_nodes
+from distop.submission.request import seconds, text, whoami
+from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys

@@ -17,12 +17,12 @@ from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
-from distop.request import seconds, whoami
-from distop.request import text as check_text
-from distop.rerun import rerun
+from distop.inspection.status import JobStates, status
 from distop.results import OperationResult, OperationStatus
-from distop.status import JobStates, status
-from distop.submit import WRITE_LIMIT
+from distop.submission.request import seconds, whoami
+from distop.submission.request import text as check_text
+from distop.submission.rerun import rerun
+from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

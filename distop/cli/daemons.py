@@ -42,7 +42,7 @@ def executor(
     history_limit: LIMIT = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
-    from distop import hardening
+    from distop.daemon import hardening
 
     hardening.shut()
     import asyncio
@@ -65,7 +65,7 @@ def executor(
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
-    from distop.daemon import run_executor
+    from distop.daemon.process import run_executor
 
     hardening.forget_password()
     try:

@@ -35,8 +35,8 @@ def _check_start(
     retry_attempts: int | None,
 ) -> None:
     """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
-    from distop.request import request
     from distop.schema import encode_argument
+    from distop.submission.request import request
 
     arg = encode_argument(argument)
     request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "")
@@ -137,7 +137,7 @@ class _Start:
         """Start it. One that an earlier call has started may be in any state by now: it is asked for."""
         import asyncio
 
-        from distop.submit import cut_off
+        from distop.submission.submit import cut_off
 
         try:
             self.op = await starting

@@ -15,9 +15,9 @@ from benchmarks.common import Look, Result, Row, median, say
 from distop.core.declaration import Declaration
 from distop.core.model import TableRecord
 from distop.core.txn import Put, Txn
-from distop.request import request
 from distop.store.embedded import EmbeddedEtcd
-from distop.submit import submit
+from distop.submission.request import request
+from distop.submission.submit import submit
 
 CALLERS = 16
 CLIENTS = 4

@@ -15,7 +15,7 @@ from distop.core.keys import Keys
 from distop.core.model import TableRecord
 from distop.core.orphans import orphans
 from distop.errors import EtcdUnavailable
-from distop.localjobs import RunFiles
+from distop.node.localjobs import RunFiles
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from soaking.follower import Follower

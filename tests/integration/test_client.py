@@ -16,9 +16,9 @@ from distop.client import configure
 from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get
-from distop.earlier import find_earlier
-from distop.request import request
-from distop.submit import submit
+from distop.submission.earlier import find_earlier
+from distop.submission.request import request
+from distop.submission.submit import submit
 from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import coordinator, elections, logs
-from distop.capability import Capability
+from distop import logs
 from distop.config import ExecutorConfig
-from distop.coordinator import Coordinator
+from distop.coordinator import role as coordinator
+from distop.coordinator.role import Coordinator
 from distop.core import keys as K
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.declaration import Rules
@@ -24,9 +24,11 @@ from distop.core.model import Cancel, History, Node, OperationRef, Phase, Spec, 
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put, Txn, TxnResult
 from distop.core.view import Change, ClusterView
-from distop.elections import Elections
-from distop.incarnation import Context
-from distop.pruning import HistoryPruner
+from distop.daemon import elections
+from distop.daemon.capability import Capability
+from distop.daemon.elections import Elections
+from distop.daemon.incarnation import Context
+from distop.daemon.pruning import HistoryPruner
 from distop.store.config import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.host import Worker

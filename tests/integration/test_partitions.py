@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import aio, partitions
+from distop import aio
 from distop.core.model import State
-from distop.partitions import look
+from distop.inspection import partitions
+from distop.inspection.partitions import look
 from tests.support.by_hand import TABLE, ref
 from tests.support.etcd import compacted, own_etcd, shared_etcd
 from tests.support.hand import Hand

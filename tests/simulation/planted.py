@@ -8,11 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from distop import submit
-from distop.checkpoints import Checkpoints
 from distop.clock import time
-from distop.context import Context
-from distop.coordinator import Coordinator
+from distop.coordinator.role import Coordinator
 from distop.core import claiming, decide
 from distop.core import finishing as f
 from distop.core import transitions as t
@@ -22,7 +19,10 @@ from distop.core.limits import DEFAULT
 from distop.core.states import Stage
 from distop.core.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.core.view import ClusterView
+from distop.executor.checkpoints import Checkpoints
+from distop.node.context import Context
 from distop.store.session import Session
+from distop.submission import submit
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act, Fault
 from tests.simulation.planted_watches import BUGS

@@ -8,15 +8,16 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from distop import incarnation, rerun, submit
-from distop.capability import Capability
 from distop.core.draining import NodeState
 from distop.core.model import Phase
 from distop.core.txn import Delete
-from distop.executor import Executor
-from distop.jobs import Jobs
-from distop.localjobs import LocalJobs
-from distop.openop import OpenOperation
+from distop.daemon import incarnation
+from distop.daemon.capability import Capability
+from distop.executor.jobs import Jobs
+from distop.executor.role import Executor
+from distop.node.localjobs import LocalJobs
+from distop.node.openop import OpenOperation
+from distop.submission import rerun, submit
 from distop.testing.simulation import Scenario, run
 from distop.testing.simulation.scenario import Act, DrainAct
 from tests.simulation.planted import BUGS

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from distop.core.limits import DEFAULT
-from distop.executor import Executor
+from distop.executor.role import Executor
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act, Fault
 from tests.simulation.planted_acts import BUGS, Planted

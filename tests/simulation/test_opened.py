@@ -15,7 +15,7 @@ from distop.core import keys as K
 from distop.core.jobs import Claim
 from distop.core.model import OperationRef
 from distop.core.txn import Put, Txn
-from distop.executor import Executor
+from distop.executor.role import Executor
 from distop.testing.simulation import Scenario, Simulation
 from distop.testing.simulation.loop import Process
 from distop.testing.simulation.machine import Machine

@@ -13,7 +13,7 @@ import pytest
 
 from distop.core import decide
 from distop.core import transitions as t
-from distop.executor import Executor
+from distop.executor.role import Executor
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
 from tests.conftest import FIGURES

@@ -9,7 +9,7 @@ import pytest
 
 from distop.core.jobs import Claim, JobState
 from distop.core.txn import Put, Txn
-from distop.jobs import DISK_PAUSE
+from distop.executor.jobs import DISK_PAUSE
 from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import Process

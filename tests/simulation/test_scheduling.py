@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.claimer import Claimer
 from distop.core import decide
 from distop.core.jobs import Claim
 from distop.core.model import History
 from distop.core.suspicion import IN_A_ROW
 from distop.errors import UnreadableRecord
-from distop.executor import Executor
-from distop.openop import OpenOperation
+from distop.executor.claimer import Claimer
+from distop.executor.role import Executor
+from distop.node.openop import OpenOperation
 from distop.testing.simulation import Scenario, Simulation, behaviors
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import PROCESS

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import binding as module
-from distop.binding import Binding, BindingFile
+from distop.daemon import binding as module
+from distop.daemon.binding import Binding, BindingFile
 from distop.errors import ClusterChanged, InvalidArgument, NotAllowed
 from distop.store._proto import rpc_pb2 as rpc
 from tests.support.etcd import until

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import logs
-from distop.capability import MAY_RETURN, Capability
 from distop.core.keys import Keys
 from distop.core.model import Node
 from distop.core.view import ClusterView
+from distop.daemon.capability import MAY_RETURN, Capability
 
 if TYPE_CHECKING:
     from tests.support.clock import StandingClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from distop.claimwatch import ClaimWatch
+from distop.coordinator.claimwatch import ClaimWatch
 from distop.store.position import Batch
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.daemon import check_system, stable_id
+from distop.daemon.process import check_system, stable_id
 from distop.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop import doing
 from distop.core.model import Node
-from distop.doing import Doing
+from distop.node import doing
+from distop.node.doing import Doing
 from distop.worker.model import RunRequest
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+from distop.coordinator.finishes import Finishes
 from distop.core import finishing as f
 from distop.core.invariants import check
 from distop.core.jobs import JobState
@@ -15,7 +16,6 @@ from distop.core.limits import DEFAULT, Limits
 from distop.core.states import Stage
 from distop.core.txn import Txn, TxnResult
 from distop.errors import EtcdRejected
-from distop.finishes import Finishes
 from tests.support.modelclient import ModelClient
 from tests.support.world import World
 

@@ -108,7 +108,7 @@ def test_a_client_loads_nothing_that_runs_work(module: str) -> None:
     """P36. That it loads none of it later either is a contract of pyproject.toml."""
     names = modules_after(f"import {module}")
     assert f"{module}" in names
-    runs = ("distop.coordinator", "distop.daemon", "distop.executor", "distop.incarnation", "distop.worker")
+    runs = ("distop.coordinator", "distop.daemon", "distop.executor", "distop.worker")
     assert [name for name in names if name.startswith(runs)] == []
 
 

@@ -12,8 +12,8 @@ from distop import logs
 from distop.config import ExecutorConfig
 from distop.core.draining import NodeState
 from distop.core.model import Node
+from distop.daemon.incarnation import Incarnation, together
 from distop.errors import PermissionDenied
-from distop.incarnation import Incarnation, together
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import logs
-from distop.context import Context
 from distop.core import claiming, decide
 from distop.core.codec import from_rfc3339
 from distop.core.declaration import Retry, Rules
@@ -20,13 +19,14 @@ from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 from distop.core.view import ClusterView
-from distop.doing import Doing
 from distop.errors import EtcdUnavailable
-from distop.jobs import Jobs
-from distop.localjobs import LocalJobs, RunFiles
-from distop.openop import Held, OpenOperation
-from distop.reporter import Reporter
-from distop.suspicion import Suspicion
+from distop.executor.jobs import Jobs
+from distop.executor.suspicion import Suspicion
+from distop.node.context import Context
+from distop.node.doing import Doing
+from distop.node.localjobs import LocalJobs, RunFiles
+from distop.node.openop import Held, OpenOperation
+from distop.node.reporter import Reporter
 from distop.testing import ModelStore
 from distop.worker.model import JobEnded
 

@@ -15,8 +15,8 @@ from distop.core.leftovers import Fate, judge
 from distop.core.limits import DEFAULT
 from distop.core.model import OperationRef, State
 from distop.core.txn import Get, GetResult, KeyValue
-from distop.localjobs import LocalJobs, RunFiles
-from distop.reconciling import Reconciler
+from distop.executor.reconciling import Reconciler
+from distop.node.localjobs import LocalJobs, RunFiles
 from distop.worker.model import JobItem
 
 LIVE = {"old", "now", "bob"}

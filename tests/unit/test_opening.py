@@ -11,7 +11,6 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
-from distop.context import Context
 from distop.core.declaration import Rules
 from distop.core.digest import plan_digest
 from distop.core.keys import Keys
@@ -21,8 +20,9 @@ from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn, TxnResult
 from distop.core.view import ClusterView
 from distop.errors import PermissionDenied, SessionLost
-from distop.executor import Executor
-from distop.openop import OpenOperation
+from distop.executor.role import Executor
+from distop.node.context import Context
+from distop.node.openop import OpenOperation
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:

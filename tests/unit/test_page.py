@@ -20,8 +20,8 @@ from distop.core.declaration import Declaration, Retry, Rules
 from distop.core.jobs import Claim, Tried
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State, TableRecord
 from distop.core.plan import Plan
-from distop.partitions import Account, Partition
-from distop.status import Snapshot, judge
+from distop.inspection.partitions import Account, Partition
+from distop.inspection.status import Snapshot, judge
 from tests.support.html import Parsed
 
 REF = OperationRef("nyc.flights", "validate", "", 7)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import logs
-from distop.claimer import Won
 from distop.clock import source
 from distop.config import ExecutorConfig
-from distop.context import Context
 from distop.core import decide
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim
@@ -20,9 +18,11 @@ from distop.core.keys import Keys
 from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.view import ClusterView, Seen
-from distop.executor import Executor
-from distop.openop import Held, OpenOperation
-from distop.quiet import Quiet
+from distop.executor.claimer import Won
+from distop.executor.quiet import Quiet
+from distop.executor.role import Executor
+from distop.node.context import Context
+from distop.node.openop import Held, OpenOperation
 from distop.store.config import EtcdConfig
 
 if TYPE_CHECKING:

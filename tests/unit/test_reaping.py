@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distop.coordinator.reaping import PlanRows
 from distop.core.plan import PartitionPlan, chunked
-from distop.reaping import PlanRows
 
 
 @given(count=st.integers(0, 60), limit=st.integers(60, 400), wanted=st.sets(st.integers(0, 70)))

@@ -7,7 +7,7 @@ import pytest
 from distop.core.codec import to_ranges
 from distop.core.model import History, OperationRef, State
 from distop.errors import NotAllowed
-from distop.rerun import _names
+from distop.submission.rerun import _names
 
 REF = OperationRef("nyc.flights", "noop", "", 3)
 

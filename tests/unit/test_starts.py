@@ -25,9 +25,9 @@ from distop.errors import (
     OutcomeUnknown,
     UnreadableRecord,
 )
-from distop.request import Request, request
-from distop.starts import Starts
-from distop.submit import cut_off, submit
+from distop.submission.request import Request, request
+from distop.submission.starts import Starts
+from distop.submission.submit import cut_off, submit
 from tests.support.modelclient import ModelClient
 
 TABLE = "t"
@@ -240,7 +240,7 @@ def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(mo
         assert [type(one) for one in answers] == [str, UnreadableRecord, str]
         assert sorted(etcd.args().values()) == [0, 1, 3]
 
-    monkeypatch.setattr("distop.submit.find_earlier", unreadable)
+    monkeypatch.setattr("distop.submission.submit.find_earlier", unreadable)
     run(group)
 
 
@@ -476,7 +476,7 @@ def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert [type(one) for one in answers] == [OperationStartError] * 2
         assert str(answers[1]).startswith("noop on t could not be started within 0 s, because others start")
 
-    monkeypatch.setattr("distop.submit.CONTENTION_LIMIT", 0.0)
+    monkeypatch.setattr("distop.submission.submit.CONTENTION_LIMIT", 0.0)
     run(contended)
 
 

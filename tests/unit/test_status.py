@@ -12,7 +12,7 @@ from distop.core.declaration import Rules
 from distop.core.jobs import Claim
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
-from distop.status import Pace, Snapshot, judge
+from distop.inspection.status import Pace, Snapshot, judge
 
 REF = OperationRef("t", "noop", "", 1)
 STARTED = 1_000_000.0

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import logs
-from distop.context import Context
 from distop.core.keys import Keys
 from distop.core.model import Node, OperationRef
 from distop.core.suspicion import FROM_ONE, IN_A_ROW, Suspected, suspected
 from distop.core.view import ClusterView
-from distop.suspicion import PAUSE, REMEMBERED, Suspicion
+from distop.executor.suspicion import PAUSE, REMEMBERED, Suspicion
+from distop.node.context import Context
 
 if TYPE_CHECKING:
     from tests.support.clock import StandingClock

@@ -18,7 +18,7 @@ from distop.core.model import Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Txn, operations
-from distop.openop import OpenOperation
+from distop.node.openop import OpenOperation
 from tests.support.lives import build, random_event
 from tests.support.world import World, outcome
 

@@ -10,16 +10,16 @@ import pytest
 
 from distop import logs
 from distop.config import ExecutorConfig
-from distop.context import Context
 from distop.core.keys import Keys
 from distop.core.model import OperationRef
 from distop.core.plan import Gate
 from distop.core.view import ClusterView, Seen
 from distop.errors import NotFound, UnreadableRecord
-from distop.executor import Executor
-from distop.openop import OpenOperation
+from distop.executor.role import Executor
+from distop.executor.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles
+from distop.node.context import Context
+from distop.node.openop import OpenOperation
 from distop.store.config import EtcdConfig
-from distop.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles
 
 if TYPE_CHECKING:
     from tests.support.clock import StandingClock

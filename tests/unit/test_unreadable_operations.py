@@ -15,7 +15,7 @@ from distop.core.model import OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 from distop.errors import NotFound, UnreadableRecord
-from distop.openop import OpenOperation
+from distop.node.openop import OpenOperation
 from distop.testing import ModelStore
 
 REF = OperationRef("t", "noop", "", 1)

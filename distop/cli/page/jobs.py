@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from distop.core.model import Node
-    from distop.partitions import Partition
+    from distop.inspection.partitions import Partition
 
 CELLS = 2_000
 """Cells of a map, about: of more partitions, neighbours share one."""

@@ -12,7 +12,7 @@ from distop.cli.page.tree import Node, tree
 from distop.cli.report import checks_of, state_of
 from distop.core.codec import rfc3339
 from distop.core.model import CLUSTER_TABLE
-from distop.partitions import MOST
+from distop.inspection.partitions import MOST
 from distop.results import first_line
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distop.core.declaration import Declaration
     from distop.core.model import Node as Executor
     from distop.core.model import OperationRef
-    from distop.partitions import Account
+    from distop.inspection.partitions import Account
     from distop.results import OperationResult, OperationStatus
 
 _NAMES = 100

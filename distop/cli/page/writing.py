@@ -14,9 +14,9 @@ from distop.clock import time
 from distop.core.declaration import Declaration
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, UsageError
-from distop.partitions import look
+from distop.inspection.partitions import look
+from distop.inspection.status import live_nodes
 from distop.reading import readable
-from distop.status import live_nodes
 
 if TYPE_CHECKING:
     from distop.client import Client

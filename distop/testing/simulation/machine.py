@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop import logs
-from distop.binding import Binding, BindingFile
 from distop.clock import source
 from distop.config import ExecutorConfig
 from distop.core.limits import DEFAULT
-from distop.daemon import serve
+from distop.daemon.binding import Binding, BindingFile
+from distop.daemon.process import serve
 from distop.errors import ClusterChanged
-from distop.localjobs import LocalRun, RunFiles
+from distop.node.localjobs import LocalRun, RunFiles
 from distop.store.transport import channels
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import GUARDIAN_LATE, Child

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from distop import garbage, logs
 from distop.backoff import Backoff
-from distop.binding import Binding, BindingFile
 from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.keys import Keys
+from distop.daemon.binding import Binding, BindingFile
+from distop.daemon.incarnation import Incarnation
 from distop.errors import (
     ClusterChanged,
     DistopError,
@@ -32,8 +33,7 @@ from distop.errors import (
     SessionLost,
     UsageError,
 )
-from distop.incarnation import Incarnation
-from distop.localjobs import RunFiles
+from distop.node.localjobs import RunFiles
 from distop.store import certificates
 from distop.store.client import EtcdClient
 from distop.worker.host import Worker
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.config import ExecutorConfig
-    from distop.incarnation import MakeFiles, MakeWorker
+    from distop.daemon.incarnation import MakeFiles, MakeWorker
 
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""

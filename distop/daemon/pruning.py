@@ -15,8 +15,8 @@ from distop.core.model import History
 from distop.core.txn import Get
 
 if TYPE_CHECKING:
-    from distop.context import Context
     from distop.core.model import OperationRef
+    from distop.node.context import Context
 
 KEPT_AT_LEAST = 3600.0
 """Seconds."""

@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from distop.claimer import Claimer, Won
 from distop.clock import time
 from distop.core import decide
 from distop.core.model import Phase
 from distop.errors import DistopError, SessionLost, describe
-from distop.jobs import Jobs
-from distop.openop import OpenOperation
-from distop.quiet import Quiet
-from distop.suspicion import Suspicion
-from distop.troubles import Troubles
+from distop.executor.claimer import Claimer, Won
+from distop.executor.jobs import Jobs
+from distop.executor.quiet import Quiet
+from distop.executor.suspicion import Suspicion
+from distop.executor.troubles import Troubles
+from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distop.context import Context
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
     from distop.core.txn import Txn, TxnResult
+    from distop.node.context import Context
 
 
 class Executor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time
 from distop.core.transitions import STARTS_PER_TXN
 from distop.errors import EtcdUnavailable, OutcomeUnknown
-from distop.submit import (
+from distop.submission.submit import (
     Apart,
     Lost,
     NotSent,
@@ -31,8 +31,8 @@ from distop.submit import (
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
-    from distop.request import Request
     from distop.store.client import EtcdClient
+    from distop.submission.request import Request
 
 _Place: TypeAlias = tuple[str, str]
 """(table, type)."""

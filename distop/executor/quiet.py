@@ -15,9 +15,9 @@ from distop.core import decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from distop.context import Context
     from distop.core.model import OperationRef
-    from distop.openop import OpenOperation
+    from distop.node.context import Context
+    from distop.node.openop import OpenOperation
 
 
 class Quiet:

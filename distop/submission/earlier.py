@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
-    from distop.request import Request
     from distop.store.client import EtcdClient
+    from distop.submission.request import Request
 
 
 def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.digest import plan_digest
@@ -12,18 +13,17 @@ from distop.core.model import Decision, State, TableRecord
 from distop.core.plan import Plan
 from distop.core.records import read
 from distop.core.states import Stage
-from distop.openop import OpenOperation
-from distop.trying import Elsewhere, failed_attempt
+from distop.node.openop import OpenOperation
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from distop.context import Context
+    from distop.coordinator.reaping import Call
     from distop.core.model import OperationRef
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView, TypeView
-    from distop.reaping import Call
+    from distop.node.context import Context
 
 CHUNKS_IN_FLIGHT = 8
 

@@ -12,9 +12,9 @@ from distop.core.txn import Get
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.context import Context
     from distop.core.model import OperationRef
-    from distop.openop import Held, OpenOperation
+    from distop.node.context import Context
+    from distop.node.openop import Held, OpenOperation
 
 AT_ONCE = 32
 """Checkpoints in one read: up to 64 KiB each (T2)."""

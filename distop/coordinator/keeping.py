@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.coordinator.reaping import PlanRows
 from distop.core import kept
 from distop.core.keys import state_ordinal
 from distop.core.model import State
 from distop.core.plan import CHUNK_PAGE
 from distop.core.txn import Get
-from distop.reaping import PlanRows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from distop.context import Context
     from distop.core.model import History
     from distop.core.txn import Put
     from distop.core.view import OperationView
+    from distop.node.context import Context
 
 
 async def kept_with(ctx: Context, op: OperationView, history: History) -> tuple[Put, ...]:

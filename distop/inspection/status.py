@@ -21,8 +21,8 @@ from distop.core.records import read, word
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import EtcdRejected, InvalidArgument, no_operation
-from distop.legible import Legible
-from distop.naming import add_names
+from distop.inspection.legible import Legible
+from distop.inspection.naming import add_names
 from distop.reading import readable
 from distop.results import OperationResult, OperationStatus, first_line
 from distop.suggest import command

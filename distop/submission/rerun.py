@@ -10,8 +10,8 @@ from distop.core.model import CLUSTER_TABLE, History, State
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import NotAllowed, no_operation
-from distop.request import request
-from distop.submit import submit
+from distop.submission.request import request
+from distop.submission.submit import submit
 
 _TOLD = 200
 """Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.store.client import EtcdClient
-    from distop.submit import Started
+    from distop.submission.submit import Started
 
 
 async def rerun(

@@ -11,15 +11,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
-from distop.coordinator import Coordinator
+from distop.coordinator.role import Coordinator
 from distop.core import decide
 from distop.core import transitions as t
 from distop.core.txn import GetResult
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
-    from distop.context import Context
     from distop.core.view import Seen
+    from distop.node.context import Context
 
 RACE_DELAY = 0.05
 """Seconds between the attempts of two candidates: each has its turn, so that the first need not wait."""

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from distop.capability import Capability
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
     from distop.core.txn import Txn, TxnResult
     from distop.core.view import ClusterView
-    from distop.doing import Doing
-    from distop.localjobs import LocalJobs
+    from distop.daemon.capability import Capability
     from distop.logs import ContextLogger
-    from distop.openop import OpenOperation
-    from distop.reporter import Reporter
+    from distop.node.doing import Doing
+    from distop.node.localjobs import LocalJobs
+    from distop.node.openop import OpenOperation
+    from distop.node.reporter import Reporter
     from distop.store.client import EtcdClient
     from distop.store.session import Session
     from distop.worker.host import Worker

@@ -19,10 +19,10 @@ from distop.worker.model import JobItem, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Compare
     from distop.core.view import OperationView
+    from distop.node.context import Context
 
     Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 

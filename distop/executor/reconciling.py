@@ -17,10 +17,10 @@ from distop.errors import DistopError, SessionLost, describe
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import GetResult
-    from distop.localjobs import LocalJobs, LocalRun
+    from distop.node.context import Context
+    from distop.node.localjobs import LocalJobs, LocalRun
 
 
 class Reconciler:

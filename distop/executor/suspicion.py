@@ -13,8 +13,8 @@ from distop.core.suspicion import Suspected, suspected
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from distop.context import Context
     from distop.core.model import OperationRef
+    from distop.node.context import Context
 
 PAUSE = 30.0
 """Seconds for which a node leaves to others what breaks on it."""

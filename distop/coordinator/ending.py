@@ -11,6 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
+from distop.coordinator.finishes import Finishes
+from distop.coordinator.keeping import kept_with
+from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import parse_time
@@ -21,21 +24,18 @@ from distop.core.records import read
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
-from distop.finishes import Finishes
-from distop.keeping import kept_with
-from distop.request import request
-from distop.submit import submit
-from distop.trying import Elsewhere, failed_attempt
+from distop.submission.request import request
+from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from distop.context import Context
+    from distop.coordinator.reaping import Call
     from distop.core.model import OperationRef
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView
-    from distop.reaping import Call
+    from distop.node.context import Context
     from distop.worker.model import CompleteResult
     from distop.worker.sinks import Fetch, Page
 

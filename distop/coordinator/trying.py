@@ -10,9 +10,9 @@ from distop.core.decide import gives_up
 from distop.core.model import Attempts
 
 if TYPE_CHECKING:
-    from distop.context import Context
     from distop.core.declaration import Rules
     from distop.core.model import OperationRef
+    from distop.node.context import Context
     from distop.worker.model import WorkerError
 
 

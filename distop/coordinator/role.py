@@ -13,8 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.backoff import Backoff
-from distop.claimwatch import ClaimWatch
 from distop.clock import random, time
+from distop.coordinator.claimwatch import ClaimWatch
+from distop.coordinator.ending import Ending, Later
+from distop.coordinator.planning import Planning
+from distop.coordinator.reaping import Reaper
+from distop.coordinator.trying import Elsewhere
 from distop.core import decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION
@@ -22,21 +26,17 @@ from distop.core.keys import state_ordinal
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.core.view import Change, TypeView
-from distop.ending import Ending, Later
 from distop.errors import DistopError, SessionLost, describe
-from distop.planning import Planning
-from distop.reaping import Reaper
 from distop.store.watch import Feed
-from distop.trying import Elsewhere
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Txn
     from distop.core.view import OperationView
+    from distop.node.context import Context
     from distop.store.watch import Batch
 
 LONG_STEP = 5.0

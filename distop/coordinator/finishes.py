@@ -21,9 +21,9 @@ from distop.errors import EtcdRejected
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Compare, Txn
+    from distop.node.context import Context
 
 FORESEEN_FOR = 0.25
 """Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""

@@ -11,16 +11,16 @@ from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
 from distop.core.txn import MAX_OPERATIONS, Get, GetResult, TxnResult, operations
-from distop.openop import Held, OpenOperation
+from distop.node.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop.context import Context
     from distop.core.model import OperationRef
     from distop.core.txn import Txn
     from distop.core.view import Seen
+    from distop.node.context import Context
 
 BLOCK_LIMIT = 20_000
 """Jobs in one block at most."""

@@ -6,22 +6,22 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.checkpoints import Checkpoints
 from distop.clock import random, time
 from distop.core import claiming, decide
 from distop.core.codec import rfc3339
 from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.errors import InvalidArgument, SessionLost, describe
+from distop.executor.checkpoints import Checkpoints
 from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from distop.context import Context
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
-    from distop.openop import Held, OpenOperation
-    from distop.suspicion import Suspicion
+    from distop.executor.suspicion import Suspicion
+    from distop.node.context import Context
+    from distop.node.openop import Held, OpenOperation
 
 DISK_PAUSE = 5.0
 """Seconds without claims after this executor could not write to its own disk."""

@@ -13,9 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop import __version__
-from distop.capability import Capability
 from distop.clock import time, uuid
-from distop.context import Context
 from distop.core import keys as K
 from distop.core.draining import node_state
 from distop.core.jobs import Claim
@@ -24,14 +22,16 @@ from distop.core.model import Node
 from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
-from distop.doing import Doing
-from distop.elections import Elections
+from distop.daemon.capability import Capability
+from distop.daemon.elections import Elections
+from distop.daemon.pruning import HistoryPruner
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
-from distop.executor import Executor
-from distop.localjobs import LocalJobs, RunFiles
-from distop.pruning import HistoryPruner
-from distop.reconciling import Reconciler
-from distop.reporter import Reporter
+from distop.executor.reconciling import Reconciler
+from distop.executor.role import Executor
+from distop.node.context import Context
+from distop.node.doing import Doing
+from distop.node.localjobs import LocalJobs, RunFiles
+from distop.node.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
 from distop.worker.host import Worker
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import TxnResult
     from distop.logs import ContextLogger
-    from distop.openop import OpenOperation
+    from distop.node.openop import OpenOperation
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 

@@ -20,7 +20,6 @@ from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec,
 from distop.core.plan import PartitionPlan, Plan, encode_chunk
 from distop.core.records import read, word
 from distop.core.txn import Get, GetResult
-from distop.earlier import find_earlier, is_of, running_refs
 from distop.errors import (
     DistopError,
     EtcdRejected,
@@ -32,14 +31,15 @@ from distop.errors import (
     UnknownBehavior,
     UnreadableRecord,
 )
+from distop.submission.earlier import find_earlier, is_of, running_refs
 from distop.suggest import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
-    from distop.request import Request
     from distop.store.client import EtcdClient
+    from distop.submission.request import Request
 
 log = logging.getLogger("distop.client")
 

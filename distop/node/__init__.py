@@ -1,0 +1,1 @@
+"""What the roles of one incarnation share: its context, the operations that it knows, its reports, its files."""
