@@ -15,6 +15,7 @@ from distop.core.codec import UNREADABLE
 from distop.core.draining import Drain
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
+from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
@@ -64,6 +65,7 @@ class ClusterView:
         self.pending: dict[OperationRef, Phase] = {}
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
+        self.holds: dict[str, Seen[Hold]] = {}
         self.foreign: dict[str, str] = {}
         """Keys that this release cannot read, with why: left alone."""
 
@@ -80,6 +82,8 @@ class ClusterView:
             self.pending.clear()
         if K.COORDINATOR in families:
             self.elections.clear()
+        if K.HOLD in families:
+            self.holds.clear()
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
         return self.apply(changes)
@@ -111,6 +115,11 @@ class ClusterView:
                 self.drains.add(key.id)
             else:
                 self.drains.discard(key.id)
+        elif key.family == K.HOLD:
+            if deleted:
+                self.holds.pop(key.id, None)
+            else:
+                self.holds[key.id] = Seen(Hold.decode(kv.value), kv.mod_revision)
         elif key.family == K.COORDINATOR:
             if deleted:
                 self.elections.pop((key.table, key.type), None)
@@ -183,6 +192,10 @@ class OperationView:
     claims: dict[int, SeenClaim] = field(default_factory=dict)
     claims_known: bool = False
     """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
+    after: dict[str, str] = field(default_factory=dict)
+    """What it waits for, by edge: "", or how that ended where it should have gone well."""
+    next: dict[str, Edge] = field(default_factory=dict)
+    """What waits for this one, by edge."""
     outcomes: dict[int, KeyValue] = field(default_factory=dict)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
@@ -370,7 +383,17 @@ class TypeView:
     @staticmethod
     def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         name = key.name
-        if name == "state":
+        if name == "after":
+            if deleted:
+                op.after.pop(key.id, None)
+            else:
+                op.after[key.id] = Edge.decode(kv.value).broken
+        elif name == "next":
+            if deleted:
+                op.next.pop(key.id, None)
+            else:
+                op.next[key.id] = Edge.decode(kv.value)
+        elif name == "state":
             op.state, op.state_mod = (None, 0) if deleted else (State(kv.value.decode()), kv.mod_revision)
         elif name == "spec":
             op.spec = None if deleted else Spec.decode(kv.value)
