@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from distop.core.plan import Plan
     from distop.core.txn import KeyValue, TxnResult
 
+BEGINS_PER_TXN = 31
+"""Operations that one transaction begins at most: four compares of each, the election and runOps (T1)."""
 BEGIN_BYTES_PER_TXN = 1024 * 1024
 SIGNALS_PER_TXN = 60
 """Edges that one transaction takes away at most: two keys of each (T1)."""

@@ -14,10 +14,10 @@ from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
-from distop.core.digest import plan_digest, request_digest
+from distop.core.digest import request_digest
 from distop.core.frozen import frozen
-from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, TableRecord
-from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.model import CLUSTER_TABLE, History, OperationRef, Spec, TableRecord
+from distop.core.plan import whole_plan
 from distop.core.records import read, word
 from distop.core.txn import Get, GetResult
 from distop.errors import (
@@ -222,7 +222,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
             OperationRef(table, type_name, objects[one], number + n),
             _spec(one.wanted, declaration, table_record),
             one.wanted.arg,
-            _whole() if table == CLUSTER_TABLE else None,
+            whole_plan() if table == CLUSTER_TABLE else None,
         )
         for n, one in enumerate(chosen)
     ]
@@ -368,11 +368,6 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
     )
-
-
-def _whole() -> tuple[Plan, list[bytes]]:
-    chunk = encode_chunk([PartitionPlan(0, WHOLE)])
-    return Plan(1, "", plan_digest([chunk]), 1), [chunk]
 
 
 def _object(declaration: Declaration, wanted: Request) -> str:
