@@ -63,9 +63,9 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
         return EndWaiting(Cancel("aborted", hold.value.text))
     if hold is not None:
         return Blocked(spec.hold)
-    broken = next((state for state in op.after.values() if state), "")
+    broken = next((text for text in op.after.values() if text), "")
     if broken:
-        return EndWaiting(Cancel("aborted", f"an operation that it waited for ended as {broken}"))
+        return EndWaiting(Cancel("aborted", broken))
     if op.after:
         return Blocked()
     due = parse_time(spec.not_before)

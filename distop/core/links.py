@@ -73,4 +73,6 @@ class Hold:
     @classmethod
     def decode(cls, value: bytes) -> Hold:
         data = loads(value)
-        return cls(data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options"))
+        return cls(
+            data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options")
+        )

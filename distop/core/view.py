@@ -416,7 +416,8 @@ class TypeView:
             if deleted:
                 op.after.pop(key.id, None)
             else:
-                op.after[key.id] = Edge.decode(kv.value).broken
+                edge = Edge.decode(kv.value)
+                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
         elif name == "next":
             if deleted:
                 op.next.pop(key.id, None)

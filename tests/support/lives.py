@@ -54,7 +54,9 @@ _RANDOM_EVENTS = (
     "submit submit begin begin begin begin_planned joined end_waiting add_dependencies signal signal "
     "pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
 ).split()
-_RARE = frozenset({"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"})
+_RARE = frozenset(
+    {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
+)
 
 
 def random_event(world: World, rng: random.Random) -> Txn | None:
