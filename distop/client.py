@@ -109,9 +109,10 @@ class Client:
         partitions it is refused. ``failure_policy`` and
         ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
 
-        ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then; ``after``: it begins once these
-        operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended. Where one of them ends otherwise it is cancelled, and
-        so is what waits for it. What runs on the table then excludes it no more than for a while: it waits for that too.
+        ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
+        operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
+        ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
+        it waits for that too.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id

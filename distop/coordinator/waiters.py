@@ -1,8 +1,8 @@
-"""Brings those that wait to begin: the operations of one type on one table whose time has come, that wait for nobody any
-more, and that nothing which runs excludes.
+"""Brings those that wait to begin: the operations of one type on one table whose time has come, that wait for nobody
+any more, and that nothing which runs excludes.
 
-Thousands may wait: each is looked at when something about it changes, a single timer stands for all times, and those that
-are ready begin together, in transactions of many (``core.waiting``).
+Thousands may wait: each is looked at when something about it changes, a single timer stands for all times, and those
+that are ready begin together, in transactions of many (``core.waiting``).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @frozen
 class Edge:
-    """One end of an edge: ``<root>.after.<edge>`` names the operation that is waited for, ``<root>.next.<edge>`` the one
-    that waits. ``on``: what has to become of the former, "success" or any "end". ``broken``: how it ended instead
+    """One end of an edge: ``<root>.after.<edge>`` names the operation that is waited for, ``<root>.next.<edge>`` the
+    one that waits. ``on``: what has to become of the former, "success" or any "end". ``broken``: how it ended instead
     (``failed``, ``cancelled``), told to the one that waits; "" before.
     """
 

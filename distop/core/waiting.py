@@ -3,8 +3,8 @@ event that returns the transaction which makes it happen. For the rule of one-wa
 
 An operation that waits has the state ``pending`` and is not in runOps. It waits for another one by an *edge*: two keys,
 ``<root>.after.<edge>`` of the one that waits and ``<root>.next.<edge>`` of the one that it waits for, whose coordinator
-takes both away when that has ended: so a wide join is as many keys of their own, and no key is written by all. An edge is
-named by the two operations (``digest.edge_id``): it never comes back, since nobody comes to wait for what has ended.
+takes both away when that has ended: so a wide join is as many keys of their own, and no key is written by all. An edge
+is named by the two operations (``digest.edge_id``): it never comes back, since nobody comes to wait for what has ended.
 The clauses were checked by exhaustive exploration of a model.
 """
 
@@ -74,9 +74,9 @@ class Seen:
 
 
 def add_dependencies(keys: Keys, run: Seen, after: Sequence[tuple[Seen, str]], above: Sequence[Seen]) -> Txn:
-    """Let an operation that waits (``run``) wait for others as well: (operation, ``on``). ``above``: all that those wait
-    for themselves, directly or not, of which ``run`` is none: so no cycle comes about, since whoever gives one of them
-    another predecessor meanwhile writes its state again.
+    """Let an operation that waits (``run``) wait for others as well: (operation, ``on``). ``above``: all that those
+    wait for themselves, directly or not, of which ``run`` is none: so no cycle comes about, since whoever gives one of
+    them another predecessor meanwhile writes its state again.
     """
     seen = {one.ref: one for one in (*above, *(pred for pred, _ in after))}
     return Txn(

@@ -98,8 +98,8 @@ def request(
     delay: float | None = None,
     after: Iterable[Any] | None = None,
 ) -> Request:
-    """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``: operations
-    (their names, handles, or :class:`After`). Raises InvalidArgument.
+    """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
+    operations (their names, handles, or :class:`After`). Raises InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))

@@ -25,7 +25,7 @@ READS = 60
 
 @frozen
 class Standing:
-    """How an operation is doing that others shall wait for. ``mod``: of its state; 0: it has ended, as ``state`` tells."""
+    """How an operation is doing that others shall wait for. ``mod``: of its state; 0: it has ended as ``state``."""
 
     ref: OperationRef
     state: State

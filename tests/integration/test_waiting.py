@@ -1,4 +1,4 @@
-"""Operations that wait for a time and for others, with real daemons on a real etcd; the history is audited after each."""
+"""Operations that wait for a time and for others, with real daemons on a real etcd, whose history is audited."""
 
 from __future__ import annotations
 

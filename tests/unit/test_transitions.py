@@ -549,8 +549,8 @@ def test_the_largest_transactions_fit() -> None:
 
 MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress", "begin", "join"})
 """Why these may apply after a refusal: an election that was resigned is free again, and its late holder takes it up; a
-planning that was paused and resumed is the same planning, and whichever plan comes first stands; what waited for another
-one may begin, or end, once that has ended."""
+planning that was paused and resumed is the same planning, and whichever plan comes first stands; what waited for
+another one may begin, or end, once that has ended."""
 
 
 @settings(max_examples=60)
