@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.errors import EtcdUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -164,6 +164,24 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        self._loop.run(
+            self._inner.alter(
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
     def rerun(
         self,
         *,
@@ -235,6 +253,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -253,6 +276,11 @@ class Client:
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+                where=where,
             )
         )
         return Operation(self._loop, inner)

@@ -27,7 +27,7 @@ from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -99,6 +99,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -113,6 +118,12 @@ class Client:
         operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
         ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
         it waits for that too.
+
+        ``priority`` (-100 to 100, default 0): executors serve the higher first; ten seconds of waiting count as one.
+        ``max_jobs``, ``max_jobs_per_executor``: so many of its jobs run at once, in all and on each executor.
+        ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
+        policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
+        :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -130,6 +141,11 @@ class Client:
             not_before=not_before,
             delay=delay,
             after=after,
+            priority=priority,
+            max_jobs=max_jobs,
+            max_jobs_per_executor=max_jobs_per_executor,
+            max_failed=max_failed,
+            where=where,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)

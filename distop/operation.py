@@ -17,12 +17,15 @@ from distop.core.due import ended_waiting
 from distop.core.keys import Keys
 from distop.core.links import Hold
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
+from distop.core.options import DEFAULT, Options, Terms
+from distop.core.plan import Gate
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
 from distop.inspection.status import JobStates, status
 from distop.results import OperationResult, OperationStatus
+from distop.submission.options import changes
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
@@ -266,9 +269,53 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            return t.resume(self._keys, self._ref, mod, planned)
+            return t.resume(self._keys, self._ref, mod, planned, (await self._terms())[0])
 
         await self._command("resumed", step)
+
+    async def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
+        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
+        to the failure policy again.
+
+        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        """
+        wanted = changes(
+            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+        )
+        if not wanted:
+            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state not in t.ALTERABLE:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
+            terms, opened = await self._terms()
+            new = terms.options.altered(wanted)
+            if new == terms.options:
+                return None
+            return t.alter(self._keys, self._ref, state, mod, terms, new, opened)
+
+        await self._command("altered", step)
+
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
+        """What is said of it, and its gate with the mod revision, where it is open. Raises NotFound."""
+        keys, ref = self._keys, self._ref
+        spec, said, gate = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
+        )
+        if spec.kv is None:
+            raise no_operation(self.ref)
+        where = read(Spec.decode, spec.kv).where
+        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
+        return Terms(options, mod, where), opened
 
     async def rerun(
         self,

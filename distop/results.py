@@ -139,6 +139,8 @@ class OperationStatus:
     submitter: str = ""
     rerun_of: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Priority, limits, failure budget and selector, as far as they were given."""
 
     @property
     def ended(self) -> bool:
@@ -176,4 +178,6 @@ class OperationStatus:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.options:
+            data["options"] = dict(self.options)
         return data

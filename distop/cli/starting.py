@@ -9,7 +9,19 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
-from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse, seconds
+from distop.cli.options import (
+    ATTEMPTS,
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    OP,
+    PRIORITY,
+    TIMEOUT,
+    check_waiting,
+    labels,
+    parse,
+    seconds,
+)
 from distop.errors import DistopError, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
@@ -70,6 +82,13 @@ def start(
     after_end: Annotated[
         list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
     ] = None,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
+    ] = None,
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
@@ -80,6 +99,11 @@ def start(
         "not_before": at,
         "delay": delay,
         "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+        "priority": priority,
+        "max_jobs": max_jobs,
+        "max_jobs_per_executor": max_jobs_per_executor,
+        "max_failed": max_failed,
+        "where": labels(where),
     }
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
     former = parse(since) if since is not None else None

@@ -209,7 +209,7 @@ class Coordinator:
         if not self._ready:
             return
         self._waiters.look(refs)
-        for ref in sorted(refs):
+        for ref in sorted(refs, key=self._turn):
             if self._stage(ref) is Stage.WAITING:
                 continue
             if ref in self._driving:
@@ -217,6 +217,11 @@ class Coordinator:
                 self._check_call(ref)
             else:
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
+
+    def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
+        """The most urgent first, then in their order."""
+        op = self._view.operations.get(ref)
+        return -op.terms.options.priority if op is not None else 0, ref
 
     # ------------------------------------------------------------------ drive
 

@@ -67,6 +67,8 @@ class Claim:
     """How many of the failures were lost executors."""
     tried: tuple[Tried, ...] = ()
     """What went wrong in the attempts before, as :func:`told` bounds it."""
+    permit: int = -1
+    """The permit that it has, where no more than so many jobs of its operation run at once."""
 
     @property
     def waiting(self) -> bool:
@@ -87,6 +89,8 @@ class Claim:
             data["losses"] = self.losses
         if self.tried:
             data["errors"] = [one.to_json() for one in self.tried]
+        if self.permit >= 0:
+            data["permit"] = self.permit
         return dumps(data)
 
     @classmethod
@@ -101,6 +105,7 @@ class Claim:
             data.get("error", ""),
             int(data.get("losses", 0)),
             tuple(map(Tried.from_json, data.get("errors") or ())),
+            int(data.get("permit", -1)),
         )
 
 

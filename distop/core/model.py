@@ -165,6 +165,8 @@ class Spec:
     """It begins at this time (RFC 3339), or later."""
     hold: str = ""
     """It does not begin while this hold is there."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have to work for it."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -181,6 +183,8 @@ class Spec:
         for name in ("rerun_of", "not_before", "hold"):
             if value := getattr(self, name):
                 data[name] = value
+        if self.where:
+            data["where"] = dict(self.where)
         return dumps(data)
 
     @classmethod
@@ -200,6 +204,7 @@ class Spec:
             data.get("request_digest", ""),
             data.get("not_before", ""),
             data.get("hold", ""),
+            data.get("where") or {},
         )
 
 

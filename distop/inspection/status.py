@@ -16,6 +16,7 @@ from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
+from distop.core.options import DEFAULT, Options, fits
 from distop.core.plan import Plan
 from distop.core.records import read, word
 from distop.core.states import Stage
@@ -74,6 +75,7 @@ class Snapshot:
     claims: Mapping[int, Claim] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     """Of partitions with an error."""
+    options: Options = DEFAULT
     pace: Pace = Pace()
 
 
@@ -104,7 +106,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     """Read an operation. Raises NotFound where there is neither its state nor its history;
     UnreadableRecord.
     """
-    names = ("state", "spec", "plan", "planning", "cancel", "decision")
+    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
@@ -158,6 +160,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         exact,
         claims,
         dict(jobs.names),
+        record("options", Options.decode) or DEFAULT,
         pace,
     )
 
@@ -293,6 +296,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
         request_digest=spec.request_digest,
         submitter=spec.submitter,
         rerun_of=spec.rerun_of,
+        options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
         doing=_doing(snapshot, nodes),
     )
 
@@ -345,7 +349,12 @@ def waiting_for(
         return jobs if running else "resume"
     if stage is Stage.CLEANING:
         return None
-    capable = [node for node in nodes.values() if type_name in node.behaviors]
+    offering = [node for node in nodes.values() if type_name in node.behaviors]
+    where = snapshot.spec.where if snapshot.spec is not None else {}
+    capable = [node for node in offering if fits(where, node.labels)]
+    if offering and not capable:
+        labels = ", ".join(f"{name}={value}" for name, value in where.items())
+        return f"an executor that offers `{type_name}` and has the labels {labels}"
     if not capable:
         unable = [(node.executor, node.unable[type_name]) for node in nodes.values() if type_name in node.unable]
         why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
@@ -367,6 +376,9 @@ def waiting_for(
         return "completion"
     if running:
         return None
+    held = sum(not claim.waiting for claim in snapshot.claims.values())
+    if 0 < snapshot.options.max_jobs <= held:
+        return f"the {held} jobs of lost executors, of {snapshot.options.max_jobs} that may run at once"
     delayed = [claim for claim in snapshot.claims.values() if claim.waiting]
     if total is not None and len(delayed) < total - ended:
         return "free slots"

@@ -229,6 +229,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
             None if one.wanted.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=one.wanted.waits,
             after=waiting.get(one, ()),
+            options=one.wanted.options,
         )
         for n, one in enumerate(chosen)
     ]
@@ -391,6 +392,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         request_digest=request_digest(wanted.arg, wanted.partitions),
         not_before=wanted.not_before,
         hold=wanted.hold,
+        where=wanted.where,
     )
 
 
