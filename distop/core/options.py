@@ -8,7 +8,6 @@ again.
 from __future__ import annotations
 
 from dataclasses import field, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, dumps, loads
@@ -91,7 +90,8 @@ def allowance(max_failed: str, fail_fast: bool, total: int) -> int:
     if not max_failed:
         return 0 if fail_fast else total
     if max_failed.endswith("%"):
-        return int(Fraction(max_failed[:-1]) * total / 100)
+        whole, _, part = max_failed[:-1].partition(".")
+        return int(whole + part) * total // (100 * 10 ** len(part))
     return int(max_failed)
 
 
