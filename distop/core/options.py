@@ -91,7 +91,8 @@ def allowance(max_failed: str, fail_fast: bool, total: int) -> int:
         return 0 if fail_fast else total
     if max_failed.endswith("%"):
         whole, _, part = max_failed[:-1].partition(".")
-        return int(whole + part) * total // (100 * 10 ** len(part))
+        scale: int = 10 ** (2 + len(part))
+        return int(whole + part) * total // scale
     return int(max_failed)
 
 

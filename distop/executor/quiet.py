@@ -45,8 +45,8 @@ class Quiet:
             self.ref = next(filter(may, self._left), None)
 
     def concerns(self, op: OpenOperation) -> bool:
-        """After a look at an operation: only suspects are left of it to claim."""
-        if op.suspects and not op.open_jobs:
+        """After a look at an operation: only suspects of it may be claimed."""
+        if op.only_suspects:
             return True
         self._left.pop(op.ref, None)
         if self.ref == op.ref and not self.running:

@@ -223,7 +223,7 @@ class Executor:
             if won is None:
                 if op.unknown or not op.room:
                     await self._look(op)
-                if not op.room:
+                if not op.room and not op.only_suspects:
                     # Others have all that may run, and nobody tells when they end.
                     op.exhausted = True
                     op.next_due = time.monotonic() + self._turns.full(ref, ctx.config.poll)

@@ -194,17 +194,22 @@ class OpenOperation:
 
     @property
     def room(self) -> int:
-        """How many jobs more may be claimed here for all that limits them, as far as known."""
+        """How many jobs more, suspects aside, may be claimed here for all that limits them, as far as known."""
         options = self.gate.options
         room = self.plan.count
         if options.max_jobs_per_executor:
             room = max(0, options.max_jobs_per_executor - len(self.held))
         if options.max_jobs and (known := self.permits) is not None:
-            kept = sum(
-                lost and known.keeps(seen.value) for seen, lost in (*self.again.values(), *self.suspects.values())
-            )
-            room = min(room, len(known.free) + kept)
+            room = min(room, len(known.free) + sum(known.keeps(seen.value) for seen, _ in self.again.values()))
         return room
+
+    @property
+    def only_suspects(self) -> bool:
+        """Nothing but a suspect may be claimed: nothing else is left, or they have all permits that there are."""
+        if not self.suspects or self.crowded or (self.open_jobs and self.room):
+            return False
+        known = self.permits
+        return known is None or bool(known.free) or any(known.keeps(seen.value) for seen, _ in self.suspects.values())
 
     def given_back(self, claim: Claim, revision: int) -> None:
         """A claim of mine has ended at this revision: its permit is free again."""

@@ -21,6 +21,7 @@ from distop.errors import (
     UnknownBehavior,
     WaitTimeout,
 )
+from distop.testing.simulation.bounds import altered
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
                 request_id=request,
                 failure_policy=wish.policy,
                 submitter="a client",
+                **wish.options,
             )
         except (UnknownBehavior, NotFound, EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
             await asyncio.sleep(AGAIN)
@@ -250,5 +252,7 @@ async def _act(client: Client, operation: Operation, what: str) -> None:
         await operation.pause(now=True)
     elif what == "resume":
         await operation.resume()
+    elif what.startswith("alter "):
+        await operation.alter(**altered(what))
     else:
         await operation.status()
