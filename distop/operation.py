@@ -49,6 +49,10 @@ _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
 
 
+class _Ended(Exception):
+    """Its records have gone since its state was read."""
+
+
 def parse_ref(text: str | OperationRef) -> OperationRef:
     """The name of an operation, checked without looking it up. Raises InvalidArgument."""
     ref = text if isinstance(text, OperationRef) else OperationRef.parse(check_text(text, "an operation's name"))
@@ -305,13 +309,13 @@ class Operation:
         await self._command("altered", step)
 
     async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
-        """What is said of it, and its gate with the mod revision, where it is open. Raises NotFound."""
+        """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
         keys, ref = self._keys, self._ref
         spec, said, gate = await self._etcd.read(
             Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
         )
         if spec.kv is None:
-            raise no_operation(self.ref)
+            raise _Ended
         where = read(Spec.decode, spec.kv).where
         options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
         opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
@@ -357,7 +361,10 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            try:
+                txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            except _Ended:
+                continue
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

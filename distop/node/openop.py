@@ -318,9 +318,16 @@ class OpenOperation:
         p = next(iter(self.suspects))
         return [(p, *self.suspects.pop(p))]
 
+    def _first_again(self) -> list[int]:
+        """Those that were claimed before; where permits are few, first those that keep theirs: nobody else can use it."""
+        known = self.permits
+        if known is None:
+            return list(self.again)
+        return sorted(self.again, key=lambda p: not known.keeps(self.again[p][0].value))
+
     def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
         """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""
-        again = [(p, *self.again.pop(p)) for p in list(self.again)[:size]]
+        again = [(p, *self.again.pop(p)) for p in self._first_again()[:size]]
         free = [self.free.popleft() for _ in range(min(size - len(again), len(self.free)))]
         self.mine = max(0, self.mine - len(free))
         return free, again
