@@ -319,7 +319,7 @@ class OpenOperation:
         return [(p, *self.suspects.pop(p))]
 
     def _first_again(self) -> list[int]:
-        """Those that were claimed before; where permits are few, first those that keep theirs: nobody else can use it."""
+        """Those that were claimed before; where permits are few, first those that keep theirs."""
         known = self.permits
         if known is None:
             return list(self.again)
