@@ -31,13 +31,6 @@ def test_a_job_that_is_to_run_alone_and_has_the_last_permit_does_run(seed: int) 
     assert breaches(wanted) == []
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_a_lost_job_that_has_the_last_permit_comes_before_those_that_wait(seed: int) -> None:
-    crash = Fault("crash", 0.8 + 0.12 * seed, 9.0, (0.1, 0.9, 0.5, 0.8))
-    wanted = plain(seed, 2, (wish(trouble=0.4, jobs=22, kind="check-all", max_jobs=1),), crash, ttl=3, poll=2.0)
-    assert breaches(wanted) == []
-
-
 @pytest.mark.parametrize("seed", [1190])
 def test_a_command_whose_operation_ends_meanwhile_is_told_so(seed: int) -> None:
     """It had been read as paused, and its records were gone when they were read."""

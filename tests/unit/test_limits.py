@@ -18,9 +18,11 @@ from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, f
 from distop.core.permits import MAX_GONE, permits
 from distop.core.plan import Gate
 from distop.core.txn import MAX_OPERATIONS, operations
+from distop.core.view import Seen
 from distop.errors import InvalidArgument
 from distop.executor.turns import Turns
 from distop.inspection.status import Snapshot, judge
+from distop.node.openop import OpenOperation
 from distop.submission.options import changes, selector
 from distop.submission.request import request
 from tests.support.world import World, planned
@@ -222,6 +224,19 @@ def test_options_of_a_start_stand_in_its_gate_and_nothing_where_nothing_was_said
     world.do(world.start(plain))
     assert world.store.get(world.keys.of(plain, "options")) is None
     assert Gate(2).encode() == b'{"v":1,"count":2}'
+
+
+def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() -> None:
+    """Else nothing would be claimed: the permit is that job's, and the others have none."""
+    world, ref = limited(1)
+    plan, chunks = planned(6)
+    op = OpenOperation.planned(ref, world.spec(ref), {}, plan, chunks, world.gate(ref))
+    op.permits = permits(1, [Claim("ex-b", "gone", 1, 0, permit=0)], {0: (b"4", 7)}, {"a"})
+    op.again = {2: (Seen(Claim("ex-b", "", 1, 1), 5), False), 4: (Seen(Claim("ex-b", "gone", 1, 0, permit=0), 6), True)}
+    assert (op.room, op.crowded, op.unknown) == (1, False, False)
+    free, again = op.take(op.room)
+    assert (free, [p for p, _, _ in again]) == ([], [4])
+    assert op.room == 0
 
 
 # ------------------------------------------------------------------ priorities
