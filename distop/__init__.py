@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
+    from distop.graphs import Ended, Graph, Start, chain, chord, group
     from distop.results import OperationResult, OperationStatus
     from distop.store.embedded import EmbeddedEtcd
     from distop.submission.request import After
@@ -59,6 +60,7 @@ _ERRORS = (
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
     "After": "distop.submission.request",
+    **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
     "connect": "distop.blocking",

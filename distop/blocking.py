@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distop import aio
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
+    from distop.graphs import Start
     from distop.results import OperationResult, OperationStatus
 
 __all__ = ["Client", "Operation", "connect", "start_operation"]
@@ -256,6 +257,17 @@ class Client:
             )
         )
         return Operation(self._loop, inner)
+
+    def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other, all or none: see
+        :meth:`distop.aio.Client.start_operations`.
+        """
+        inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
+        return [Operation(self._loop, one) for one in inner]
+
+    def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
+        self._loop.run(self._inner.add_dependencies(pairs))
 
     def rerun(
         self,

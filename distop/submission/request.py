@@ -159,13 +159,14 @@ def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
         raise InvalidArgument(f"after is a list of operations, such as [{given!r}]")
     found: dict[OperationRef, After] = {}
     for item in given:
-        one = _after_one(item)
+        one = after_one(item)
         if found.setdefault(one.ref, one) != one:
             raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
     return tuple(found.values())
 
 
-def _after_one(item: Any) -> After:
+def after_one(item: Any) -> After:
+    """Raises InvalidArgument for what is no operation to wait for."""
     if isinstance(item, After):
         return item
     if isinstance(item, OperationRef):
