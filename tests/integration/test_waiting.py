@@ -119,7 +119,8 @@ def test_L19_L31_a_graph_is_started_as_a_whole_and_runs_in_its_order(group: Daem
     first, left, right, last = start(0.1), start(0.2), start(), start()
     ops = group.client.start_operations(chain(first, parallel(left, right), last))
     times = [finished(op) for op in ops]
-    assert times[0] < min(times[1:3]) and max(times[1:3]) < times[3]
+    assert times[0] < min(times[1:3])
+    assert max(times[1:3]) < times[3]
 
 
 @pytest.mark.parametrize("size", [3, 200])
@@ -128,7 +129,8 @@ def test_L19_one_that_is_refused_refuses_the_whole_graph(group: Daemons, size: i
     wrong = Start("noop", TABLE, {"colour": "red"})
     with pytest.raises(InvalidArgument, match="colour"):
         group.client.start_operations([*(start() for _ in range(size)), wrong])
-    assert group.client.history() == [] and group.client.operations() == []
+    assert group.client.history() == []
+    assert group.client.operations() == []
     assert noop(group).wait(LIMIT).op == "t/noop/1"
 
 
@@ -140,7 +142,8 @@ def test_L19_a_graph_of_many_transactions_is_started_once(group: Daemons) -> Non
     assert finished(ops[-1]) >= max(finished(op) for op in ops[:-1])
     assert {op.wait(LIMIT).state for op in ops} == {"success"}
     again = group.client.start_operations(graph, request_id="nightly")
-    assert [op.ref for op in again] == [op.ref for op in ops] and again[0].already_started
+    assert [op.ref for op in again] == [op.ref for op in ops]
+    assert again[0].already_started
     assert len(group.client.history(TABLE, limit=1000)) == 150
 
 
