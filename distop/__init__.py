@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from distop.graphs import Ended, Graph, Start, chain, chord, group
     from distop.results import OperationResult, OperationStatus
     from distop.store.embedded import EmbeddedEtcd
-    from distop.submission.request import After
+    from distop.submission.request import After, Every
 
 _ERRORS = (
     "DistopError",
@@ -59,7 +59,7 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
-    "After": "distop.submission.request",
+    **dict.fromkeys(("After", "Every"), "distop.submission.request"),
     **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distop.core.model import Node, OperationRef, TableRecord
     from distop.graphs import Start
     from distop.results import OperationResult, OperationStatus
+    from distop.submission.request import Every
 
 __all__ = ["Client", "Operation", "connect", "start_operation"]
 
@@ -236,6 +237,7 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -254,6 +256,7 @@ class Client:
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                every=every,
             )
         )
         return Operation(self._loop, inner)

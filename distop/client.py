@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue, Txn
     from distop.graphs import Start
     from distop.store.client import EtcdClient
+    from distop.submission.request import Every
 
 _AT_ONCE = 8
 _PAGE = 50
@@ -103,6 +104,7 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -116,7 +118,8 @@ class Client:
         ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
         operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
         ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
-        it waits for that too.
+        it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
+        operation of its own, until one is cancelled.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -134,6 +137,7 @@ class Client:
             not_before=not_before,
             delay=delay,
             after=after,
+            every=every,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)

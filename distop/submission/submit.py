@@ -416,6 +416,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         request_digest=request_digest(wanted.arg, wanted.partitions),
         not_before=wanted.not_before,
         hold=wanted.hold,
+        series=wanted.series.to_json() if wanted.series is not None else None,
     )
 
 

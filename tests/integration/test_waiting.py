@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import After, Start, chain, chord
+from distop import After, Every, Start, chain, chord
 from distop import group as parallel
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
 
@@ -159,3 +159,30 @@ def test_L26_dependencies_are_added_to_what_has_not_begun(group: Daemons) -> Non
         group.client.add_dependencies([(first, late), ("t/noop/99", late)])
     with pytest.raises(NotAllowed, match="only what has not begun"):
         group.client.add_dependencies([(first, other)])
+
+
+def test_P3_a_series_comes_again_until_its_count_whoever_dies(group: Daemons) -> None:
+    first, _ = group.start("e1", "e2")
+    noop(group, every=Every(0.3, times=4))
+    group.eventually(lambda: len(group.client.history(TABLE)) >= 2, "the second of the series has ended", "e1", "e2")
+    first.kill()
+    group.eventually(lambda: len(group.client.history(TABLE)) == 4, "all of the series have ended", "e1", "e2")
+    assert group.client.operations() == []
+
+
+def test_P3_a_cancel_ends_a_series(group: Daemons) -> None:
+    group.start("e1")
+    noop(group, every=0.2)
+    group.eventually(lambda: any(one.state == "pending" for one in group.client.operations()), "one waits", "e1")
+
+    def cancelled() -> bool:
+        for one in group.client.operations():
+            if one.state == "pending":
+                try:
+                    group.client.operation(one.op).cancel()
+                except NotAllowed:  # it has begun meanwhile, and ended
+                    return False
+        return group.client.history(TABLE)[0].state == "cancelled"
+
+    group.eventually(cancelled, "the one that waits is cancelled", "e1")
+    assert all(one.state != "pending" for one in group.client.operations())
