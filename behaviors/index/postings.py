@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Any
 from distop.core.frozen import frozen
 from distop_behaviors.index.folder import write_parquet
 from distop_behaviors.index.values import numbers, together
+from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from distop_behaviors.index.folder import Folder
     from distop_behaviors.index.source import Piece, Source
-    from distop_behaviors.index.values import Numbers
-
-    Whole = npt.NDArray[np.int32]
+    from distop_behaviors.index.values import Numbers, Whole
 
 GROUP_ROWS = 1 << 16
 """Postings in a row group: a lookup of one key reads one or two."""
@@ -36,6 +33,8 @@ RUN_ROWS = 1 << 21
 """Postings in a run, about: what is sorted in memory at once, and one file."""
 LEVEL_ROWS = 1 << 26
 """Postings that are sorted among each other; above that, a lookup looks into one run more."""
+
+_kept: Kept[_Bounds] = Kept(64)
 
 
 class Postings:
@@ -249,23 +248,78 @@ def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]
                 yield file.read_row_group(n, use_threads=False)
 
 
-def find(path: Path, wanted: Numbers) -> Whole:
-    """The numbers of the files that have one of these keys, which are sorted. Raises OSError and Arrow's errors where
-    the run is gone or damaged.
+@frozen
+class Hits:
+    """Where some keys are: the numbers of the files, each once; and file, row group and row of each posting, None where
+    there are more than was asked for.
+    """
+
+    files: Whole
+    places: tuple[Whole, Whole, Numbers] | None
+
+
+def find(path: Path, wanted: Numbers, most: int) -> Hits:
+    """Where a run has these keys, which are sorted; of up to ``most`` rows, which rows. Raises OSError and Arrow's
+    errors where the run is gone or damaged.
     """
     import numpy as np
     import pyarrow.parquet as pq
 
-    found = [np.zeros(0, np.int32)]
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for n in range(file.metadata.num_row_groups):
-            bounds = file.metadata.row_group(n).column(0).statistics
-            first, after = np.searchsorted(wanted, bounds.min, "left"), np.searchsorted(wanted, bounds.max, "right")
-            if first == after:
-                continue
-            table = file.read_row_group(n, ["key", "file"], use_threads=False)
-            keys, some = table.column("key").to_numpy(), wanted[first:after]
+    found, places, rows = [np.zeros(0, np.int32)], [_NOWHERE()], 0
+    bounds = _bounds_of(path)
+    first, after = np.searchsorted(wanted, bounds.low, "left"), np.searchsorted(wanted, bounds.high, "right")
+    groups = np.flatnonzero(first < after).tolist()
+    if not groups:
+        return Hits(found[0], _NOWHERE())
+    with pq.ParquetFile(path, metadata=bounds.metadata, page_checksum_verification=True) as file:
+        for n in groups:
+            names = ["key", "file", "row_group", "row"] if rows <= most else ["key", "file"]
+            table = file.read_row_group(n, names, use_threads=False)
+            keys, some = table.column("key").to_numpy(), wanted[first[n] : after[n]]
             starts, ends = np.searchsorted(keys, some, "left"), np.searchsorted(keys, some, "right")
-            files = table.column("file").to_numpy()
-            found += [np.unique(files[s:e]) for s, e in zip(starts, ends, strict=True) if e > s]
-    return np.unique(np.concatenate(found))
+            slices = [slice(s, e) for s, e in zip(starts, ends, strict=True) if e > s]
+            columns = [table.column(name).to_numpy() for name in names[1:]]
+            found += [np.unique(columns[0][one]) for one in slices]
+            rows += int((ends - starts).sum())
+            if rows <= most:
+                places += [(columns[0][one], columns[1][one], columns[2][one]) for one in slices]
+    return Hits(np.unique(np.concatenate(found)), joined(places) if rows <= most else None)
+
+
+def joined(places: Sequence[tuple[Whole, Whole, Numbers]]) -> tuple[Whole, Whole, Numbers]:
+    """All of them."""
+    import numpy as np
+
+    files, groups, rows = (np.concatenate([part[n] for part in [_NOWHERE(), *places]]) for n in range(3))
+    return files, groups, rows
+
+
+def _NOWHERE() -> tuple[Whole, Whole, Numbers]:
+    import numpy as np
+
+    return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+
+@frozen
+class _Bounds:
+    """The footer of a run, and the lowest and highest key of each of its row groups."""
+
+    metadata: Any
+    low: Numbers
+    high: Numbers
+
+
+def _bounds_of(path: Path) -> _Bounds:
+    """Kept for the next lookup: files of an index are never changed, so that one that was is damaged."""
+    found = path.stat()
+    return _kept.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
+
+
+def _read_bounds(path: Path) -> _Bounds:
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(path)
+    columns = [metadata.row_group(n).column(0).statistics for n in range(metadata.num_row_groups)]
+    low, high = (np.array([getattr(c, name) for c in columns], np.int64) for name in ("min", "max"))
+    return _Bounds(metadata, low, high)
