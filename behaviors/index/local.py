@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from distop.core.frozen import frozen
 from distop_behaviors.index.alike import Unfaithful, arrow_type
+from distop_behaviors.index.postings import BLOCK
 from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Unreadable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from distop_behaviors.index.alike import Reading
     from distop_behaviors.index.keys import Key
-    from distop_behaviors.index.values import Numbers
+    from distop_behaviors.index.values import Numbers, Whole
     from distop_behaviors.reading.facts import Chunk, SparkType
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -37,40 +38,62 @@ LOCAL_BYTES = 64 << 20
 LOCAL_ROWS = 10_000
 """Rows at most: a frame carries them in its plan."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py
+_NAN = "NaN"
+"""Stands for what is not a number, which equals nothing in Python."""
+_FLOATS = ("float", "double")
+
 _footers: Kept[Any] = Kept(256)
 
 
 @frozen
 class Wanted:
-    """Rows of one file: the index in the file of each, ascending, and the row group that it is in. ``constants``: the
-    values of columns that the file's folder tells, as texts; ``fixed``: of columns whose values another source tells as
-    well, how they are compared (kind and scale of a leaf), and what they are.
+    """Blocks of rows of one file (``postings.BLOCK``), ascending. ``constants``: the values of columns that the file's
+    folder tells, as texts; ``fixed``: of columns whose values another source tells as well, how they are compared (kind
+    and scale of a leaf), and what they are.
     """
 
     file: PlannedFile
-    groups: Numbers
-    rows: Numbers
+    blocks: Whole
     constants: Mapping[str, str | None]
     fixed: Mapping[str, tuple[str, int, Chunk]] = field(default_factory=dict)
+
+
+@frozen
+class _Opened:
+    """A file's footer, and the rows that are wanted by the row groups that they are in: their indexes in it, ascending.
+    ``size``: of these row groups, in bytes.
+    """
+
+    metadata: Any
+    groups: Mapping[int, Numbers]
+    size: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return sum(len(rows) for rows in self.groups.values())
 
 
 def rows_of(
     wanted: Sequence[Wanted], schema: Mapping[str, SparkType], reading: Callable[[Any], Reading], most: int
 ) -> pa.Table:
-    """These rows, with the columns of ``schema`` in Arrow's types for Spark's, then their constants. ``reading``: by
-    the Parquet schema of a file. Raises Unfaithful, also where more than ``most`` bytes would have to be decoded.
+    """The rows of these blocks, with the columns of ``schema`` in Arrow's types for Spark's, then their constants.
+    ``reading``: by the Parquet schema of a file. Raises Unfaithful, also where it takes decoding more than ``most``
+    bytes.
     """
     import pyarrow as pa
 
     target = pa.schema([pa.field(name, arrow_type(kind)) for name, kind in schema.items()])
     try:
-        opened = [_opened(one, most) for one in wanted]
-        if sum(size for _, size in opened) > most:
-            raise Unfaithful(f"more than {most} bytes are to be read")
-        readings = _readings([file for file, _ in opened], reading)
+        opened: list[_Opened] = []
+        for one in wanted:
+            opened.append(_opened(one))
+            if sum(file.size for file in opened) > most:
+                raise Unfaithful(f"more than {most} bytes are to be read")
+        readings = _readings([file.metadata for file in opened], reading)
 
         def read(n: int) -> pa.Table:
-            return _read(wanted[n], opened[n][0], readings[n], target)
+            return _read(wanted[n], opened[n], readings[n], target)
 
         if len(wanted) == 1:
             parts = [read(0)]
@@ -82,21 +105,19 @@ def rows_of(
         raise Unfaithful(str(e).strip().split("\n")[0]) from e
 
 
-def _opened(one: Wanted, most: int) -> tuple[Any, int]:
-    """The file, and the bytes that are to be decoded of it."""
+def _opened(one: Wanted) -> _Opened:
     import numpy as np
     import pyarrow.parquet as pq
 
     path = one.file[0]
     metadata = _footers.get(one.file, lambda: pq.read_metadata(path), keep=footers.tells_apart(one.file))
-    size = 0
-    for group in np.unique(one.groups).tolist():
-        if group >= metadata.num_row_groups:
-            raise Unfaithful(f"the file {path} has no row group {group}")
-        size += metadata.row_group(group).total_byte_size
-        if size > most:
-            break
-    return metadata, size
+    rows = (one.blocks.astype(np.int64)[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+    starts = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))])
+    if len(rows) and rows[-BLOCK] >= starts[-1]:
+        raise Unfaithful(f"the file {path} does not have the rows that the index names")
+    cuts = np.searchsorted(rows, starts, "left")
+    groups = {n: rows[cuts[n] : cuts[n + 1]] - starts[n] for n in range(len(starts) - 1) if cuts[n] < cuts[n + 1]}
+    return _Opened(metadata, groups, sum(metadata.row_group(n).total_byte_size for n in groups))
 
 
 def _readings(found: Sequence[Any], reading: Callable[[Any], Reading]) -> list[Reading]:
@@ -110,26 +131,21 @@ def _readings(found: Sequence[Any], reading: Callable[[Any], Reading]) -> list[R
     return readings
 
 
-def _read(one: Wanted, metadata: Any, reading: Reading, target: pa.Schema) -> pa.Table:
-    import numpy as np
+def _read(one: Wanted, opened: _Opened, reading: Reading, target: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     parts: list[pa.Table] = []
-    with pq.ParquetFile(one.file[0], metadata=metadata) as file:
-        starts = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))])
-        for group in np.unique(one.groups).tolist():
-            rows = one.rows[one.groups == group] - starts[group]
-            if len(rows) and not 0 <= rows[0] <= rows[-1] < metadata.row_group(group).num_rows:
-                raise Unfaithful(f"rows of the file {one.file[0]} are not in the row group that the index names")
+    with pq.ParquetFile(one.file[0], metadata=opened.metadata) as file:
+        for group, rows in opened.groups.items():
             parts += _picked(file, group, rows, reading)
     if one.file[2]:
         # Else nobody replaces it: Iceberg's files have no time in a plan.
         footers.unchanged(*one.file)
-    columns = [_column(parts, reading.names[column.name], column, len(one.rows)) for column in target]
+    columns = [_column(parts, reading.names[column.name], column, opened.rows) for column in target]
     for name, (kind, scale, chunk) in one.fixed.items():
         _check_fixed(columns[target.get_field_index(name)], kind, scale, chunk)
-    constants = {n: pa.repeat(pa.scalar(v, pa.string()), len(one.rows)) for n, v in one.constants.items()}
+    constants = {n: pa.repeat(pa.scalar(v, pa.string()), opened.rows) for n, v in one.constants.items()}
     return pa.table([*columns, *constants.values()], names=[*target.names, *constants])
 
 
@@ -213,21 +229,35 @@ def _check_calendar(array: Any) -> None:
 
 
 def having(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> pa.Table:
-    """Those of the rows that have one of the keys, none of which holds a NULL: postings name rows by a number that
-    several keys may share. ``columns``: of the keys, with their types.
+    """Those of the rows that have one of the keys, none of which holds a NULL. ``columns``: of the keys, with their
+    types.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     wanted = {tuple(_told(value, kind) for value, kind in zip(key, columns.values(), strict=True)) for key in keys}
-    found = [_values(rows.column(name), kind) for name, kind in columns.items()]
-    keep = [row in wanted for row in zip(*found, strict=True)]
-    return rows if all(keep) else rows.filter(pa.array(keep, pa.bool_()))
+    may: Any = None
+    for n, (name, kind) in enumerate(columns.items()):
+        column, values = _comparable(rows.column(name), kind), {key[n] for key in wanted}
+        found = pc.is_in(column, pa.array([v for v in values if v != _NAN], column.type))
+        if kind in _FLOATS:
+            # Zeros of both signs are equal, and so is all that is not a number.
+            more = [pc.is_nan(column)] * (_NAN in values) + [pc.equal(column, 0.0)] * (0.0 in values)
+            for other in more:
+                found = pc.or_(found, pc.fill_null(other, False))
+        may = found if may is None else pc.and_(may, found)
+    rows = rows.filter(may)
+    if len(columns) == 1:
+        return rows
+    parts = [_comparable(rows.column(name), kind).to_pylist() for name, kind in columns.items()]
+    keep = [tuple(_NAN if _is_nan(v) else v for v in row) in wanted for row in zip(*parts, strict=True)]
+    return rows.filter(pa.array(keep, pa.bool_()))
 
 
 def _told(value: Any, kind: str) -> Any:
     """A key's value so that equal ones, by Spark's rules, are equal here, and no others are."""
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else value  # and zero equals the negative zero
+        return _NAN if math.isnan(value) else value  # and zero equals the negative zero
     if isinstance(value, str):
         return value.encode()
     if kind in ("timestamp", "timestamp_ntz"):
@@ -235,19 +265,17 @@ def _told(value: Any, kind: str) -> Any:
     return value
 
 
-def _values(column: Any, kind: str) -> list[Any]:
-    """The values of a column as :func:`_told` has them; None for NULL."""
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _comparable(column: Any, kind: str) -> Any:
+    """The values of a column as :func:`_told` has them, but for those that are not a number."""
     import pyarrow as pa
 
     if kind == "string":
-        column = column.cast(pa.binary())
-    elif kind in ("timestamp", "timestamp_ntz"):
-        column = column.cast(pa.int64())
-    found: list[Any] = column.to_pylist()
-    return ["NaN" if isinstance(v, float) and math.isnan(v) else v for v in found] if kind in _FLOATS else found
-
-
-_FLOATS = ("float", "double")
+        return column.cast(pa.binary())
+    return column.cast(pa.int64()) if kind in ("timestamp", "timestamp_ntz") else column
 
 
 # ------------------------------------------------------------------ what folders tell

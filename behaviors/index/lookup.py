@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.keys import Key
+    from distop_behaviors.index.postings import Places
     from distop_behaviors.index.table import Listed
-    from distop_behaviors.index.values import Numbers, Whole
+    from distop_behaviors.index.values import Whole
     from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.reading.footers import PlannedFile
-
-    Places = tuple[Whole, Whole, Numbers]
 
 log = logging.getLogger("distop.index")
 
@@ -40,8 +39,8 @@ log = logging.getLogger("distop.index")
 @frozen
 class Found:
     """What is to be read. ``named`` files may have a key, ``uncovered`` ones are not known to the index; ``columns``:
-    of the keys, with their types; ``schema``: of the rows; ``places``: of each named file, in their order, the row
-    groups and the rows that may have a key (None: not known, or too many).
+    of the keys, with their types; ``schema``: of the rows; ``places``: of each named file, in their order, the blocks
+    of rows that may have a key (None: not known, or too many).
     """
 
     table: Listed
@@ -50,7 +49,7 @@ class Found:
     keys: Sequence[Key]
     columns: Mapping[str, str]
     schema: Mapping[str, SparkType]
-    places: Sequence[tuple[Numbers, Numbers]] | None = None
+    places: Sequence[Whole] | None = None
 
     @property
     def files(self) -> list[PlannedFile]:
@@ -113,8 +112,8 @@ def _read_here(found: Found, most: int) -> pa.Table:
         reading = partial(alike.by_name, schema=found.schema)
         folders = {f[0]: (p.name, p.values) for p in found.table.partitions for f in p.files}
         wanted = [
-            local.Wanted(file, groups, rows, local.in_folder(values, name))
-            for file, (groups, rows) in zip(found.named, found.places, strict=True)
+            local.Wanted(file, blocks, local.in_folder(values, name))
+            for file, blocks in zip(found.named, found.places, strict=True)
             for name, values in (folders[file[0]],)
         ]
     return local.having(local.rows_of(wanted, found.schema, reading, most), found.keys, found.columns)
@@ -228,8 +227,8 @@ class _Question:
 def _by_postings(
     folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key]
 ) -> tuple[set[int] | None, Places | None]:
-    """The numbers of the files that may have a key, None for all; and file, row group and row of each row that may,
-    None where that is not known of all, or there are too many.
+    """The numbers of the files that may have a key, None for all; and file and block of each row that may, None where
+    that is not known of all, or there are too many.
     """
     import numpy as np
 
@@ -255,15 +254,15 @@ def _by_postings(
     return found, places if len(places[0]) <= local.LOCAL_ROWS else None
 
 
-def _of_files(named: Sequence[int], places: Places) -> list[tuple[Numbers, Numbers]]:
-    """The row groups and rows of each of these files, by their numbers, in the order of the rows."""
+def _of_files(named: Sequence[int], places: Places) -> list[Whole]:
+    """The blocks of each of these files, by their numbers, ascending and each once."""
     import numpy as np
 
-    files, groups, rows = places
-    order = np.lexsort((rows, files))
-    files, groups, rows = files[order], groups[order], rows[order]
-    starts, ends = (np.searchsorted(files, np.array(named, files.dtype), side) for side in ("left", "right"))
-    return [(groups[s:e].astype(np.int64), rows[s:e]) for s, e in zip(starts, ends, strict=True)]
+    files, blocks = places
+    order = np.argsort(files, kind="stable")
+    files, blocks = files[order], blocks[order]
+    starts, ends = (np.searchsorted(files, np.array(named, np.int32), side) for side in ("left", "right"))
+    return [np.unique(blocks[s:e]) for s, e in zip(starts, ends, strict=True)]
 
 
 def _by_summaries(generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]) -> set[int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop_behaviors.index.table import Listed
-    from distop_behaviors.index.values import Numbers
+    from distop_behaviors.index.values import Whole
     from distop_behaviors.reading.facts import Chunk, SparkType
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -87,16 +87,14 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
     return all(_id(field) == number and _agree(field.type, kind) for field, number, kind in pairs)
 
 
-def wanted(
-    table: Listed, named: Sequence[PlannedFile], places: Sequence[tuple[Numbers, Numbers]], columns: Columns
-) -> list[Wanted]:
+def wanted(table: Listed, named: Sequence[PlannedFile], places: Sequence[Whole], columns: Columns) -> list[Wanted]:
     """Rows of these files. Raises Unfaithful where rows of one may be deleted, or it cannot be read from a disk."""
     try:
         known = manifests.snapshot_of(table.source, frozenset(name.lower() for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
         raise Unfaithful(str(e)) from e
     found = []
-    for file, (groups, rows) in zip(named, places, strict=True):
+    for file, blocks in zip(named, places, strict=True):
         facts = known.files.get(file[0])
         if facts is None or facts.deleted != 0:
             raise Unfaithful(f"rows of the file {file[0]} may be deleted")
@@ -113,5 +111,5 @@ def wanted(
                 raise Unfaithful(f"of the column {name!r} the metadata tell nothing")
             leaf = facts.leaves[(name,)]
             fixed[name] = leaf.kind, leaf.scale, chunks[0]
-        found.append(Wanted(disk, groups, rows, {}, fixed))
+        found.append(Wanted(disk, blocks, {}, fixed))
     return found
