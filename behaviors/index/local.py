@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 LOCAL_BYTES = 64 << 20
-"""Bytes, without compression, that are decoded here at most; above that Spark's tasks are quicker, as they are many."""
+"""Bytes of row groups, without compression, that are read here at most: of larger ones Spark skips pages, in many tasks,
+where Arrow decodes all that stands before a row.
+"""
 LOCAL_ROWS = 10_000
 """Rows at most: a frame carries them in its plan."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- as values.py

@@ -208,7 +208,7 @@ def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sam
         (path,) = indexed.grow(1)
         first, second, *_ = indexed.files()
         Path(first).unlink()
-        keys = [f"{at} {i}" for i in range(ROWS + 7)]
+        keys = [*(f"{at} {i}" for i in range(ROWS + 7)), None]
         pq.write_table(pa.table({"k": keys, "n": [-1] * len(keys)}), second)
         indexed.go()
         assert operation.wait(60).state == "success", group.tails()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
+from distop.worker.context import JobProgress
 from distop_behaviors.index import BuildIndex, building, postings, segments
 from distop_behaviors.index.argument import BuildArgument
 from distop_behaviors.index.folder import Folder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 POINTS: dict[str, tuple[Any, str]] = {
     "segment": (postings, "write"),
     "journal": (segments.Job, "_write"),
-    "checkpoint": (segments.Job, "_close"),
+    "checkpoint": (JobProgress, "save"),
     "report": (segments.Job, "run"),
     "merge": (postings, "merge"),
     "add": (Folder, "add"),
@@ -32,7 +33,11 @@ POINTS: dict[str, tuple[Any, str]] = {
     "stages": (building, "remove_stages"),
 }
 """What changes a file that another attempt, or a reader, could see; and a job's end, after which it is reported."""
-MOMENTS = [f"{when}-{point}" for point in POINTS for when in ("before", "after")]
+MOMENTS = [
+    *("before-segment", "after-segment", "after-journal", "after-checkpoint", "after-report"),
+    *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
+]
+"""Of which each leaves other files than the one before."""
 FULL = 100_000
 """Bytes that a file of this process can have while its disk is full: more than a line of a log."""
 
