@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 LOCAL_BYTES = 64 << 20
-"""Bytes of row groups, without compression, that are read here at most: of larger ones Spark skips pages, in many tasks,
-where Arrow decodes all that stands before a row.
+"""Bytes of row groups, without compression, that are read here at most: of larger ones Spark skips pages, in many
+tasks, where Arrow decodes all that stands before a row.
 """
 LOCAL_ROWS = 10_000
 """Rows at most: a frame carries them in its plan."""
