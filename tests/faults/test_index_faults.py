@@ -160,18 +160,22 @@ def test_a_machine_that_wakes_up_beside_its_successor(
     assert indexed.start().wait(60).state == "success"
     indexed.grow()
     operation = indexed.start(at)
-    struck = holder(indexed.held(at), both)
-    child = child_of(struck)
+    pid = indexed.held(at)
+    struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
     struck.suspend()
+    late.unlink(missing_ok=True)  # by a neighbour of the job
     indexed.go()
     try:
         assert operation.wait(60).report["generation"] == 2, group.tails()
         indexed.compare()
         indexed.grow()
         assert indexed.start().wait(60).report["generation"] == 3
+        # Before its guardian, which would kill it at once.
+        os.kill(pid, signal.SIGCONT)
+        group.eventually(late.exists, "it has gone on to its end")
     finally:
-        struck.wake(lambda pids: pids.sort(reverse=True))
-    group.eventually(lambda: not session_members(child), "its child is dead", struck.name)
+        struck.wake()
+    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
     group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
     newest = indexed.index.newest()
     assert newest is not None

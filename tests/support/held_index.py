@@ -49,7 +49,7 @@ _now: list[HeldArgument] = []
 class HeldArgument(BuildArgument):
     """``at``: the moment; whoever comes there first writes ``<folder>/<at>``, with its process, and goes on once
     ``<folder>/go`` is there. While ``<folder>/full`` is there, jobs and completion can write small files only; one
-    that failed for it writes ``<folder>/failed``, and ends once there is space.
+    that failed for it writes ``<folder>/failed``, and ends once there is space. Who ends writes ``<folder>/ended-PID``.
     """
 
     at: str = ""
@@ -91,6 +91,7 @@ def _watched(arg: HeldArgument) -> Iterator[None]:
         raise
     finally:
         _limit(full=False)
+        Path(arg.folder, f"ended-{os.getpid()}").touch()
 
 
 def _limit(*, full: bool) -> None:
