@@ -227,7 +227,9 @@ class KeyChecks:
         parts: list[list[FileFacts]] = []
         if self._argument.statistics != "never":
             size, cores = side.size(files), self._session.sparkContext.defaultParallelism
-            parts = side.parts(files, targets, max(cores * PARTS, min(size // keyed.PART_BYTES, MOST_PARTS)))
+            wanted = min(max(cores * PARTS, size // keyed.PART_BYTES), MOST_PARTS)
+            # With more cores than that the shuffle keeps more of them busy.
+            parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
         return [self._picked(side, part) for part in parts or [list(files)]]
 
     def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
