@@ -18,6 +18,7 @@ rough = tests.support.rough:Rough
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
+struck-apply = tests.support.struck:StruckApply
 absent = tests.support.no_such_module:Absent
 """
 
