@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +72,11 @@ def stage(
     iceberg.check_installed(session._jvm)
     raw = raw_metadata(session, source)
     schema = new_schema(schema_of(raw), narrowed, ids)
-    root = local_path(str(raw["location"])) or str(raw["location"])
-    location, data = f"{folder}/{_TABLE}", f"{root.rstrip('/')}/data/{_FOLDER}{uuid.uuid4().hex}"
+    location, data = f"{folder}/{_TABLE}", f"{raw['location'].rstrip('/')}/data/{_FOLDER}{uuid.uuid4().hex}"
     # What names the files is there before the first of them: so whoever sweeps finds them.
-    write(f"{location}/metadata/v1.metadata.json", json.dumps(scratch(raw, schema, location, data)).encode())
+    write(
+        f"{location}/metadata/v1.metadata.json", json.dumps(scratch(raw, schema, f"file://{location}", data)).encode()
+    )
     write(f"{location}/metadata/version-hint.text", b"1")
     ctx.status(f"writing {len(files)} files anew")
     try:
@@ -115,7 +117,27 @@ def _write(
         column, name = F.col(quote(field["name"])), field["name"]
         columns.append(column.cast(casts[name]).alias(name) if name in casts else column)
     rows = iceberg.read(session, source, files).select(*columns)
-    rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
+    with _active(session):
+        rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
+
+
+@contextmanager
+def _active(session: Any) -> Iterator[None]:
+    """Iceberg and Spark look for a writer's catalog in the session that is active in the thread, whichever has made the
+    rows; a job is a thread of its own.
+    """
+    from pyspark.sql import SparkSession
+
+    sessions = SparkSession._get_j_spark_session_class(session._jvm)
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def view(ctx: JobContext, source: str, schema_id: int, folder: str) -> str:

@@ -268,6 +268,9 @@ def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
         with pytest.raises(TableUnavailable, match="cannot be reached"):
             bench.apply(certificate)
         bench.server.status = 0
+    narrow = bench.certificate({"fits": {"column": "id", "type": "int"}})
+    with pytest.raises(InvalidArgument, match="rewriting the table, which is not available yet through a catalog"):
+        bench.apply(narrow)
     bench.server.tables.drop_table(NAME)
     with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped"):
         bench.apply(certificate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,17 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
     assert bench.rows()[-1] == (7, 70, "c")
 
 
+def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> None:
+    """Each job is a thread of the child, and the session of checks is the same for all of them."""
+    certificate = bench.certificate()
+    ran: list[Ran] = []
+    thread = threading.Thread(target=lambda: ran.append(bench.apply(certificate)))
+    thread.start()
+    thread.join()
+    assert [one.report["verdict"] for one in ran] == ["applied"]
+    assert bench.rows() == ROWS
+
+
 @pytest.mark.parametrize(
     ("kind", "literals", "target", "iceberg"),
     [
@@ -251,14 +263,51 @@ def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch:
     certificate, files = bench.certificate(), appended(bench, (6, 60, "a"), (7, None, "q"))
 
     def late() -> None:
-        for file in files:
-            bench.lake.append(bench.name, file)
+        bench.lake.append(bench.name, files[0])
+        bench.lake.sql(f"insert into {{{bench.name}}} values (8, 80, 'a')")
+        bench.lake.append(bench.name, files[1])
 
     monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rewritten"]["late"]) == ("applied", 2), ran.message
-    assert bench.rows() == [*ROWS, (6, 60, "a"), (7, None, "q")]
+    assert bench.rows() == [*ROWS, (6, 60, "a"), (7, None, "q"), (8, 80, "a")]
     bench.clean()
+
+
+def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, (file,) = bench.certificate(), appended(bench, (9, BIG, "a"))
+
+    def late() -> None:
+        bench.lake.sql(f"insert into {{{bench.name}}} values (8, 80, 'a')")
+        bench.lake.append(bench.name, file)
+
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"], bench.kind) == ("violated", False, "int")
+    assert ran.message.startswith("the change stands, and the rows of ")
+    assert Path(str(file.location())).name in ran.message
+    assert bench.rows() == [*ROWS, (8, 80, "a"), (9, None, "a")]
+
+
+def test_a_schema_that_is_changed_meanwhile_ends_it_and_nothing_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = bench.certificate()
+    for statement, sentence in (
+        ("add column more int", "the table's schema was changed by somebody else since it was planned"),
+        ("rename column n to m", "the column 'n' was renamed to 'm' since"),
+    ):
+
+        def meanwhile(statement: str = statement) -> None:
+            bench.lake.sql(f"alter table {{{bench.name}}} {statement}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", meanwhile).wrapped)
+            assert sentence in bench.apply(certificate).message
+        bench.clean()
+    assert bench.folders() == set()
 
 
 def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +470,7 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
             snapshot = bench.metadata.current_snapshot_id
             lake.load(name).manageSnapshots().createBranch("other", snapshot).commit()
         if name == "equal":
-            lake.delete_equal(name, "n", 5)
+            lake.delete_equal(name, "n", BIG)
         before = metadata_file(Location.of(str(lake.path(name))))
         with pytest.raises(InvalidArgument, match=sentence):
             bench.apply(bench.certificate(*(checks or (FITS,)), **arg))
