@@ -18,6 +18,7 @@ from distop.errors import EtcdUnavailable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Sequence
+    from datetime import datetime
     from types import TracebackType
 
     from distop import aio
@@ -231,6 +232,9 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -246,6 +250,9 @@ class Client:
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
                 submitter=submitter,
+                not_before=not_before,
+                delay=delay,
+                after=after,
             )
         )
         return Operation(self._loop, inner)

@@ -28,6 +28,7 @@ from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
+    from datetime import datetime
     from types import TracebackType
 
     from distop.core.model import Node
@@ -95,6 +96,9 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -104,6 +108,11 @@ class Client:
         gives the operation that the first call started (as long as its history is kept); with another argument or other
         partitions it is refused. ``failure_policy`` and
         ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
+
+        ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
+        operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
+        ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
+        it waits for that too.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -118,6 +127,9 @@ class Client:
             failure_policy,
             retry_attempts,
             submitter if submitter is not None else whoami(),
+            not_before=not_before,
+            delay=delay,
+            after=after,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
