@@ -76,8 +76,8 @@ class Narrowing(Applying):
         folder = self._ctx.stage
         if local_path(folder) is None:
             raise InvalidArgument(f"a table is rewritten with a shared directory on a disk, and this one is {folder}")
+        # Whether it can be rewritten was looked at when this metadata was planned from.
         metadata, io = read_metadata(plan.source)
-        self.check(metadata, io)
         self._validate(metadata, io, plan.source, plan.files)
         ids = narrowing.new_ids(metadata, self._narrowed)
         staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, folder)
@@ -87,7 +87,8 @@ class Narrowing(Applying):
 
     def discard(self) -> None:
         """Remove what this attempt has staged, unless it was published."""
-        rewriting.discard(self._ctx.stage, self._live())
+        folder = self._ctx.stage
+        rewriting.discard(folder, self._live() if rewriting.data_of(folder) is not None else frozenset())
 
     # -------------------------------------------------------------- completion
 

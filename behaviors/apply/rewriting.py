@@ -18,7 +18,7 @@ from distop.errors import TableUnavailable
 from distop.files import write
 from distop.tables.iceberg import metadata_file, read_metadata
 from distop.tables.location import Location
-from distop_behaviors.apply.narrowing import DATA_PATH, new_ids, new_schema, scratch
+from distop_behaviors.apply.narrowing import DATA_PATH, new_schema, scratch
 from distop_behaviors.apply.report import Staged
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import quote
@@ -169,7 +169,7 @@ def discard(folder: str, live: frozenset[str]) -> None:
     """Remove a stage, and the data files that it names. ``live``: files that are part of the table; a folder with one
     of them stays.
     """
-    data = _data_of(folder)
+    data = data_of(folder)
     if data is not None and not any(path.startswith(f"{data}/") for path in live):
         shutil.rmtree(data, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +187,7 @@ def _stages(folder: Path) -> Iterator[Path]:
         yield path.parents[2]
 
 
-def _data_of(folder: str) -> str | None:
+def data_of(folder: str) -> str | None:
     """Where the data files of a stage lie; None where there are none yet."""
     try:
         told = json.loads((Path(folder) / _TABLE / "metadata" / "v1.metadata.json").read_text())
@@ -200,6 +200,3 @@ def _data_of(folder: str) -> str | None:
 def live_files(paths: Iterable[str]) -> frozenset[str]:
     """Paths of the table's files as :func:`discard` compares them."""
     return frozenset(local_path(path) or path for path in paths)
-
-
-__all__ = ["discard", "has_fields", "live_files", "new_ids", "raw_metadata", "schema_of", "stage", "sweep", "view"]
