@@ -15,6 +15,7 @@ sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
+held-index = tests.support.held_index:HeldBuild
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
