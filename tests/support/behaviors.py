@@ -19,6 +19,7 @@ held-index = tests.support.held_index:HeldBuild
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
+struck-apply = tests.support.struck:StruckApply
 absent = tests.support.no_such_module:Absent
 """
 
