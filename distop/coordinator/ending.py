@@ -279,6 +279,7 @@ class Ending:
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
+            labels=op.spec.labels,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:

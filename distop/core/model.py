@@ -161,6 +161,8 @@ class Spec:
     """The operation of whose partitions this one runs some again."""
     request_digest: str = ""
     """Of what was asked for under the request id (``digest.request_digest``): the same id stands for nothing else."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the caller finds it by (``core.labels``)."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -176,6 +178,8 @@ class Spec:
         }
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return dumps(data)
 
     @classmethod
@@ -193,6 +197,7 @@ class Spec:
             int(data.get("v", SCHEMA_VERSION)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
+            labels=data.get("labels") or {},
         )
 
 
@@ -370,6 +375,8 @@ class History:
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -392,6 +399,8 @@ class History:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return data
 
     def encode(self) -> bytes:
@@ -419,4 +428,5 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
+            labels=data.get("labels") or {},
         )

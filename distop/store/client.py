@@ -24,7 +24,7 @@ from distop.store.repeat import Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
     from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
@@ -102,6 +102,8 @@ class EtcdClient:
         self.transport = Transport(self.config, identity)
         self._repeater = Repeater(self.transport, self.config)
         self._versions: dict[str, tuple[int, ...]] = {}
+        self.on_commit: Callable[[str, float, str], None] | None = None
+        """Told of each transaction that came to its end: label, seconds, ``applied``, ``refused`` or ``error``."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -195,7 +197,15 @@ class EtcdClient:
         """
         request = encode_txn(txn)
         attempts = Attempts(txn.label or "transaction", deadline, until=until)
-        response = await self._repeater.send(wire.TXN, request, attempts)
+        if self.on_commit is None:
+            response = await self._repeater.send(wire.TXN, request, attempts)
+            return decode_txn(response, repeated=attempts.unknown)
+        began, outcome = time.monotonic(), "error"
+        try:
+            response = await self._repeater.send(wire.TXN, request, attempts)
+            outcome = "applied" if response.succeeded else "refused"
+        finally:
+            self.on_commit(txn.label or "transaction", time.monotonic() - began, outcome)
         return decode_txn(response, repeated=attempts.unknown)
 
     # ---- reads, all linearizable
@@ -255,17 +265,37 @@ class EtcdClient:
                 log.info("the list of %s was compacted away while paging, starting anew", start)
 
     async def _list(self, start: str, end: str, keys_only: bool, page: int, revision: int) -> Listing:
+        found: list[KeyValue] = []
+        async for at, kvs in self._pages(start, end, keys_only, page, revision):
+            found.extend(kvs)
+            revision = at
+        return Listing(revision, tuple(found))
+
+    async def pages(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
+    ) -> AsyncIterator[tuple[KeyValue, ...]]:
+        """All keys in ``[start, end)``, in order, a page at a time: for more of them than are to be held at once. All
+        pages are of one revision, that of the first unless ``revision`` says it (R2).
+
+        Raises Compacted when it is gone, also after some pages: the caller begins anew.
+        """
+        async for _, kvs in self._pages(start, end, keys_only, page, revision):
+            yield kvs
+
+    async def _pages(
+        self, start: str, end: str, keys_only: bool, page: int, revision: int
+    ) -> AsyncIterator[tuple[int, tuple[KeyValue, ...]]]:
+        """Each page with the revision that all of them are of; there is one at least."""
         request = rpc.RangeRequest(
             key=to_bytes(start), range_end=to_bytes(end), limit=page, keys_only=keys_only, revision=revision
         )
-        found: list[KeyValue] = []
         while True:
             response = await self._read(wire.RANGE, request)
             if not request.revision:
                 request.revision = response.header.revision
-            found.extend(map(key_value, response.kvs))
+            yield request.revision, tuple(map(key_value, response.kvs))
             if not response.more:
-                return Listing(request.revision, tuple(found))
+                return
             request.key = response.kvs[-1].key + b"\0"
 
     async def count(self, start: str, end: str) -> int:

@@ -7,16 +7,18 @@ import math
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import uuid
 from distop.core import keys as K
 from distop.core.frozen import frozen
+from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _POLICIES = ("fail_fast", "collect_all")
 
@@ -37,6 +39,7 @@ class Request:
     submitter: str
     rerun_of: str = ""
     """The operation of whose partitions these are some."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def whoami() -> str:
@@ -71,6 +74,7 @@ def request(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
+    labels: Mapping[str, str] | None = None,
 ) -> Request:
     """Raises InvalidArgument."""
     K.check_type_name(text(type_name, "the operation type"))
@@ -89,7 +93,8 @@ def request(
     text(submitter, "the submitter")
     own = request_id is not None
     identity = request_id if request_id is not None else str(uuid.uuid4())
-    return Request(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter)
+    found = check_labels(labels)
+    return Request(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter, labels=found)
 
 
 def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:

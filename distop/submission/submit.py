@@ -367,6 +367,7 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
     )
 
 
