@@ -60,10 +60,13 @@ class Callbacks:
     async def _run(self) -> None:
         try:
             result = await self._wait()
-        except DistopError as error:
+        except (DistopError, asyncio.CancelledError) as error:
             self._functions.clear()
+            why = error if isinstance(error, DistopError) else "the client was closed"
             where = {"operation": self._op}
-            log.warning("callbacks are not called, since the end cannot be told: %s", error, extra=where)
+            log.warning("callbacks are not called, since the end cannot be told: %s", why, extra=where)
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
         functions, self._functions = self._functions, []
         for function in functions:

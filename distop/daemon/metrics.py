@@ -51,6 +51,7 @@ class Metrics(Meter):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
+        prometheus.disable_created_metrics()  # a second series for each, which tells when the daemon was started
         self.registry = registry = prometheus.CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> prometheus.Counter:
