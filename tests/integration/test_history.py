@@ -84,7 +84,8 @@ async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.C
 
     assert await found(type="noop") == ["u/noop/1", "t/noop/2", "t/noop/1"]
     assert await found("t", type="index") == ["t/index/col/1"]
-    assert await found(op="t/index/col/1") == await found("t", op=OperationRef("t", "index", "col", 1)) == ["t/index/col/1"]
+    named = OperationRef("t", "index", "col", 1)
+    assert await found(op=str(named)) == await found("t", op=named) == ["t/index/col/1"]
     assert await found("u", op="t/noop/1") == await found(op="t/noop/1", states="failed") == []
     assert await found(states="failed") == ["t/noop/2"]
     assert await found(states=["success", "cancelled"]) == ["u/noop/1", "t/index/col/1", "t/noop/1"]
@@ -128,7 +129,8 @@ async def test_C31_pages_neither_miss_one_nor_show_one_twice(
                 break
         assert seen == [op for op in wanted if op in seen]
         assert seen == wanted
-        listing = await client.etcd.list(f"{client.config.namespace}/distOpHistory.later", f"{client.config.namespace}/~")
+        there = client.config.namespace
+        listing = await client.etcd.list(f"{there}/distOpHistory.later", f"{there}/~")
         for kv in listing.kvs:
             await client.etcd.commit(Txn((), (Put(kv.key, b""),)))  # an unreadable record is left out of all lists
 
@@ -229,8 +231,9 @@ async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_the
     monkeypatch.setattr(pruning, "OLDEST", 2)
     now = time.time()
     for n in range(1, 6):
-        await write(client, record(f"t{n % 2}/noop/{n}", now - 10 * HOUR))
-        await client.etcd.commit(Txn((), (Put(client.keys.beside_history(OperationRef(f"t{n % 2}", "noop", "", n), "arg"), b"{}"),)))
+        one = OperationRef(f"t{n % 2}", "noop", "", n)
+        await write(client, record(str(one), now - 10 * HOUR))
+        await client.etcd.commit(Txn((), (Put(client.keys.beside_history(one, "arg"), b"{}"),)))
     broken = client.keys.history(OperationRef("t0", "noop", "", 90))
     await client.etcd.commit(Txn((), (Put(broken, b"nonsense"),)))
     await write(client, record("t1/noop/6", now - 10 * HOUR), record("t2/noop/7", now - 10 * HOUR))

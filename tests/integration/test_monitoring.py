@@ -1,5 +1,5 @@
-"""How many operations are open and why one waits (lakeFS L27), labels, parameters of types: client and command line on a
-real etcd, with the daemons' part played by hand.
+"""How many operations are open and why one waits (lakeFS L27), labels, parameters of types: client and command line on
+a real etcd, with the daemons' part played by hand.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ async def test_L27_the_age_of_the_oldest_that_waits(client: aio.Client, hand: Ha
         key = client.keys.of(found[name].parts, "spec")
         kv = await client.etcd.get(key)
         assert kv is not None
-        await client.etcd.commit(Txn((), (Put(key, json.dumps({**loads(kv.value), "time": rfc3339(time.time() - ago)}).encode()),)))
+        earlier = {**loads(kv.value), "time": rfc3339(time.time() - ago)}
+        await client.etcd.commit(Txn((), (Put(key, json.dumps(earlier).encode()),)))
     noop, purge = await client.counts()
     assert purge.oldest_waiting is None
     assert noop.oldest_waiting is not None
@@ -333,11 +334,12 @@ def test_C20_C33_a_type_with_its_parameters(world: World) -> None:
     one = world.distop("behaviors", "copy", "--json").json
     assert one == listed[0]
     assert (one["arg_schema"], one["executors"]) == (schema, 0)
-    assert one["parameters"] == [
-        {"name": "jobs", "type": "integer", "nullable": False, "required": False, "default": 1, "description": "How many."},
-        {"name": "name", "type": "string", "nullable": True, "required": False, "default": None, "description": ""},
-        {"name": "path", "type": "string", "nullable": False, "required": True, "default": None, "description": ""},
-    ]  # fmt: skip
+    names = ("name", "type", "nullable", "required", "default", "description")
+    assert [tuple(parameter[name] for name in names) for parameter in one["parameters"]] == [
+        ("jobs", "integer", False, False, 1, "How many."),
+        ("name", "string", True, False, None, ""),
+        ("path", "string", False, True, None, ""),
+    ]
     shown = [line.split() for line in world.distop("behaviors", "copy").out.splitlines()]
     assert ["PARAMETER", "TYPE", "NULLABLE", "DEFAULT", "DESCRIPTION"] in shown
     assert ["name", "string", "yes", "null"] in shown
@@ -348,7 +350,8 @@ def test_C20_C33_a_type_with_its_parameters(world: World) -> None:
 def test_the_blocking_face_has_the_same(shared_etcd: EmbeddedEtcd, world: World) -> None:
     with distop.connect(shared_etcd.endpoint, namespace=world.namespace) as client:
         op = client.start_operation("noop", TABLE, labels={"team": "x"})
-        assert [status.op for status in client.operations(type="noop", states="running", labels={"team": "x"})] == [op.ref]
+        listed = client.operations(type="noop", states="running", labels={"team": "x"})
+        assert [status.op for status in listed] == [op.ref]
         assert [(c.type, c.operations) for c in client.counts(TABLE)] == [("noop", 1)]
         assert client.why(op.ref).waiting
         assert op.why().reasons == client.why(op.ref).reasons

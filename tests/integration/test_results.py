@@ -1,5 +1,5 @@
-"""Results, from whoever asks for them whenever (P9, L25): reports as models, results of jobs one after the other, also those
-in files, and callbacks; on real daemons.
+"""Results, from whoever asks for them whenever (P9, L25): reports as models, results of jobs one after the other, also
+those in files, and callbacks; on real daemons.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
-from tests.support.etcd import compacted, connected
+from tests.support.etcd import compacted, connected, until
 from tests.support.hand import Hand
 from tests.support.large_behavior import LargeReport, LargeResult
 
@@ -54,7 +54,9 @@ def ended_op(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -
 def test_P9_results_are_given_as_models_and_read_one_after_the_other(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """After the end as long as etcd remembers it, from any process; of all that are too large for etcd, from their files."""
+    """After the end as long as etcd remembers it, from any process; of all that are too large for etcd, from their
+    files.
+    """
     op = ended_op(group, sample_env, tmp_path, 3, BIG, 5)
     result = op.wait(report=LargeReport)
     assert result.report == LargeReport(length=BIG + 8)
@@ -95,7 +97,8 @@ def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_want
 ) -> None:
     group.client.add_table(TableRecord("named", "spark", "db.t"), check=False)
     group.start("a", env=sample_env)
-    refused = group.client.start_operation("refusing", TABLE, {"sizes": [3, BIG]}, failure_policy="collect_all").wait(60)
+    sizes = {"sizes": [3, BIG]}
+    refused = group.client.start_operation("refusing", TABLE, sizes, failure_policy="collect_all").wait(60)
     assert (refused.state, dict(refused.jobs)) == ("failed", {"total": 2, "success": 1, "failed": 1})
     assert "it has 200011 bytes, at most 64512 are kept: put large results into a file" in refused.errors[0]["text"]
     nowhere = group.client.start_operation("large", "named", {"sizes": [BIG]}).wait(60)
@@ -105,8 +108,8 @@ def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_want
 
 
 def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: EmbeddedEtcd) -> None:
-    """Jobs that have ended are there while others run; a page that is read after the end is read in etcd's own history; and
-    what that has been compacted of is said.
+    """Jobs that have ended are there while others run; a page that is read after the end is read in etcd's own history;
+    and what that has been compacted of is said.
     """
 
     async def play() -> None:
@@ -122,7 +125,8 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
             fences = await hand.claim(op.parts, "n1", 0, 1, 120)
             await hand.report(op.parts, 0, fences[0], name="p0")
             await hand.report(op.parts, 120, fences[120], error="no", name="p120")
-            assert [(r.partition, r.success, r.error) async for r in op.results()] == [(0, True, ""), (120, False, "no")]
+            seen = [(r.partition, r.success, r.error) async for r in op.results()]
+            assert seen == [(0, True, ""), (120, False, "no")]
             begun = op.results()
             assert (await anext(begun)).partition == 0
             await hand.report(op.parts, 1, fences[1], name="p1")
@@ -144,15 +148,16 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
 ELSEWHERE = """
 import sys, distop
 with distop.connect(sys.argv[1]) as client:
-    print(client.operation(sys.argv[2]).wait(60).report["length"], [len(r.result["text"]) for r in client.operation(sys.argv[2]).results()])
+    op = client.operation(sys.argv[2])
+    print(op.wait(60).report["length"], [len(r.result["text"]) for r in op.results()])
 """
 
 
 def test_L25_waiting_before_and_after_the_end_from_another_process_and_after_restarts(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Who waits is a process that knows the name; the executor is killed and started again on the way, and so is the client
-    that started it.
+    """Who waits is a process that knows the name; the executor is killed and started again on the way, and so is the
+    client that started it.
     """
     options = ("--shared-dir", str(tmp_path / "shared"))
     (daemon,) = group.start("a", options=options, env=sample_env)
@@ -247,7 +252,5 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
     async with asyncio.timeout(20):
         assert await called.get() == ("now", "success", True)
     await client.close()
-    async with asyncio.timeout(20):
-        while "callbacks are not called" not in caplog.text:
-            await asyncio.sleep(0.01)
+    await until(lambda: "callbacks are not called" in caplog.text, "it is told that they are not called")
     assert called.empty()

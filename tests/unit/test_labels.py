@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from distop.core.declaration import Rules
 from distop.core.labels import MAX_KEY, MAX_LABELS, MAX_VALUE, has, labels
 from distop.core.model import History, Spec, State
-from distop.core.declaration import Rules
 from distop.errors import InvalidArgument
 from distop.submission.request import request
 

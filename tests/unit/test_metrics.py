@@ -112,7 +112,9 @@ def test_times_as_people_write_them(text: object, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "59m", "-3d", "0d", "1w", "nan", "infd", "d", "9" * 400 + "d", "1e400", None, True])
+@pytest.mark.parametrize(
+    "text", ["", "5", "59m", "-3d", "0d", "1w", "nan", "infd", "d", "9" * 400 + "d", "1e400", None, True]
+)
 def test_how_long_a_history_may_be_kept_at_least(text: object) -> None:
     with pytest.raises(InvalidArgument, match="--history-age must be"):
         Settings({"history_age": text if text is not None else [1]}, env={}, file=False).get("history_age")

@@ -31,6 +31,7 @@ PAUSED = replace(OPEN, state=State.PAUSED, phase=Phase.PAUSED)
 PENDING = replace(PLANNING, state=State.PENDING, phase=Phase.WAITING)
 CANCELLING = replace(OPEN, state=State.CANCELLING, phase=Phase.CANCELLING)
 COMPLETING = replace(OPEN, decision=Decision(State.SUCCESS, 4, 4, 0))
+BROKEN = Decision(State.SUCCESS, 4, 4, 0, attempts=1, error="no")
 HELD = Claim("e1", "i1", 1, 0)
 LOST = Claim("e9", "i9", 1, 0)
 AGAIN = Claim("e1", "", 2, 1, rfc3339(NOW + 50), "disk full")
@@ -56,10 +57,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("scheduled", {"snapshot": PENDING}, "its due time, or the operations before it"),
     ("no-coordinator", {"snapshot": PLANNING, "coordinated": False}, "to be elected to coordinate `noop` on t"),
     ("planning", {"snapshot": PLANNING}, "planning"),
-    ("planning-fails", {"snapshot": replace(PLANNING, planning=Attempts(2, "gone"))}, "attempt 3 (the last one failed: gone)"),
+    ("planning-fails", {"snapshot": replace(PLANNING, planning=Attempts(2, "gone"))},
+     "planning, attempt 3 (the last one failed: gone)"),
     ("completion", {"snapshot": COMPLETING}, "completion"),
     ("completion", {"snapshot": replace(OPEN, success=4)}, "completion"),
-    ("completion-fails", {"snapshot": replace(COMPLETING, decision=Decision(State.SUCCESS, 4, 4, 0, attempts=1, error="no"))},
+    ("completion-fails", {"snapshot": replace(COMPLETING, decision=BROKEN)},
      "completion, attempt 2 (the last one failed: no)"),
     ("holders", {"snapshot": replace(CANCELLING, claims={0: HELD})}, "its holders to stop"),
     ("lease-lost", {"snapshot": replace(OPEN, claims={0: LOST, 1: LOST})},
@@ -68,7 +70,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("slots", {"snapshot": OPEN, "elsewhere": {"t/noop/2": 1, "t/noop/3": 5}},
      "free slots: executors have 5 jobs of t/noop/3, 1 job of t/noop/2"),
     ("unclaimed", {"snapshot": OPEN, "elsewhere": {}}, "an executor to claim its jobs"),
-    ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})}, f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
+    ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})},
+     f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "at most 1 job of it at once"),
 ]  # fmt: skip
 
