@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from distop.results import OperationResult, OperationStatus
     from distop.store.embedded import EmbeddedEtcd
+    from distop.submission.request import After
 
 _ERRORS = (
     "DistopError",
@@ -57,6 +58,7 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
+    "After": "distop.submission.request",
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
     "connect": "distop.blocking",

@@ -224,6 +224,9 @@ class Behavior(ABC):
     after the decision, as any other.
     """
 
+    joins: ClassVar[bool] = False
+    """An operation of this type that waits for others ends with the last of them, without a job."""
+
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
 
@@ -325,6 +328,7 @@ class Behavior(ABC):
             batch=cls.run_batch is not None,
             completes=completes,
             reports_only=cls.reports_only,
+            joins=cls.joins,
             cleans=cls.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup,
             description=(cls.__doc__ or "").strip().partition("\n")[0],
             needs_table=cls.needs_table,

@@ -278,6 +278,9 @@ class Client:
         retry_attempts: int | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -294,6 +297,9 @@ class Client:
                 retry_attempts=retry_attempts,
                 submitter=submitter,
                 labels=labels,
+                not_before=not_before,
+                delay=delay,
+                after=after,
             )
         )
         return Operation(self._loop, inner)

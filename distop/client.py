@@ -101,6 +101,9 @@ class Client:
         retry_attempts: int | None = None,
         submitter: str | None = None,
         labels: Mapping[str, str] | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -111,6 +114,11 @@ class Client:
         partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
         ``labels``: texts by which lists and the history find it (``core.labels`` has the bounds); those of the call
         that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
+
+        ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
+        operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
+        ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
+        it waits for that too.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -126,6 +134,9 @@ class Client:
             retry_attempts,
             submitter if submitter is not None else whoami(),
             labels,
+            not_before=not_before,
+            delay=delay,
+            after=after,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.backoff import Backoff
 from distop.callbacks import Callbacks
+from distop.clock import time
 from distop.core import transitions as t
-from distop.core.codec import shorten
+from distop.core import waiting as w
+from distop.core.codec import rfc3339, shorten
+from distop.core.due import ended_waiting
 from distop.core.keys import Keys
-from distop.core.model import Cancel, Decision, History, OperationRef, Phase, State
+from distop.core.links import Hold
+from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
@@ -29,7 +33,7 @@ from distop.submission.rerun import rerun
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from distop.core.txn import GetResult, KeyValue, Txn
     from distop.inspection.outcomes import JobResult
@@ -257,10 +261,25 @@ class Operation:
         """
         why = Cancel("user", shorten(check_text(text, "the reason of a cancel"), _LONGEST_CANCEL_TEXT))
 
-        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PENDING:
+                return await self._not_begun(mod, why)
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
         await self._command("cancelled", step)
+
+    async def _not_begun(self, mod: int, why: Cancel) -> Txn:
+        """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted."""
+        keys, ref = self._keys, self._ref
+        kv = await self._etcd.get(keys.of(ref, "spec"))
+        if kv is None:
+            raise no_operation(self.ref)
+        spec = read(Spec.decode, kv)
+        held = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
+        if held is not None and read(Hold.decode, held).kind == "graph":
+            raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
+        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why)
+        return w.end_waiting(keys, ref, mod, history, why)
 
     async def pause(self, *, now: bool = False) -> None:
         """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that
@@ -270,11 +289,12 @@ class Operation:
         if not isinstance(now, bool):
             raise InvalidArgument(f"now is True or False, not {now!r}")
 
-        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
                 return None
             if state not in (State.RUNNING, State.PAUSED):
-                raise NotAllowed(f"{self.ref} is {state}: it cannot be paused")
+                begun = " and has not begun" if state is State.PENDING else ""
+                raise NotAllowed(f"{self.ref} is {state}{begun}: it cannot be paused")
             return t.pause(self._keys, self._ref, mod, now=now, seen=state)
 
         await self._command("paused", step)
@@ -282,7 +302,7 @@ class Operation:
     async def resume(self) -> None:
         """Let a paused operation go on; nothing changes when it runs. Raises as :meth:`cancel` does."""
 
-        def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.RUNNING:
                 return None
             if state is not State.PAUSED:
@@ -323,7 +343,7 @@ class Operation:
         )
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
-    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Txn | None]) -> None:
+    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]]) -> None:
         keys, ref = self._keys, self._ref
         while True:
             state, decision, plan, history, pending = await self._etcd.read(
@@ -333,7 +353,7 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

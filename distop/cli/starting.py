@@ -33,13 +33,14 @@ def _check_start(
     request_id: str | None,
     failure_policy: str | None,
     retry_attempts: int | None,
+    **waiting: Any,
 ) -> None:
     """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
     from distop.schema import encode_argument
     from distop.submission.request import request
 
     arg = encode_argument(argument)
-    request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "")
+    request(type_name, table, arg, partitions or None, request_id, failure_policy, retry_attempts, "", **waiting)
 
 
 def start(
@@ -60,12 +61,29 @@ def start(
     ] = None,
     retry_attempts: ATTEMPTS = None,
     label: LABEL = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")
+    ] = None,
+    delay: Annotated[float | None, typer.Option(metavar="S", help="Begin so many seconds from now.")] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="OP", help="Begin once this operation has succeeded (repeatable).")
+    ] = None,
+    after_end: Annotated[
+        list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
+    ] = None,
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
     given = labels(label)
     argument = parse_argument(arg)
-    _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts)
+    from distop.submission.request import After
+
+    waiting: dict[str, Any] = {
+        "not_before": at,
+        "delay": delay,
+        "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+    }
+    _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
     former = parse(since) if since is not None else None
 
     async def work(client: Client) -> Operation:
@@ -78,6 +96,7 @@ def start(
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             labels=given,
+            **waiting,
         )
 
     _start(work, wait, timeout)

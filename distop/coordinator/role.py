@@ -19,6 +19,7 @@ from distop.coordinator.ending import Ending, Later
 from distop.coordinator.planning import Planning
 from distop.coordinator.reaping import Reaper
 from distop.coordinator.trying import Elsewhere
+from distop.coordinator.waiters import Waiters
 from distop.core import decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION
@@ -116,6 +117,7 @@ class Coordinator:
             ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call
         )
         self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call)
+        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached)
         self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
@@ -148,7 +150,9 @@ class Coordinator:
         return bool(self._first)
 
     def cluster_changed(self) -> None:
-        """Nodes came or went: claims that are being waited for may have become free to delete."""
+        """Nodes came or went: claims that are being waited for may have become free to delete. Or a hold has gone."""
+        if self._ready:
+            self._waiters.holds_changed()
         self._kick(self._cancelling)
 
     def close(self) -> None:
@@ -156,6 +160,7 @@ class Coordinator:
         self._ready, self._closed = False, True
         if self._watching is not None:
             self._watching.cancel()
+        self._waiters.close()
         for timer in self._timers.values():
             timer.cancel()
         for drive in self._driving.values():
@@ -203,7 +208,10 @@ class Coordinator:
     def _kick(self, refs: Any) -> None:
         if not self._ready:
             return
+        self._waiters.look(refs)
         for ref in sorted(refs):
+            if self._stage(ref) is Stage.WAITING:
+                continue
             if ref in self._driving:
                 self._again.add(ref)
                 self._check_call(ref)

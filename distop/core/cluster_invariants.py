@@ -34,6 +34,7 @@ class ClusterTrace:
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
+        self.holds: set[str] = set()
         self._gone: dict[str, None] = {}
         """The last incarnations that ended, in order."""
         self._run_ops: dict[str, dict[str, int]] = {}
@@ -48,6 +49,8 @@ class ClusterTrace:
         try:
             if key.family == K.NODE:
                 yield from self._node(key.id, change.deleted)
+            elif key.family == K.HOLD:
+                (self.holds.discard if change.deleted else self.holds.add)(key.id)
             elif key.family == K.COORDINATOR:
                 yield from self._election((key.table, key.type), None if change.deleted else value.decode())
             elif key.name == "runOps":

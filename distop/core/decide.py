@@ -12,6 +12,7 @@ from zlib import crc32
 from distop.core import claiming
 from distop.core import finishing as f
 from distop.core import transitions as t
+from distop.core import waiting as w
 from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
@@ -137,6 +138,9 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         if (due := _due(decision.retry_at, now, longest)) > now:
             return WakeAt(due)
         return Complete(decision)
+    if stage is Stage.CLEANING and op.next and op.state is not None:
+        page = dict(sorted(op.next.items())[: w.SIGNALS_PER_TXN])
+        return Commit(w.signal(keys, op.ref, election, op.state_mod, op.state, page))
     if stage is Stage.CLEANING:
         follow_ups = op.decision.value.follow_ups if op.decision is not None else ()
         return Clean(op.plan.count if op.plan is not None else 0, follow_ups)

@@ -61,6 +61,8 @@ class Declaration:
     """The behavior has cleanup code: an executor writes down which of its jobs it runs."""
     reports_only: bool = False
     """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
+    joins: bool = False
+    """It does nothing but wait for others, and ends with the last of them (L36)."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -102,6 +104,7 @@ class Declaration:
             bool(data.get("needs_table", False)),
             rules.cleans,
             rules.reports_only,
+            rules.joins,
         )
 
     def rules(self) -> Rules:
@@ -116,6 +119,7 @@ class Declaration:
             self.completes,
             self.cleans,
             self.reports_only,
+            self.joins,
         )
 
 
@@ -132,6 +136,7 @@ class Rules:
     completes: bool = True
     cleans: bool = True
     reports_only: bool = False
+    joins: bool = False
 
     @property
     def leaves_something(self) -> bool:
@@ -149,6 +154,7 @@ class Rules:
             "completes": self.completes,
             "cleans": self.cleans,
             "reports_only": self.reports_only,
+            **({"joins": True} if self.joins else {}),
         }
 
     @classmethod
@@ -163,6 +169,7 @@ class Rules:
             bool(data.get("completes", True)),
             bool(data.get("cleans", True)),
             bool(data.get("reports_only", False)),
+            bool(data.get("joins", False)),
         )
 
     def at_limit(self, failures: int) -> bool:

@@ -192,13 +192,21 @@ def clean(
 def end(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
 ) -> Txn:
-    """The last page: the ordinals from ``first`` on, the operation's own keys, ``.state`` and pending together."""
+    """The last page: the ordinals from ``first`` on, the operation's own keys, ``.state`` and pending together. Refused
+    while a successor has not been told (``core.waiting.signal``).
+    """
     return Txn(
-        (election, unchanged(keys.of(ref, "state"), state_mod), _over(keys, ref)),
+        (
+            election,
+            unchanged(keys.of(ref, "state"), state_mod),
+            _over(keys, ref),
+            none_within(*keys.edges_range(ref, "next")),
+        ),
         (
             _job_page(keys, ref, first, size),
             Delete(*keys.claims_range(ref)),
             Delete(*keys.chunks_range(ref)),
+            Delete(*keys.edges_range(ref, "after")),
             *(Delete(keys.of(ref, name)) for name in OWN_KEYS),
             Delete(keys.of(ref, "state")),
             Delete(keys.pending(ref)),

@@ -32,9 +32,10 @@ from distop.core.violation import Violation
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys, ParsedKey
+    from distop.core.links import Edge
     from distop.core.txn import KeyValue
 
 _LATE = "written after its operation was finished and cleaned up"
@@ -203,7 +204,7 @@ class Checker:
                     self._recorded(ref, change)
             return
         op = self._trace(ref)
-        before, had_plan, decided = op.state, op.plan is not None, op.decision
+        before, had_plan, decided, edges = op.state, op.plan is not None, op.decision, dict(op.after)
         created = before is None
         history: Change | None = None
         new_plan = False
@@ -224,7 +225,7 @@ class Checker:
                 elif key.family == K.PENDING:
                     op.phase = None if change.deleted else Phase(change.kv.value.decode())
                 else:
-                    op.fold(key.name, key.chunk, change)
+                    op.fold(key.name, key.chunk, key.id, change)
                     new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
             except UNREADABLE as error:
                 self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
@@ -235,6 +236,8 @@ class Checker:
             return
         if new_plan and not had_plan:
             self._planned(op)
+        if before is State.PENDING and op.state is State.PENDING:
+            self._let_go(op, writes, edges)
         if decided is None and op.decision is not None and before is not None:
             self._verdict(op, op.decision)
         if op.state is not before:
@@ -321,12 +324,15 @@ class Checker:
             return
         if op.state not in FOLLOWS[before]:
             self._found(5, where, f"the state went from {before} to {op.state}", op)
+        if before is State.PENDING:
+            self._waited(op, where)
         if not op.state.terminal:
             return
-        self._elected(op, where)
+        if before is not State.PENDING or op.cancel is None or op.cancel.reason != "user":
+            self._elected(op, where)  # who cancels what has not begun ends it
         if op.claims:
             self._found(5, where, f"finished while {op.claims} claims were left", op)
-        if op.state is State.SUCCESS and not all_succeeded(op):
+        if op.state is State.SUCCESS and before is not State.PENDING and not all_succeeded(op):
             self._found(5, where, "finished as success while not all jobs succeeded", op)
         if op.state is State.SUCCESS and op.decision is not None and op.decision.verdict is not State.SUCCESS:
             self._found(5, where, f"finished as success where {op.decision.verdict} was decided", op)
@@ -340,6 +346,27 @@ class Checker:
             return
         for number, text in unfit_record(op, record):
             self._found(number, history.kv.key, text, op)
+
+    def _waited(self, op: OperationTrace, where: str) -> None:
+        """It waits no longer (15)."""
+        if op.state is State.CANCELLED:
+            return
+        if op.after:
+            left = ", ".join(sorted(edge.op for edge in op.after.values())[:3])
+            self._found(15, where, f"went on although it waits for {left}", op)
+        if op.spec is not None and op.spec.hold in self._cluster.holds:
+            self._found(15, where, f"went on although the hold {op.spec.hold} is there", op)
+
+    def _let_go(
+        self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
+    ) -> None:
+        """Edges of one that waits, taken away: the operation at their other end has ended as it should (15)."""
+        for key, change in writes:
+            edge = edges.get(key.id) if key.name == "after" and change.deleted else None
+            pred = self._operations.get(OperationRef.parse(edge.op)) if edge is not None else None
+            if edge is not None and (pred is None or pred.state is None or not edge.satisfied_by(pred.state)):
+                state = pred.state if pred is not None else None
+                self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:

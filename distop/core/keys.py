@@ -17,13 +17,14 @@ from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
     "distOpBehavior",
     "distOpTable",
     "distOpHistory",
+    "distOpHold",
 )
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
@@ -33,6 +34,7 @@ _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 _ENCODED = [chr(b) if b in _SAFE else f"%{b:02X}" for b in range(256)]
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
+_EDGE = re.compile(r"[0-9a-f]{20}")
 
 
 @lru_cache(maxsize=65_536)
@@ -121,7 +123,7 @@ class ParsedKey:
     ``name`` is the last word: ``runOps``, ``nextInstanceId``, ``current``, or what follows an operation's root
     (``arg``, ``spec``, ``state``, ``cancel``, ``plan``, ``planning``, ``decision``); for a job's key ``partition``
     is its ordinal and ``name`` is ``state``, ``outcome`` or ``progress``; for a chunk ``name`` is ``plan`` and
-    ``chunk`` its number.
+    ``chunk`` its number; for an edge ``name`` is ``after`` or ``next`` and ``id`` the edge.
     """
 
     family: str
@@ -214,6 +216,14 @@ class Keys:
         root = self._op(ref, OP)
         return f"{root}.0", f"{root}.:"
 
+    def edge(self, ref: OperationRef, name: str, edge: str) -> str:
+        """``<root>.after.<edge>`` or ``<root>.next.<edge>`` (``core.waiting``)."""
+        return f"{self._op(ref, OP)}.{name}.{edge}"
+
+    def edges_range(self, ref: OperationRef, name: str) -> tuple[str, str]:
+        """All edges of one side: ``after`` or ``next``."""
+        return prefix_range(f"{self._op(ref, OP)}.{name}.")
+
     def gate(self, ref: OperationRef) -> str:
         return self._op(ref, OPEN)
 
@@ -244,6 +254,9 @@ class Keys:
     def coordinator(self, table: str, type_name: str) -> str:
         return f"{self._prefix}{COORDINATOR}.{encode(table)}.{check_type_name(type_name)}"
 
+    def hold(self, id_: str) -> str:
+        return f"{self._prefix}{HOLD}.{encode(id_)}"
+
     def behavior(self, type_name: str) -> str:
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
@@ -270,8 +283,8 @@ class Keys:
         if not key.startswith(self._prefix):
             raise InvalidArgument(f"{key!r} is not in the namespace {self.namespace!r}")
         family, *parts = key[len(self._prefix) :].split(".")
-        if family in (NODE, NODE_DRAIN, BEHAVIOR, TABLE) and len(parts) == 1:
-            if family in (NODE, NODE_DRAIN):
+        if family in (NODE, NODE_DRAIN, HOLD, BEHAVIOR, TABLE) and len(parts) == 1:
+            if family in (NODE, NODE_DRAIN, HOLD):
                 return ParsedKey(family, id=decode(parts[0]))
             if family == BEHAVIOR:
                 return ParsedKey(family, type=check_type_name(parts[0]))
@@ -309,6 +322,8 @@ class Keys:
             parsed = ParsedKey(family, ref.table, ref.type, ref, "plan", chunk=parse_ordinal(rest[1]))
         elif len(rest) == 1 and rest[0] in {OP: OPERATION_NAMES, HISTORY: HISTORY_NAMES}.get(family, ()):
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[0])
+        elif family == OP and len(rest) == 2 and rest[0] in EDGE_NAMES and _EDGE.fullmatch(rest[1]):
+            parsed = ParsedKey(family, ref.table, ref.type, ref, rest[0], id=rest[1])
         elif family == OP and len(rest) == 2 and rest[1] in JOB_NAMES:
             parsed = ParsedKey(family, ref.table, ref.type, ref, rest[1], partition=parse_ordinal(rest[0]))
         if parsed is None:
@@ -317,6 +332,7 @@ class Keys:
 
 
 OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision"})
+EDGE_NAMES = frozenset({"after", "next"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
 HISTORY_NAMES = frozenset({"arg", "spec"})
 """What may stand beside a history record, besides a chunk of names; the record's own key has no name."""

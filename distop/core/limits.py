@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distop.core import claiming, finishing, transitions
+from distop.core import claiming, finishing, transitions, waiting
 from distop.core.frozen import frozen
 from distop.core.txn import MAX_OPERATIONS
 
@@ -18,6 +18,7 @@ class Limits:
     """A plan of more bytes or chunks is written chunk by chunk, then opened."""
     claims: int = claiming.CLAIMS_PER_TXN
     reports: int = claiming.REPORTS_PER_TXN
+    begins: int = waiting.BEGINS_PER_TXN
     finishes: int = finishing.FINISHES_PER_TXN
     reaped: int = claiming.CLAIMS_PER_REAP
     cleaned: int = finishing.ORDINALS_PER_CLEAN

@@ -161,6 +161,10 @@ class Spec:
     """The operation of whose partitions this one runs some again."""
     request_digest: str = ""
     """Of what was asked for under the request id (``digest.request_digest``): the same id stands for nothing else."""
+    not_before: str = ""
+    """It begins at this time (RFC 3339), or later."""
+    hold: str = ""
+    """It does not begin while this hold is there."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the caller finds it by (``core.labels``)."""
 
@@ -176,8 +180,9 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        if self.rerun_of:
-            data["rerun_of"] = self.rerun_of
+        for name in ("rerun_of", "not_before", "hold"):
+            if value := getattr(self, name):
+                data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
         return dumps(data)
@@ -197,7 +202,9 @@ class Spec:
             int(data.get("v", SCHEMA_VERSION)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
-            labels=data.get("labels") or {},
+            data.get("not_before", ""),
+            data.get("hold", ""),
+            data.get("labels") or {},
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FOLLOWS: dict[State | None, frozenset[State]] = {
     None: frozenset({State.PENDING, State.RUNNING}),
-    State.PENDING: frozenset({State.RUNNING, State.CANCELLING, State.CANCELLED}),
+    State.PENDING: frozenset({State.RUNNING, State.SUCCESS, State.CANCELLED}),
     State.RUNNING: frozenset({State.PAUSED, State.CANCELLING, State.SUCCESS, State.FAILED}),
     State.PAUSED: frozenset({State.RUNNING, State.CANCELLING, State.SUCCESS, State.FAILED}),
     State.CANCELLING: frozenset({State.FAILED, State.CANCELLED}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
 from distop.core.digest import plan_digest
 from distop.core.frozen import frozen
-from distop.core.model import TableRecord
+from distop.core.model import WHOLE, TableRecord
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -243,6 +243,12 @@ def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:
 def decode_chunk(value: bytes) -> list[PartitionPlan]:
     """The reverse of :func:`encode_chunk`."""
     return [PartitionPlan.from_json(item) for item in loads(value)]
+
+
+def whole_plan() -> tuple[Plan, list[bytes]]:
+    """The plan of an operation on no table, and its only chunk: one job for everything."""
+    chunk = encode_chunk([PartitionPlan(0, WHOLE)])
+    return Plan(1, "", plan_digest([chunk]), 1), [chunk]
 
 
 def chunked(partitions: Sequence[PartitionPlan], limit: int = MAX_CHUNK_BYTES) -> list[bytes]:

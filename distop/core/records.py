@@ -14,6 +14,7 @@ from distop.core.codec import SCHEMA_VERSION, UNREADABLE, loads
 from distop.core.declaration import Declaration
 from distop.core.draining import Drain
 from distop.core.jobs import Claim
+from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
 from distop.core.plan import Plan
 from distop.errors import InvalidArgument, UnreadableRecord
@@ -95,6 +96,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.BEHAVIOR: Declaration.decode,
     K.TABLE: TableRecord.decode,
     K.CLAIM: Claim.decode,
+    K.HOLD: Hold.decode,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
 }
@@ -109,6 +111,8 @@ _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
     "plan": Plan.decode,
     "planning": Attempts.decode,
     "decision": Decision.decode,
+    "after": Edge.decode,
+    "next": Edge.decode,
 }
 
 

@@ -29,8 +29,15 @@ class Stage(StrEnum):
 class Event(StrEnum):
     """What happens to an operation."""
 
+    SUBMIT = "submit"
+    """To wait; START and START_PLANNED: to run at once."""
     START = "start"
     START_PLANNED = "start_planned"
+    ADD_DEPENDENCIES = "add_dependencies"
+    BEGIN = "begin"
+    BEGIN_PLANNED = "begin_planned"
+    JOIN = "join"
+    END_WAITING = "end_waiting"
     PLAN = "plan"
     PLAN_ATTEMPT = "plan_attempt"
     GIVE_UP = "give_up"
@@ -44,13 +51,24 @@ class Event(StrEnum):
     COMPLETE_ATTEMPT = "complete_attempt"
     FINISH = "finish"
     FINISH_AT_ONCE = "finish_at_once"
+    SIGNAL = "signal"
     CLEAN = "clean"
     END = "end"
 
 
 OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
-    Stage.ABSENT: {Event.START: frozenset({Stage.PLANNING}), Event.START_PLANNED: frozenset({Stage.OPEN})},
-    Stage.WAITING: {},
+    Stage.ABSENT: {
+        Event.SUBMIT: frozenset({Stage.WAITING}),
+        Event.START: frozenset({Stage.PLANNING}),
+        Event.START_PLANNED: frozenset({Stage.OPEN}),
+    },
+    Stage.WAITING: {
+        Event.ADD_DEPENDENCIES: frozenset({Stage.WAITING}),
+        Event.BEGIN: frozenset({Stage.PLANNING}),
+        Event.BEGIN_PLANNED: frozenset({Stage.OPEN}),
+        Event.JOIN: frozenset({Stage.CLEANING}),
+        Event.END_WAITING: frozenset({Stage.CLEANING}),
+    },
     Stage.PLANNING: {
         Event.PLAN: frozenset({Stage.OPEN}),
         Event.PLAN_ATTEMPT: frozenset({Stage.PLANNING}),
@@ -83,7 +101,11 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.COMPLETE_ATTEMPT: frozenset({Stage.COMPLETING}),
         Event.FINISH: frozenset({Stage.CLEANING}),
     },
-    Stage.CLEANING: {Event.CLEAN: frozenset({Stage.CLEANING}), Event.END: frozenset({Stage.ABSENT})},
+    Stage.CLEANING: {
+        Event.SIGNAL: frozenset({Stage.CLEANING}),
+        Event.CLEAN: frozenset({Stage.CLEANING}),
+        Event.END: frozenset({Stage.ABSENT}),
+    },
 }
 """Where each event leads. What is not here is refused by the guards of the event's transaction, whatever revisions the
 caller put into them, and changes nothing."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, JobState
+from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.states import Stage
@@ -62,6 +63,7 @@ class OperationTrace:
     """One operation, from its start to the last page of its cleanup."""
 
     __slots__ = (
+        "after",
         "cancel",
         "chunks",
         "claims",
@@ -86,6 +88,8 @@ class OperationTrace:
         self.state: State | None = None
         self.plan: Plan | None = None
         self.chunks: dict[int, bytes] = {}
+        self.after: dict[str, Edge] = {}
+        """What it waits for, by edge."""
         self.gate = False
         self.phase: Phase | None = None
         self.cancel: Cancel | None = None
@@ -154,9 +158,15 @@ class OperationTrace:
             if change is not None:
                 job.log.append((revision, brief(change)))
 
-    def fold(self, name: str, chunk: int, change: Change) -> None:
+    def fold(self, name: str, chunk: int, edge: str, change: Change) -> None:
         """Take a write to one of the operation's own keys."""
         value = None if change.deleted else change.kv.value
+        if name == "after":
+            if value is None:
+                self.after.pop(edge, None)
+            else:
+                self.after[edge] = Edge.decode(value)
+            return
         if name == "state":
             self.state = State(value.decode()) if value is not None else None
         elif name == "spec":

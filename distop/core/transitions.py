@@ -33,9 +33,11 @@ from distop.core.txn import (
     Txn,
     absent,
     exists,
+    is_not,
     unchanged,
     value_is,
 )
+from distop.core.waiting import link
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,18 +68,34 @@ class Counters:
 
 
 @frozen
+class Predecessor:
+    """An operation that another one shall wait for. ``mod``: of its state, as it was read before it had ended; 0: it is
+    started in the same transaction. ``on``: "success" or "end".
+    """
+
+    ref: OperationRef
+    on: str = "success"
+    mod: int = 0
+
+
+@frozen
 class NewOperation:
-    """An operation that is to be started. With ``planned`` it brings its own plan and opens at once."""
+    """An operation that is to be started. With ``planned`` it brings its own plan and opens at once; with ``waits`` it
+    has to wait, for a time, for a hold, or ``after`` others.
+    """
 
     ref: OperationRef
     spec: Spec
     arg: bytes
     planned: tuple[Plan, Sequence[bytes]] | None = None
+    waits: bool = False
+    after: tuple[Predecessor, ...] = ()
 
 
 def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
-    what is guarded is the same however many they are: both counters as they were read.
+    what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
+    to run at once. Those that wait for others are guarded by these as well: they have not ended.
 
     The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
     (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
@@ -89,11 +107,12 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
         raise ValueError(
             f"{', '.join(str(one.ref) for one in new)} cannot be started: the next instance is {seen.next_instance}"
         )
-    alone = [keys.current(first.table, first.type, one.ref.object) for one in new if one.spec.one_at_a_time]
+    running = [one for one in new if not one.waits]
+    alone = [keys.current(first.table, first.type, one.ref.object) for one in running if one.spec.one_at_a_time]
     if len(set(alone)) < len(alone):
         raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
     counts = dict(seen.run_ops)
-    counts[first.type] = counts.get(first.type, 0) + len(new)
+    counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
     reads = [
         Get(key)
@@ -106,12 +125,13 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     ]
     return Txn(
         (
-            unchanged(run_ops, seen.run_ops_mod),
+            *((unchanged(run_ops, seen.run_ops_mod),) if running else ()),
             unchanged(following, seen.next_instance_mod),
             *(absent(current) for current in alone),
+            *_not_ended(keys, new),
         ),
         (
-            Put(run_ops, dumps(counts)),
+            *((Put(run_ops, dumps(counts)),) if running else ()),
             Put(following, word(str(seen.next_instance + len(new)))),
             *(put for one in new for put in _begin(keys, one)),
         ),
@@ -120,14 +140,23 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     )
 
 
+def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
+    """Those that others wait for, as they were read."""
+    seen = {pred.ref: pred.mod for one in new for pred in one.after if pred.mod}
+    return [unchanged(keys.of(ref, "state"), mod) for ref, mod in sorted(seen.items())]
+
+
 def _begin(keys: Keys, one: NewOperation) -> list[Put]:
     """What an operation begins with; all of these keys are its own but ``.current``."""
     ref = one.ref
     puts = [
         Put(keys.of(ref, "arg"), one.arg),
         Put(keys.of(ref, "spec"), one.spec.encode()),
-        Put(keys.of(ref, "state"), word(State.RUNNING)),
+        Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
     ]
+    if one.waits:
+        links = [put for pred in one.after for put in link(keys, pred.ref, ref, pred.on)]
+        return [*puts, Put(keys.pending(ref), word(Phase.WAITING)), *links]
     if one.spec.one_at_a_time:
         puts.append(Put(keys.current(ref.table, ref.type, ref.object), word(str(ref.instance))))
     if one.planned is None:
@@ -146,7 +175,8 @@ def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
         begun = _begin(keys, one)
         puts += len(begun)
         size += sum(len(put.key) + len(put.value) for put in begun)
-        if n and (max(puts, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
+        compares = 2 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
+        if n and (max(puts, compares, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
             return n
     return len(new)
 
@@ -264,7 +294,7 @@ def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election:
         (
             *((election, exists(keys.gate(ref))) if election else ()),
             unchanged(keys.of(ref, "state"), state_mod),
-            exists(keys.of(ref, "state")),
+            is_not(keys.of(ref, "state"), word(State.PENDING)),
             absent(keys.of(ref, "decision")),
             absent(keys.of(ref, "cancel")),
             absent(keys.history(ref)),

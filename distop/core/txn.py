@@ -72,6 +72,11 @@ def value_is(key: str, value: bytes) -> Compare:
     return Compare(key, Target.VALUE, Relation.EQUAL, value)
 
 
+def is_not(key: str, value: bytes) -> Compare:
+    """The key exists with another value (etcd compares no value of a key that does not exist)."""
+    return Compare(key, Target.VALUE, Relation.NOT_EQUAL, value)
+
+
 @frozen
 class Put:
     """Write a key. ``lease`` 0: no lease."""

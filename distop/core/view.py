@@ -7,6 +7,7 @@ deciders only read it. Two views exist: :class:`ClusterView` (every daemon: node
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from distop.core.codec import UNREADABLE
 from distop.core.draining import Drain
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
+from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
+
+_ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
 
 MAX_KEPT_OUTCOME = 4 * 1024
 """Bytes of an outcome that a view keeps."""
@@ -62,8 +66,12 @@ class ClusterView:
         self.gates: dict[OperationRef, Seen[Gate]] = {}
         """Open operations."""
         self.pending: dict[OperationRef, Phase] = {}
+        self._subjects: Counter[tuple[str, str]] = Counter()
+        """(table, type) → how many of its operations are open or pending: thousands may wait."""
+        self._ending: Counter[tuple[str, str]] = Counter()
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
+        self.holds: dict[str, Seen[Hold]] = {}
         self.foreign: dict[str, str] = {}
         """Keys that this release cannot read, with why: left alone."""
 
@@ -75,11 +83,15 @@ class ClusterView:
         if K.NODE_DRAIN in families:
             self.drains.clear()
         if K.OPEN in families:
-            self.gates.clear()
+            for ref in list(self.gates):
+                self._set_gate(ref, None)
         if K.PENDING in families:
-            self.pending.clear()
+            for ref in list(self.pending):
+                self._set_pending(ref, None)
         if K.COORDINATOR in families:
             self.elections.clear()
+        if K.HOLD in families:
+            self.holds.clear()
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
         return self.apply(changes)
@@ -111,21 +123,36 @@ class ClusterView:
                 self.drains.add(key.id)
             else:
                 self.drains.discard(key.id)
+        elif key.family == K.HOLD:
+            if deleted:
+                self.holds.pop(key.id, None)
+            else:
+                self.holds[key.id] = Seen(Hold.decode(kv.value), kv.mod_revision)
         elif key.family == K.COORDINATOR:
             if deleted:
                 self.elections.pop((key.table, key.type), None)
             else:
                 self.elections[key.table, key.type] = Seen(kv.value.decode(), kv.mod_revision)
         elif key.ref is not None and key.family == K.OPEN:
-            if deleted:
-                self.gates.pop(key.ref, None)
-            else:
-                self.gates[key.ref] = Seen(Gate.decode(kv.value), kv.mod_revision)
+            self._set_gate(key.ref, None if deleted else Seen(Gate.decode(kv.value), kv.mod_revision))
         elif key.ref is not None and key.family == K.PENDING:
-            if deleted:
-                self.pending.pop(key.ref, None)
-            else:
-                self.pending[key.ref] = Phase(kv.value.decode())
+            self._set_pending(key.ref, None if deleted else Phase(kv.value.decode()))
+
+    def _set_gate(self, ref: OperationRef, gate: Seen[Gate] | None) -> None:
+        self._subjects[ref.table, ref.type] += (gate is not None) - (ref in self.gates)
+        if gate is not None:
+            self.gates[ref] = gate
+        else:
+            self.gates.pop(ref, None)
+
+    def _set_pending(self, ref: OperationRef, phase: Phase | None) -> None:
+        subject, before = (ref.table, ref.type), self.pending.get(ref)
+        self._subjects[subject] += (phase is not None) - (before is not None)
+        self._ending[subject] += (phase in _ENDING) - (before in _ENDING)
+        if phase is not None:
+            self.pending[ref] = phase
+        else:
+            self.pending.pop(ref, None)
 
     def live(self, incarnation: str) -> bool:
         """The incarnation has its node key."""
@@ -139,12 +166,11 @@ class ClusterView:
 
     def ending_types(self) -> set[tuple[str, str]]:
         """(table, type) of what only has to be brought to its end, for which no job runs any more."""
-        ending = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
-        return {(ref.table, ref.type) for ref, phase in self.pending.items() if phase in ending}
+        return {subject for subject, count in self._ending.items() if count}
 
     def wanted_types(self) -> set[tuple[str, str]]:
         """(table, type) of everything that is open or pending: those need a coordinator."""
-        return {(ref.table, ref.type) for source in (self.gates, self.pending) for ref in source}
+        return {subject for subject, count in self._subjects.items() if count}
 
 
 class SeenClaim:
@@ -183,6 +209,10 @@ class OperationView:
     claims: dict[int, SeenClaim] = field(default_factory=dict)
     claims_known: bool = False
     """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
+    after: dict[str, str] = field(default_factory=dict)
+    """What it waits for, by edge: "", or how that ended where it should have gone well."""
+    next: dict[str, Edge] = field(default_factory=dict)
+    """What waits for this one, by edge."""
     outcomes: dict[int, KeyValue] = field(default_factory=dict)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
@@ -225,6 +255,8 @@ class TypeView:
         self._few = few
         self.claims_known = False
         """They are watched, and were listed."""
+        self.current: dict[str, int] = {}
+        """Object → the instance that runs, of a type that runs one at a time."""
         self._kept = 0
         """Bytes of the outcomes that are kept."""
         self.operations: dict[OperationRef, OperationView] = {}
@@ -246,6 +278,7 @@ class TypeView:
         else:
             held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
             self.operations.clear()
+            self.current.clear()
             self._kept = 0
             self._job_roots.clear()
             self._claim_roots.clear()
@@ -316,6 +349,7 @@ class TypeView:
         try:
             key = self.keys.parse(kv.key)
             if key.ref is None:
+                self._fold_current(key, kv, deleted)
                 return None
             op = self._operation(key.ref)
             if key.family == K.CLAIM:
@@ -331,6 +365,14 @@ class TypeView:
                 self.foreign[kv.key] = str(error)
             return None
         return key.ref
+
+    def _fold_current(self, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
+        if key.name != "current":
+            return
+        if deleted:
+            self.current.pop(key.object, None)
+        else:
+            self.current[key.object] = int(kv.value)
 
     def _operation(self, ref: OperationRef) -> OperationView:
         op = self.operations.get(ref)
@@ -370,7 +412,18 @@ class TypeView:
     @staticmethod
     def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         name = key.name
-        if name == "state":
+        if name == "after":
+            if deleted:
+                op.after.pop(key.id, None)
+            else:
+                edge = Edge.decode(kv.value)
+                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
+        elif name == "next":
+            if deleted:
+                op.next.pop(key.id, None)
+            else:
+                op.next[key.id] = Edge.decode(kv.value)
+        elif name == "state":
             op.state, op.state_mod = (None, 0) if deleted else (State(kv.value.decode()), kv.mod_revision)
         elif name == "spec":
             op.spec = None if deleted else Spec.decode(kv.value)

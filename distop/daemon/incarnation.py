@@ -204,11 +204,11 @@ class Incarnation(Context):
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Node, NodeDrain, Open and Pending are neighbours in the key order: one stream shows them as one."""
-        node, _ = self.keys.family(K.NODE)
+        """Hold, Node, NodeDrain, Open and Pending are neighbours in the key order: one stream shows them as one."""
+        first, _ = self.keys.family(K.HOLD)
         _, after = self.keys.family(K.PENDING)
         return [
-            (node, after, (K.NODE, K.NODE_DRAIN, K.OPEN, K.PENDING)),
+            (first, after, (K.HOLD, K.NODE, K.NODE_DRAIN, K.OPEN, K.PENDING)),
             (*self.keys.family(K.COORDINATOR), (K.COORDINATOR,)),
         ]
 

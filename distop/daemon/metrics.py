@@ -51,7 +51,8 @@ class Metrics(Meter):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-        prometheus.disable_created_metrics()  # a second series for each, which tells when the daemon was started
+        disable_created: Any = prometheus.disable_created_metrics  # it has no types
+        disable_created()  # a second series for each, which tells when the daemon was started
         self.registry = registry = prometheus.CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> prometheus.Counter:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
 _NAMED = 3
 """Executors and operations that a sentence names."""
+COORDINATED = (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING)
+"""Where nothing moves without a coordinator."""
 
 
 class Code(StrEnum):
@@ -44,7 +46,8 @@ class Code(StrEnum):
     PARTLY_DRAINED = "partly-drained"
     TIME = "time"
     PREDECESSORS = "predecessors"
-    SCHEDULED = "scheduled"
+    HELD = "held"
+    BEGIN = "begin"
     NO_COORDINATOR = "no-coordinator"
     PLANNING = "planning"
     PLANNING_FAILS = "planning-fails"
@@ -70,7 +73,8 @@ ADVICE: Mapping[Code, str] = {
     Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
     Code.TIME: "nothing: it begins by itself; {cancel} drops it",
     Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
-    Code.SCHEDULED: "nothing: it begins by itself; {cancel} drops it",
+    Code.HELD: "nothing, if it was submitted lately: who submits it has not come to the end of that; {cancel} drops it",
+    Code.BEGIN: "nothing: it begins by itself, once nothing that runs on the table excludes it; {cancel} drops it",
     Code.NO_COORDINATOR: "nothing: one is elected within seconds; if none is, look at the logs of the executors that "
     "offer `{type}`",
     Code.PLANNING: "nothing, if it was started lately; else look at the log of the executor that coordinates",
@@ -109,9 +113,8 @@ class View:
 
     Read for every status: the first block. Read for ``why`` alone, None where it was not: ``coordinated`` (a live
     executor holds the election of its type and table) and ``elsewhere`` (jobs of other operations that executors hold
-    which offer its type, by operation). To be filled in from the records of operations that wait, which
-    ``status.view_of`` reads: ``not_before`` (seconds since the epoch; 0: none), ``predecessors`` (operations before it
-    that have not ended; None: not known) and ``job_limit`` (jobs of it that may run at once; 0: no limit).
+    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. To be filled in by
+    ``status.view_of`` once specs tell it: ``job_limit``, how many jobs of it may run at once; 0: no limit.
     """
 
     snapshot: Snapshot
@@ -129,7 +132,6 @@ class View:
     elsewhere: Mapping[str, int] | None = None
 
     not_before: float = 0.0
-    predecessors: int | None = None
     job_limit: int = 0
 
 
@@ -159,12 +161,15 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
         return
     if view.stage is Stage.PAUSED:
         yield _paused(view)
-    elif view.stage is Stage.WAITING:
-        yield from _scheduled(view)
+    before = list(_scheduled(view)) if view.stage is Stage.WAITING else []
+    yield from before
     yield from _executors(view)
-    if view.stage in (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING) and view.coordinated is False:
+    begins = view.stage is Stage.WAITING and not before
+    if (begins or view.stage in COORDINATED) and view.coordinated is False:
         ref = view.snapshot.ref
         yield Code.NO_COORDINATOR, f"an executor to be elected to coordinate `{ref.type}` on {ref.table}"
+    if begins:
+        yield Code.BEGIN, f"its coordinator to begin it, and what excludes it on {view.snapshot.ref.table} to end"
     yield from _work(view)
 
 
@@ -177,13 +182,16 @@ def _paused(view: View) -> tuple[Code, str]:
 
 def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
     """What an operation in the state ``pending`` has before it."""
+    snapshot = view.snapshot
+    if snapshot.hold is not None:
+        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == "graph" else "its submission to be confirmed"
+    if snapshot.predecessors:
+        number, named = snapshot.predecessors, ", ".join(snapshot.behind)
+        more = " and others" if number > len(snapshot.behind) else ""
+        before = f"{number} operation{'s' if number != 1 else ''} before it"
+        yield Code.PREDECESSORS, f"{before} ({named}{more})" if named else before
     if view.not_before > view.now:
         yield Code.TIME, f"its time, {rfc3339(view.not_before)}"
-    if view.predecessors:
-        which = "the operation" if view.predecessors == 1 else f"{view.predecessors} operations"
-        yield Code.PREDECESSORS, f"{which} before it"
-    if view.not_before <= view.now and not view.predecessors:
-        yield Code.SCHEDULED, "its due time, or the operations before it"
 
 
 def _executors(view: View) -> Iterator[tuple[Code, str]]:

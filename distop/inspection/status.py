@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
@@ -14,6 +14,7 @@ from distop.core.decide import parse_time
 from distop.core.declaration import Rules
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.core.records import read, word
@@ -39,6 +40,7 @@ T = TypeVar("T")
 MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
 _ERRORS = 5
+_BEHIND = 3
 _READS_IN_FLIGHT = 4
 _NO_SPEC = Spec("", "", "", Rules())
 
@@ -73,6 +75,12 @@ class Snapshot:
     names: Mapping[int, str] = field(default_factory=dict)
     """Of partitions with an error."""
     pace: Pace = Pace()
+    predecessors: int = 0
+    """Operations that it waits for."""
+    behind: tuple[str, ...] = ()
+    """The first few of them."""
+    hold: Hold | None = None
+    """What it may not begin before."""
 
 
 class JobStates:
@@ -139,6 +147,8 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
             pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
         await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
+    if state is State.PENDING:
+        return await _waiting(etcd, keys, Snapshot(ref, state, record("pending", word(Phase)), spec))
     return Snapshot(
         ref,
         state,
@@ -158,6 +168,16 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         dict(jobs.names),
         pace,
     )
+
+
+async def _waiting(etcd: EtcdClient, keys: Keys, seen: Snapshot) -> Snapshot:
+    """What an operation waits for that has not begun."""
+    edges = keys.edges_range(seen.ref, "after")
+    id_ = seen.spec.hold if seen.spec is not None else ""
+    first, *held = await etcd.read(Get(*edges, limit=_BEHIND), *([Get(keys.hold(id_))] if id_ else []))
+    named = [edge.op for _, edge in readable(etcd, Edge.decode, first.kvs)]
+    hold = read(Hold.decode, held[0].kv) if held and held[0].kv is not None else None
+    return replace(seen, predecessors=first.count, behind=tuple(named), hold=hold)
 
 
 def _modified(kv: KeyValue | None) -> int:
@@ -253,7 +273,9 @@ def view_of(
     if decision is not None:
         total, ended = decision.total, decision.success + decision.failed
     running = sum(1 for c in snapshot.claims.values() if not c.waiting and c.incarnation in nodes)
-    return View(snapshot, stage_of(snapshot), nodes, running, ended, total, now, "NOSPACE" in alarms, unreadable)
+    due = parse_time(snapshot.spec.not_before) if snapshot.spec is not None else 0.0
+    full = "NOSPACE" in alarms
+    return View(snapshot, stage_of(snapshot), nodes, running, ended, total, now, full, unreadable, not_before=due)
 
 
 def judge(

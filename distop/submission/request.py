@@ -8,19 +8,31 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import uuid
+from distop.clock import time, uuid
 from distop.core import keys as K
+from distop.core.codec import rfc3339
 from distop.core.frozen import frozen
 from distop.core.labels import labels as check_labels
-from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES
+from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+LONGEST_DELAY = 100 * 365.25 * 86_400
+"""Seconds."""
 _POLICIES = ("fail_fast", "collect_all")
+
+
+@frozen
+class After:
+    """An operation that another one shall wait for, and what has to become of it: "success", or any "end"."""
+
+    ref: OperationRef
+    on: str = "success"
 
 
 @frozen
@@ -39,7 +51,17 @@ class Request:
     submitter: str
     rerun_of: str = ""
     """The operation of whose partitions these are some."""
+    not_before: str = ""
+    """RFC 3339: it begins then, or later."""
+    after: tuple[After, ...] = ()
+    hold: str = ""
+    """It does not begin while this hold is there."""
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def waits(self) -> bool:
+        """It may have to wait before it begins."""
+        return bool(self.not_before or self.after or self.hold)
 
 
 def whoami() -> str:
@@ -75,8 +97,14 @@ def request(
     retry_attempts: int | None,
     submitter: str,
     labels: Mapping[str, str] | None = None,
+    *,
+    not_before: datetime | str | None = None,
+    delay: float | None = None,
+    after: Iterable[Any] | None = None,
 ) -> Request:
-    """Raises InvalidArgument."""
+    """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
+    operations (their names, handles, or :class:`After`). Raises InvalidArgument.
+    """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
     names = _names(partitions)
@@ -93,8 +121,66 @@ def request(
     text(submitter, "the submitter")
     own = request_id is not None
     identity = request_id if request_id is not None else str(uuid.uuid4())
-    found = check_labels(labels)
-    return Request(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter, labels=found)
+    return Request(
+        *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
+        not_before=due_time(not_before, delay),
+        after=_after(after),
+        labels=check_labels(labels),
+    )
+
+
+def due_time(not_before: datetime | str | None, delay: float | None) -> str:
+    """When something shall begin, as RFC 3339 in UTC; "" for at once, or a time that has passed. Raises
+    InvalidArgument for what is no time, or one without a zone.
+    """
+    if not_before is not None and delay is not None:
+        raise InvalidArgument("give either a time to begin at, or a delay, not both")
+    now = time.time()
+    if delay is not None:
+        wait = seconds(delay, "the delay")
+        if wait > LONGEST_DELAY:
+            raise InvalidArgument(f"the delay of {wait:g} s is longer than a hundred years")
+        return rfc3339(now + wait) if wait > 0 else ""
+    if not_before is None:
+        return ""
+    try:
+        when = datetime.fromisoformat(not_before) if isinstance(not_before, str) else not_before
+        zoned = when.tzinfo is not None
+        due = when.timestamp()
+    except (ValueError, AttributeError, OverflowError, TypeError):
+        raise InvalidArgument(
+            f"{not_before!r} is no time to begin at: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
+        ) from None
+    if not zoned:
+        raise InvalidArgument(f"the time {not_before!r} has no zone: add one, such as Z or +01:00")
+    return rfc3339(due) if due > now else ""
+
+
+def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
+    """Each once; the same operation with another ``on`` is refused."""
+    if given is None:
+        return ()
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"after is a list of operations, such as [{given!r}]")
+    found: dict[OperationRef, After] = {}
+    for item in given:
+        one = _after_one(item)
+        if found.setdefault(one.ref, one) != one:
+            raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
+    return tuple(found.values())
+
+
+def _after_one(item: Any) -> After:
+    if isinstance(item, After):
+        return item
+    if isinstance(item, OperationRef):
+        return After(item)
+    ref = getattr(item, "ref", item)
+    if not isinstance(ref, str):
+        raise InvalidArgument(
+            f"{item!r} is no operation to wait for: give its name, table/type/instance, or its handle"
+        )
+    return After(OperationRef.parse(ref))
 
 
 def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -65,8 +65,8 @@ class Starts:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, wanted: Request) -> Started:
-        """As :func:`distop.submit.submit`, beside others. Who is cancelled while it waits is not started; what was sent
-        by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
+        """As :func:`distop.submission.submit.submit`, beside others. Who is cancelled while it waits is not started;
+        what was sent by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
         """
         place = wanted.table, wanted.type
         line = self._lines.get(place)

@@ -14,10 +14,10 @@ from distop.core import keys as K
 from distop.core import transitions as t
 from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
-from distop.core.digest import plan_digest, request_digest
+from distop.core.digest import request_digest
 from distop.core.frozen import frozen
-from distop.core.model import CLUSTER_TABLE, WHOLE, History, OperationRef, Spec, TableRecord
-from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.model import CLUSTER_TABLE, History, OperationRef, Spec, TableRecord
+from distop.core.plan import whole_plan
 from distop.core.records import read, word
 from distop.core.txn import Get, GetResult
 from distop.errors import (
@@ -32,6 +32,7 @@ from distop.errors import (
     UnreadableRecord,
 )
 from distop.submission.earlier import find_earlier, is_of, running_refs
+from distop.submission.waiting import predecessors, standings
 from distop.suggest import command
 
 if TYPE_CHECKING:
@@ -211,18 +212,23 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     if not objects:
         return
     running = catalog.running(run_ops.kv)
-    await _check_conflicts(etcd, keys, tries[0].wanted, declaration, running)
+    waiting = await _predecessors(etcd, keys, [one for one in objects if one.wanted.waits])
+    if any(not one.wanted.waits for one in objects):
+        await _check_conflicts(etcd, keys, tries[0].wanted, declaration, running)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    chosen, behind = _choose(declaration, {one: obj for one, obj in objects.items() if not one.withdrawn()})
+    open_ = {one: obj for one, obj in objects.items() if not one.withdrawn() and one.verdict is None}
+    chosen, behind = _choose(declaration, open_)
     if not chosen:
         return
     table_record = read(TableRecord.decode, record.kv) if record.kv is not None else None
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], number + n),
-            _spec(one.wanted, declaration, table_record),
+            make_spec(one.wanted, declaration, table_record),
             one.wanted.arg,
-            _whole() if table == CLUSTER_TABLE else None,
+            None if one.wanted.waits or table != CLUSTER_TABLE else whole_plan(),
+            waits=one.wanted.waits,
+            after=waiting.get(one, ()),
         )
         for n, one in enumerate(chosen)
     ]
@@ -245,6 +251,18 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     for one, first in behind.items():
         if first in chosen:
             _told_by_the_first(one, objects[one], first)
+
+
+async def _predecessors(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> dict[Try, tuple[t.Predecessor, ...]]:
+    """What each of these has to wait for."""
+    standing = await standings(etcd, keys, (one.ref for tried in tries for one in tried.wanted.after))
+    found: dict[Try, tuple[t.Predecessor, ...]] = {}
+    for tried in tries:
+        try:
+            found[tried] = predecessors(tried.wanted.after, standing)
+        except DistopError as error:
+            tried.verdict = error
+    return found
 
 
 async def _look_back(etcd: EtcdClient, keys: Keys, own: Sequence[Try]) -> None:
@@ -308,9 +326,12 @@ def _choose(declaration: Declaration, objects: Mapping[Try, str]) -> tuple[list[
     for one, obj in objects.items():
         if one.wanted.request_id in requests:
             continue
-        if declaration.instances == "one" and obj in first:
+        if one.wanted.waits:
+            chosen.append(one)
+            requests.add(one.wanted.request_id)
+        elif declaration.instances == "one" and obj in first:
             behind[one] = first[obj]
-        elif not (chosen and declaration.type_name in declaration.conflicts_with):
+        elif not (first and declaration.type_name in declaration.conflicts_with):
             chosen.append(one)
             first[obj] = one
             requests.add(one.wanted.request_id)
@@ -349,7 +370,8 @@ def _won(instead: t.FoundInstead, wanted: Request, ref: OperationRef) -> bool:
         return False  # we wrote nothing that we cannot read
 
 
-def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None) -> Spec:
+def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None) -> Spec:
+    """What never changes about an operation that is started by this request."""
     from dataclasses import replace
 
     rules = declaration.rules()
@@ -368,12 +390,9 @@ def _spec(wanted: Request, declaration: Declaration, record: TableRecord | None)
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
         labels=wanted.labels,
+        not_before=wanted.not_before,
+        hold=wanted.hold,
     )
-
-
-def _whole() -> tuple[Plan, list[bytes]]:
-    chunk = encode_chunk([PartitionPlan(0, WHOLE)])
-    return Plan(1, "", plan_digest([chunk]), 1), [chunk]
 
 
 def _object(declaration: Declaration, wanted: Request) -> str:

@@ -288,6 +288,25 @@ async def test_L27_why_an_operation_waits(client: aio.Client, hand: Hand) -> Non
     assert [code for code, _ in await told()] == ["paused", "no-executor"]
 
 
+async def test_L27_why_an_operation_has_not_begun(client: aio.Client, hand: Hand) -> None:
+    first = await client.start_operation("purge", "u")
+    due = rfc3339(time.time() + 3600)
+    op = await client.start_operation("noop", TABLE, not_before=due, after=[first.ref], labels={"team": "x"})
+
+    async def told() -> list[tuple[str, str]]:
+        return [(str(reason.code), reason.text) for reason in (await op.why()).reasons]
+
+    assert await told() == [("predecessors", f"1 operation before it ({first.ref})"), ("time", f"its time, {due}")]
+    assert (await op.status()).waiting_for == f"1 operation before it ({first.ref})"
+    noop, purge = await client.counts()
+    assert (noop.state, noop.operations, noop.waiting) == ("pending", 1, 1)
+    assert (purge.state, purge.waiting) == ("running", 1)
+    assert [status.op for status in await client.operations(states="pending", labels={"team": "x"})] == [op.ref]
+    await op.cancel()
+    (ended,) = await client.history(type="noop")
+    assert (ended.state, ended.record["labels"]) == ("cancelled", {"team": "x"})
+
+
 async def test_L27_why_of_records_that_executors_cannot_read(client: aio.Client, hand: Hand) -> None:
     op = await client.start_operation("noop", TABLE)
     await hand.plan(op.parts, "n1", ["a"])

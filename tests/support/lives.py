@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 def build(world: World, event: Event, ref: OperationRef) -> Txn:
     """The event's transaction, with every revision in it as the store holds it now."""
     builders: dict[Event, Callable[[OperationRef], Txn]] = {
+        Event.SUBMIT: world.submit,
+        Event.ADD_DEPENDENCIES: world.add_dependencies,
+        Event.BEGIN: world.begin,
+        Event.BEGIN_PLANNED: world.begin_planned,
+        Event.JOIN: world.joined,
+        Event.END_WAITING: world.end_waiting,
+        Event.SIGNAL: world.signal,
         Event.START: world.start,
         Event.START_PLANNED: world.start_planned,
         Event.PLAN: world.plan,
@@ -44,9 +51,12 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
+    "submit submit begin begin begin begin_planned joined end_waiting add_dependencies signal signal "
     "pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
 ).split()
-_RARE = frozenset({"cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"})
+_RARE = frozenset(
+    {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
+)
 
 
 def random_event(world: World, rng: random.Random) -> Txn | None:
@@ -65,6 +75,10 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     if name == "start" and len(operations_) < 2:
         return world.start(world.next_ref()) if rng.random() < 0.5 else world.starts(2)
+    if name == "submit" and len(operations_) < 4:
+        going = [one for one in operations_ if world.stage(one) is not Stage.CLEANING]
+        chosen = rng.sample(going, min(len(going), rng.randrange(3)))
+        return world.submit(world.next_ref(), *chosen, on=rng.choice(["success", "end"]))
     if not live:
         return None
     if name == "elect" and (elected is None or elected.value.decode() not in live):
@@ -82,18 +96,23 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     if name == "chunk":
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
-    if name in ("join", "die", "elect", "resign", "start"):
+    if name in ("join", "die", "elect", "resign", "start", "submit"):
         return None
     if name == "finish_all":
         ended = [one for one in operations_ if world.stage(one) is Stage.COMPLETING]
         return world.finish_all(ended) if len(ended) > 1 else None
-    event = Event(name)
+    event = Event(name.replace("joined", "join"))
     if event not in states.OPERATION_TABLE[stage]:
         return None
     if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
         ended = op.plan is not None and op.ended >= op.plan.count
         if op.claims or not (ended or stage is Stage.CANCELLING):
             return None
+    if event in (Event.BEGIN, Event.BEGIN_PLANNED, Event.JOIN) and op.after:
+        return None
+    if event is Event.ADD_DEPENDENCIES:
+        earlier = [one for one in operations_ if one < ref and world.stage(one) is not Stage.CLEANING]
+        return world.add_dependencies(ref, rng.choice(earlier)) if earlier else None
     if event is Event.END:
         return world.end(ref)
     if event is Event.REAP:

@@ -4,12 +4,13 @@ transaction from what the store holds now, just as a daemon or a client would.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distop.core import claiming, states
 from distop.core import finishing as f
 from distop.core import transitions as t
+from distop.core import waiting as w
 from distop.core.codec import loads, to_ranges
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
@@ -131,6 +132,46 @@ class World:
         seen = self.counters()
         refs = [OperationRef(TABLE, TYPE, obj, seen.next_instance + n) for n, obj in enumerate(objects or [""] * count)]
         return t.starts(self.keys, seen, [t.NewOperation(ref, self.spec(ref), b"{}") for ref in refs])
+
+    def submit(self, ref: OperationRef, *after: OperationRef, on: str = "success", hold: str = "") -> Txn:
+        """To wait for others, of which each has begun to be (or nobody)."""
+        preds = tuple(t.Predecessor(one, on, self.mod(one, "state")) for one in after)
+        spec = replace(self.spec(ref), hold=hold)
+        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, spec, b"{}", waits=True, after=preds)])
+
+    def _state(self, ref: OperationRef) -> w.Seen:
+        return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
+
+    def add_dependencies(self, ref: OperationRef, *after: OperationRef) -> Txn:
+        return w.add_dependencies(self.keys, self._state(ref), [(self._state(one), "success") for one in after], [])
+
+    def begin(self, ref: OperationRef, jobs: int = 0) -> Txn:
+        seen = self.counters()
+        spec = self.op(ref).spec
+        one = w.Beginning(
+            ref, self.mod(ref, "state"), self.one_at_a_time, spec.hold if spec else "", planned(jobs) if jobs else None
+        )
+        return w.begins(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [one])
+
+    def begin_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
+        return self.begin(ref, jobs)
+
+    def _ended(self, ref: OperationRef, state: State) -> History:
+        return History(str(ref), state, TIME, TIME, 0, 0, 0, request_id=f"request-{ref}")
+
+    def joined(self, ref: OperationRef) -> Txn:
+        mod, spec = self.mod(ref, "state"), self.op(ref).spec
+        return w.joined(
+            self.keys, ref, self.election, mod, self._ended(ref, State.SUCCESS), spec.hold if spec is not None else ""
+        )
+
+    def end_waiting(self, ref: OperationRef) -> Txn:
+        why = Cancel("user", "not wanted")
+        return w.end_waiting(self.keys, ref, self.mod(ref, "state"), self._ended(ref, State.CANCELLED), why)
+
+    def signal(self, ref: OperationRef) -> Txn:
+        op = self.op(ref)
+        return w.signal(self.keys, ref, self.election, op.state_mod, op.state or State.SUCCESS, op.next)
 
     def start_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", planned(jobs))])

@@ -12,6 +12,7 @@ from distop.core.codec import rfc3339
 from distop.core.declaration import Rules
 from distop.core.draining import NodeState
 from distop.core.jobs import Claim
+from distop.core.links import Hold
 from distop.core.model import Attempts, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Plan
 from distop.inspection.reasons import ADVICE, Code, reasons
@@ -52,9 +53,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("no-executor", {"snapshot": OPEN, "nodes": UNABLE}, "(e1 cannot: Java 17 or newer is needed)"),
     ("drained", {"snapshot": OPEN, "nodes": DRAINED}, "is not drained (`distop drain e1 --undo`)"),
     ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
-    ("time", {"snapshot": PENDING, "not_before": NOW + 60}, f"its time, {rfc3339(NOW + 60)}"),
-    ("predecessors", {"snapshot": PENDING, "predecessors": 3}, "3 operations before it"),
-    ("scheduled", {"snapshot": PENDING}, "its due time, or the operations before it"),
+    ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
+     f"its time, {rfc3339(NOW + 60)}"),
+    ("predecessors", {"snapshot": replace(PENDING, predecessors=3, behind=("t/x/1", "t/x/2"))},
+     "3 operations before it (t/x/1, t/x/2 and others)"),
+    ("predecessors", {"snapshot": replace(PENDING, predecessors=1, behind=("t/x/1",))},
+     "1 operation before it (t/x/1)"),
+    ("held", {"snapshot": replace(PENDING, hold=Hold("graph"))}, "the rest of its graph"),
+    ("held", {"snapshot": replace(PENDING, hold=Hold("prepared"))}, "its submission to be confirmed"),
+    ("begin", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW - 60)))},
+     "its coordinator to begin it, and what excludes it on t to end"),
     ("no-coordinator", {"snapshot": PLANNING, "coordinated": False}, "to be elected to coordinate `noop` on t"),
     ("planning", {"snapshot": PLANNING}, "planning"),
     ("planning-fails", {"snapshot": replace(PLANNING, planning=Attempts(2, "gone"))},
@@ -96,6 +104,12 @@ def test_what_has_to_go_first_comes_first() -> None:
         "lease-lost",
         "slots",
     ]
+
+
+def test_L27_what_has_not_begun_waits_for_its_time_and_for_others_before_it_waits_for_anybody() -> None:
+    both = replace(PENDING, predecessors=1, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))
+    assert [code for code, _ in judged(both, {})] == ["predecessors", "time", "no-executor"]
+    assert [code for code, _ in judged(PENDING, {}, coordinated=False)] == ["no-executor", "no-coordinator", "begin"]
 
 
 def test_what_only_slows_it_down_is_no_reason_for_its_status() -> None:

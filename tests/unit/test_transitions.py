@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from distop.core import claiming, states
 from distop.core import transitions as t
+from distop.core import waiting as w
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
+from distop.core.links import Hold
 from distop.core.model import Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
@@ -73,6 +75,35 @@ def open_done() -> tuple[World, OperationRef]:
 def open_claimed() -> tuple[World, OperationRef]:
     world, ref = ready()
     world.do(world.claim(ref, "a", [0]))
+    return world, ref
+
+
+def waiting() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    ref = world.next_ref()
+    world.do(world.submit(ref))
+    return world, ref
+
+
+def waiting_for_another() -> tuple[World, OperationRef]:
+    world, pred = ready()
+    ref = world.next_ref()
+    world.do(world.submit(ref, pred))
+    return world, ref
+
+
+def waiting_held() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    ref = world.next_ref()
+    world.do(w.hold(world.keys, "graph-1", Hold("graph"), 0))
+    world.do(world.submit(ref, hold="graph-1"))
+    return world, ref
+
+
+def cleaning_awaited() -> tuple[World, OperationRef]:
+    world, ref = open_done()
+    world.do(world.submit(world.next_ref(), ref))
+    world.do(world.finish_at_once(ref))
     return world, ref
 
 
@@ -163,22 +194,27 @@ def cleaning_cancelled() -> tuple[World, OperationRef]:
 
 PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
     Stage.ABSENT: (absent_,),
-    Stage.WAITING: (),
+    Stage.WAITING: (waiting, waiting_for_another, waiting_held),
     Stage.PLANNING: (planning,),
     Stage.OPEN: (open_, open_done, open_claimed),
     Stage.PAUSED: (paused, paused_done, paused_claimed, paused_now, paused_unplanned),
     Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_claimed),
     Stage.COMPLETING: (completing, given_up),
-    Stage.CLEANING: (cleaning, cleaning_at_once, cleaning_cancelled),
+    Stage.CLEANING: (cleaning, cleaning_at_once, cleaning_cancelled, cleaning_awaited),
 }
 """How to get into each stage, in all the ways that differ."""
 
 ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
+    Event.BEGIN: frozenset({waiting}),
+    Event.BEGIN_PLANNED: frozenset({waiting}),
+    Event.JOIN: frozenset({waiting}),
+    Event.SIGNAL: frozenset({cleaning_awaited}),
+    Event.END: frozenset({cleaning, cleaning_at_once, cleaning_cancelled}),
     Event.REAP: frozenset({cancelling_claimed}),
     Event.DECIDE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
     Event.FINISH_AT_ONCE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
 }
-"""Events that need more than the stage: a claim to reap, no claim left."""
+"""Events that need more than the stage: a claim to reap, no claim left, nothing left that is waited for."""
 
 PAIRS = [(stage, event, place) for stage, places in PLACES.items() for place in places for event in Event]
 
@@ -188,7 +224,7 @@ def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[W
     world, ref = place()
     assert world.stage(ref) is stage
     leads_to = states.OPERATION_TABLE[stage].get(event)
-    if leads_to is None and event in (Event.START, Event.START_PLANNED):
+    if leads_to is None and event in (Event.SUBMIT, Event.START, Event.START_PLANNED):
         with pytest.raises(ValueError, match="the next instance"):
             build(world, event, ref)
         return
@@ -196,7 +232,8 @@ def test_operation_table(stage: Stage, event: Event, place: Callable[[], tuple[W
     before, revision = world.store.listing(), world.store.revision
     result = world.store.apply(txn)
     if leads_to is None or (event in ABLE and place not in ABLE[event]):
-        assert not result.succeeded or (event is Event.REAP and leads_to is not None)  # each claim is decided alone
+        # Each claim is decided alone; and with nobody to tell, nothing is written.
+        assert not result.succeeded or (event in (Event.REAP, Event.SIGNAL) and leads_to is not None)
         assert world.store.listing() == before
         return
     assert result.succeeded
@@ -226,7 +263,7 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
         return
     before = world.store.listing()
     again = world.store.apply(txn)
-    if event not in (Event.CLEAN, Event.REAP):  # deleting what is gone already
+    if event not in (Event.CLEAN, Event.REAP, Event.SIGNAL):  # deleting what is gone already
         assert not again.succeeded
     assert world.store.listing() == before
 
@@ -234,8 +271,8 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
 @pytest.mark.parametrize("after", [p for places in PLACES.values() for p in places], ids=lambda p: p.__name__)
 def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = after()
-    coordinator_events = [e for e in Event if e not in (Event.START, Event.START_PLANNED)]
-    commands = (Event.PAUSE, Event.PAUSE_NOW, Event.RESUME, Event.CANCEL)
+    coordinator_events = [e for e in Event if e not in (Event.SUBMIT, Event.START, Event.START_PLANNED)]
+    commands = (Event.ADD_DEPENDENCIES, Event.END_WAITING, Event.PAUSE, Event.PAUSE_NOW, Event.RESUME, Event.CANCEL)
     txns = [build(world, e, ref) for e in coordinator_events if e not in commands]
     world.die("a")
     world.do(world.elect("b"))
@@ -510,9 +547,10 @@ def test_the_largest_transactions_fit() -> None:
 
 # --------------------------------------------------- random lives, late copies
 
-MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress"})
+MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress", "begin", "join"})
 """Why these may apply after a refusal: an election that was resigned is free again, and its late holder takes it up; a
-planning that was paused and resumed is the same planning, and whichever plan comes first stands."""
+planning that was paused and resumed is the same planning, and whichever plan comes first stands; what waited for
+another one may begin, or end, once that has ended."""
 
 
 @settings(max_examples=60)

@@ -1,0 +1,97 @@
+"""Whether an operation that waits may begin: a pure function of its view, the holds and the time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from distop.core.decide import newer, parse_time
+from distop.core.frozen import frozen
+from distop.core.links import HoldState
+from distop.core.model import Cancel, History, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.core.links import Hold
+    from distop.core.model import OperationRef, Spec
+    from distop.core.view import OperationView, Seen
+
+
+@frozen
+class Begin:
+    """Nothing is left that it waits for, but what runs on its table."""
+
+
+@frozen
+class Join:
+    """The last of those that it waited for has ended, and it does nothing itself: it ends."""
+
+
+@frozen
+class EndWaiting:
+    """It never will begin."""
+
+    why: Cancel
+
+
+@frozen
+class At:
+    """Not before this time (seconds since the epoch)."""
+
+    time: float
+
+
+@frozen
+class Blocked:
+    """Until others have ended; or (``hold``) until this hold is gone."""
+
+    hold: str = ""
+
+
+Fate: TypeAlias = Begin | Join | EndWaiting | At | Blocked | None
+
+
+def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate:
+    """What becomes of an operation that waits; None: it is not for this release to say. Wall clocks decide nothing but
+    when a time has come (P2, P19).
+    """
+    spec = op.spec
+    if spec is None or newer(op):
+        return None
+    hold = holds.get(spec.hold) if spec.hold else None
+    if hold is not None and hold.value.state is HoldState.DENIED:
+        return EndWaiting(Cancel("aborted", hold.value.text))
+    if hold is not None:
+        return Blocked(spec.hold)
+    broken = next((text for text in op.after.values() if text), "")
+    if broken:
+        return EndWaiting(Cancel("aborted", broken))
+    if op.after:
+        return Blocked()
+    due = parse_time(spec.not_before)
+    if due > now:
+        return At(due)
+    return Join() if spec.rules.joins else Begin()
+
+
+def ended_waiting(ref: OperationRef, spec: Spec, state: State, finished: str, why: Cancel | None) -> History:
+    """The history record of an operation that ended without having begun."""
+    return History(
+        op=str(ref),
+        state=state,
+        started=spec.time,
+        finished=finished,
+        total=0,
+        success=0,
+        failed=0,
+        request_id=spec.request_id,
+        request_digest=spec.request_digest,
+        cancel=why,
+        submitter=spec.submitter[:SUBMITTER_KEPT],
+        rerun_of=spec.rerun_of,
+        labels=spec.labels,
+    )
+
+
+SUBMITTER_KEPT = 1_000
+"""Characters in a history record: an operation that submits others may have a long name."""

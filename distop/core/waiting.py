@@ -1,0 +1,272 @@
+"""What happens to operations that wait: for a time, for others, for a hold, for what excludes them; one function per
+event that returns the transaction which makes it happen. For the rule of one-way guards see ``core.transitions``.
+
+An operation that waits has the state ``pending`` and is not in runOps. It waits for another one by an *edge*: two keys,
+``<root>.after.<edge>`` of the one that waits and ``<root>.next.<edge>`` of the one that it waits for, whose coordinator
+takes both away when that has ended: so a wide join is as many keys of their own, and no key is written by all. An edge
+is named by the two operations (``digest.edge_id``): it never comes back, since nobody comes to wait for what has ended.
+The clauses were checked by exhaustive exploration of a model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core.codec import dumps, word
+from distop.core.digest import edge_id
+from distop.core.frozen import frozen
+from distop.core.links import Edge
+from distop.core.model import OperationRef, Phase, State
+from distop.core.plan import Gate
+from distop.core.txn import (
+    MAX_OPERATIONS,
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    exists,
+    none_within,
+    unchanged,
+    value_is,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distop.core.keys import Keys
+    from distop.core.links import Hold
+    from distop.core.model import Cancel, History
+    from distop.core.plan import Plan
+    from distop.core.txn import KeyValue, TxnResult
+
+BEGINS_PER_TXN = 31
+"""Operations that one transaction begins at most: four compares of each, the election and runOps (T1)."""
+BEGIN_BYTES_PER_TXN = 1024 * 1024
+SIGNALS_PER_TXN = 60
+"""Edges that one transaction takes away at most: two keys of each (T1)."""
+PREDECESSORS_PER_TXN = 100
+"""Operations whose state one new edge compares at most: all that its predecessor waits for, directly or not."""
+
+
+# ----------------------------------------------------------------------- links
+
+
+def link(keys: Keys, before: OperationRef, after: OperationRef, on: str) -> tuple[Put, Put]:
+    """The two keys of an edge. ``on``: "success", or "end" (however it ends)."""
+    edge = edge_id(before, after)
+    return (
+        Put(keys.edge(after, "after", edge), Edge(str(before), on).encode()),
+        Put(keys.edge(before, "next", edge), Edge(str(after), on).encode()),
+    )
+
+
+@frozen
+class Seen:
+    """An operation's state as it was read, with its mod revision."""
+
+    ref: OperationRef
+    state: State
+    mod: int
+
+
+def add_dependencies(keys: Keys, run: Seen, after: Sequence[tuple[Seen, str]], above: Sequence[Seen]) -> Txn:
+    """Let an operation that waits (``run``) wait for others as well: (operation, ``on``). ``above``: all that those
+    wait for themselves, directly or not, of which ``run`` is none: so no cycle comes about, since whoever gives one of
+    them another predecessor meanwhile writes its state again.
+    """
+    seen = {one.ref: one for one in (*above, *(pred for pred, _ in after))}
+    return Txn(
+        (
+            unchanged(keys.of(run.ref, "state"), run.mod),
+            value_is(keys.of(run.ref, "state"), word(State.PENDING)),
+            *(unchanged(keys.of(ref, "state"), one.mod) for ref, one in sorted(seen.items())),
+        ),
+        (
+            Put(keys.of(run.ref, "state"), word(State.PENDING)),
+            *(put for pred, on in after for put in link(keys, pred.ref, run.ref, on)),
+        ),
+        (Get(keys.of(run.ref, "state")),),
+        "add_dependencies",
+    )
+
+
+def signal(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, ended: State, links: Mapping[str, Edge]
+) -> Txn:
+    """Tell successors how an operation has ended: the edges of those that may go on are taken away, in those of the
+    others it is written down (their own coordinator ends them). ``links``: edge → what stands at its ``next`` key.
+    """
+    ops: list[Operation] = []
+    for edge, one in links.items():
+        after = keys.edge(OperationRef.parse(one.op), "after", edge)
+        if one.satisfied_by(ended):
+            ops.append(Delete(after))
+        else:
+            failed = Edge(str(ref), one.on, str(ended))
+            ops.append(Txn((exists(after),), (Put(after, failed.encode()),), (), "broken_edge"))
+        ops.append(Delete(keys.edge(ref, "next", edge)))
+    over = (unchanged(keys.of(ref, "state"), state_mod), value_is(keys.pending(ref), word(Phase.CLEANING)))
+    return Txn((election, *over), tuple(ops), (), "signal")
+
+
+# ----------------------------------------------------------------------- begin
+
+
+@frozen
+class Beginning:
+    """An operation that shall wait no longer. ``planned``: it brings its plan and opens at once."""
+
+    ref: OperationRef
+    state_mod: int
+    one_at_a_time: bool
+    hold: str = ""
+    planned: tuple[Plan, Sequence[bytes]] | None = None
+
+
+def begins(
+    keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, new: Sequence[Beginning]
+) -> Txn:
+    """Operations of one type on one table begin to run, all or none: nothing is left that they wait for, and what runs
+    on the table (``run_ops``) excludes none of them.
+
+    The failure branch reads runOps, then of each operation its state and ``.current`` (:func:`begin_refused`).
+    """
+    first = new[0].ref
+    counts = dict(run_ops)
+    counts[first.type] = counts.get(first.type, 0) + len(new)
+    return Txn(
+        (
+            election,
+            unchanged(keys.run_ops(first.table), run_ops_mod),
+            *(compare for one in new for compare in _nothing_left(keys, one)),
+        ),
+        (Put(keys.run_ops(first.table), dumps(counts)), *(op for one in new for op in _begun(keys, one))),
+        (
+            Get(keys.run_ops(first.table)),
+            *(
+                Get(key)
+                for one in new
+                for key in (keys.of(one.ref, "state"), keys.current(one.ref.table, one.ref.type, one.ref.object))
+            ),
+        ),
+        "begin",
+    )
+
+
+def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
+    """What is compared of each."""
+    ref = one.ref
+    compares = [
+        unchanged(keys.of(ref, "state"), one.state_mod),
+        value_is(keys.of(ref, "state"), word(State.PENDING)),
+        none_within(*keys.edges_range(ref, "after")),
+    ]
+    if one.hold:
+        compares.append(absent(keys.hold(one.hold)))
+    if one.one_at_a_time:
+        compares.append(absent(keys.current(ref.table, ref.type, ref.object)))
+    return compares
+
+
+def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
+    ref = one.ref
+    ops: list[Put | Delete] = [Put(keys.of(ref, "state"), word(State.RUNNING))]
+    if one.one_at_a_time:
+        ops.append(Put(keys.current(ref.table, ref.type, ref.object), word(str(ref.instance))))
+    if one.planned is None:
+        return [*ops, Put(keys.pending(ref), word(Phase.PLANNING))]
+    plan, chunks = one.planned
+    ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
+    gate = Put(keys.gate(ref), Gate(plan.count).encode())
+    return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate, Delete(keys.pending(ref))]
+
+
+def begin_together(keys: Keys, new: Sequence[Beginning]) -> int:
+    """How many of these, from the first one on, one transaction begins: as many as etcd takes (T1, T2), and one at
+    least.
+    """
+    compares, ops, size = 2, 1, 0
+    for n, one in enumerate(new):
+        begun = _begun(keys, one)
+        compares += len(_nothing_left(keys, one))
+        ops += len(begun)
+        size += sum(len(op.value) for op in begun if isinstance(op, Put))
+        if n and (max(compares, ops, 1 + 2 * (n + 1)) > MAX_OPERATIONS or size > BEGIN_BYTES_PER_TXN):
+            return n
+    return len(new)
+
+
+@frozen
+class BeginRefused:
+    """Why operations could not begin, as far as the failure branch tells."""
+
+    run_ops: KeyValue | None
+    moved: bool
+    """runOps is not what was compared."""
+    gone: tuple[bool, ...]
+    """Of each: its state is not what was compared, or another one holds ``.current``."""
+
+
+def begin_refused(refused: TxnResult, run_ops_mod: int, new: Sequence[Beginning]) -> BeginRefused:
+    """What the failure branch of :func:`begins` read. Where neither runOps nor one of the operations is another, it was
+    the election, an edge or a hold.
+    """
+    run_ops, *rest = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses]
+    gone = tuple(
+        state is None or state.mod_revision != one.state_mod or (one.one_at_a_time and current is not None)
+        for one, state, current in zip(new, rest[::2], rest[1::2], strict=True)
+    )
+    return BeginRefused(run_ops, (run_ops.mod_revision if run_ops is not None else 0) != run_ops_mod, gone)
+
+
+# ------------------------------------------------------------------------ ends
+
+
+def end_waiting(
+    keys: Keys, ref: OperationRef, state_mod: int, history: History, why: Cancel | None, *guards: Compare
+) -> Txn:
+    """The end of an operation that has not begun: nothing of it runs, so it needs no time to stop, and runOps does not
+    count it. Its successors are told, and its keys deleted, as those of any other.
+
+    By whoever cancels it; or, with the election among the ``guards``, by its coordinator: a join, whose predecessors
+    have all ended; one whose predecessor failed; one whose hold was denied.
+    """
+    state = keys.of(ref, "state")
+    return Txn(
+        (*guards, unchanged(state, state_mod), value_is(state, word(State.PENDING)), absent(keys.history(ref))),
+        (
+            Put(state, word(history.state)),
+            *((Put(keys.of(ref, "cancel"), why.encode()),) if why is not None else ()),
+            Put(keys.history(ref), history.encode()),
+            Put(keys.pending(ref), word(Phase.CLEANING)),
+        ),
+        (Get(state), Get(keys.history(ref))),
+        "join" if why is None else "end_waiting",
+    )
+
+
+def joined(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, history: History, hold: str) -> Txn:
+    """The end of an operation that does nothing but wait for others."""
+    held = (absent(keys.hold(hold)),) if hold else ()
+    return end_waiting(
+        keys, ref, state_mod, history, None, election, none_within(*keys.edges_range(ref, "after")), *held
+    )
+
+
+# ----------------------------------------------------------------------- holds
+
+
+def hold(keys: Keys, id_: str, record: Hold, seen_mod: int) -> Txn:
+    """Write a hold, or write it again as it was seen (``seen_mod``; 0: it is new)."""
+    key = keys.hold(id_)
+    return Txn((unchanged(key, seen_mod),), (Put(key, record.encode()),), (Get(key),), "hold")
+
+
+def release(keys: Keys, id_: str, seen_mod: int) -> Txn:
+    """Take a hold away: what it held goes on. ``seen_mod``: it is neither denied nor written again meanwhile."""
+    key = keys.hold(id_)
+    return Txn((unchanged(key, seen_mod), exists(key)), (Delete(key),), (Get(key),), "release_hold")
