@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.store.client import EtcdClient
 
-WINDOW = 20_000
+WINDOW = 50_000
 """Keys that are kept in memory at once, where only the records tell whether they fit: so many more, another look."""
 _SPARE = 10
 """Keys beyond the limit that are kept where the keys tell it: a record that cannot be read is left out."""
-_PAGE = 50
+_PAGE = 100
 """Records in one read: each has up to a megabyte, and most have a kilobyte."""
 CLOCKS = 3600.0
 """Seconds by which the clocks of two executors may differ, for a query that ends at a time: the search for older

@@ -44,7 +44,18 @@ Response = TypeVar("Response")
 PAGE = 1_000
 """Keys in one page of a list."""
 
+_WIDE = 4
+"""Pages that a range may hold before a narrower one is asked for."""
+
 _warned: set[str] = set()
+
+
+def _behind(key: bytes, cut: int, last: bytes) -> bytes:
+    """The end of those keys that begin as this one but for so many characters at its end; ``last`` where that is less.
+    """
+    prefix = key.rstrip(b"\0")[:-cut]
+    bound = prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else last
+    return min(bound, last) if bound > key else last
 
 
 @frozen
@@ -265,11 +276,18 @@ class EtcdClient:
                 log.info("the list of %s was compacted away while paging, starting anew", start)
 
     async def _list(self, start: str, end: str, keys_only: bool, page: int, revision: int) -> Listing:
+        request = rpc.RangeRequest(
+            key=to_bytes(start), range_end=to_bytes(end), limit=page, keys_only=keys_only, revision=revision
+        )
         found: list[KeyValue] = []
-        async for at, kvs in self._pages(start, end, keys_only, page, revision):
-            found.extend(kvs)
-            revision = at
-        return Listing(revision, tuple(found))
+        while True:
+            response = await self._read(wire.RANGE, request)
+            if not request.revision:
+                request.revision = response.header.revision
+            found.extend(map(key_value, response.kvs))
+            if not response.more:
+                return Listing(request.revision, tuple(found))
+            request.key = response.kvs[-1].key + b"\0"
 
     async def pages(
         self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
@@ -278,25 +296,31 @@ class EtcdClient:
         pages are of one revision, that of the first unless ``revision`` says it (R2).
 
         Raises Compacted when it is gone, also after some pages: the caller begins anew.
-        """
-        async for _, kvs in self._pages(start, end, keys_only, page, revision):
-            yield kvs
 
-    async def _pages(
-        self, start: str, end: str, keys_only: bool, page: int, revision: int
-    ) -> AsyncIterator[tuple[int, tuple[KeyValue, ...]]]:
-        """Each page with the revision that all of them are of; there is one at least."""
+        For each page etcd counts all keys of the range that it is asked for, so that plain paging takes as many steps
+        as the square of their number. Here a page is asked for in a range of about its own size: those keys that begin
+        as the last one did, but for as many characters as was right before.
+        """
+        last, cut = to_bytes(end), 1
         request = rpc.RangeRequest(
-            key=to_bytes(start), range_end=to_bytes(end), limit=page, keys_only=keys_only, revision=revision
+            key=to_bytes(start), range_end=last, limit=page, keys_only=keys_only, revision=revision
         )
         while True:
             response = await self._read(wire.RANGE, request)
-            if not request.revision:
-                request.revision = response.header.revision
-            yield request.revision, tuple(map(key_value, response.kvs))
-            if not response.more:
+            request.revision = request.revision or response.header.revision
+            if response.kvs:
+                yield tuple(map(key_value, response.kvs))
+            if response.count > _WIDE * page:
+                cut = max(1, cut - 1)
+            elif response.count <= page:
+                cut += 1
+            if response.more:
+                request.key = response.kvs[-1].key + b"\0"
+            elif request.range_end == last:
                 return
-            request.key = response.kvs[-1].key + b"\0"
+            else:
+                request.key = request.range_end
+            request.range_end = _behind(request.key, cut, last)
 
     async def count(self, start: str, end: str) -> int:
         """The number of keys in ``[start, end)``."""
