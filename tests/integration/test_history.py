@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
 
 __all__ = ["own_etcd", "shared_etcd"]
 
@@ -265,3 +267,20 @@ async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_th
             await one.keep_young(10.0)
     assert ops(await client.history()) == ["t/noop/2"]
     assert slept == [2.5, 2.5]
+
+
+def test_C30_a_daemon_deletes_what_is_older_than_it_is_told_to_keep(group: Daemons) -> None:
+    """Also on tables on which nothing ends any more."""
+    now = time.time()
+    for op, ago in (("gone/noop/1", 5 * HOUR), ("t/noop/1", 2 * HOUR)):
+        write_now(group, record(op, now - ago))
+    group.start("a", options=("--history-age", "4h"))
+    group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older one is gone")
+
+
+def write_now(group: Daemons, one: History) -> None:
+    async def work() -> None:
+        async with aio.connect(group.endpoint) as client:
+            await write(client, one)
+
+    asyncio.run(work())
