@@ -182,7 +182,13 @@ class JobContext(ABC):
         """One line for people: what the job is doing now."""
 
     def start_operation(
-        self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        delay: float | None = None,
     ) -> None:
         """In completion: an operation to start when this one has finished, once, whatever crashes in between.
         Raises InvalidArgument elsewhere.

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from distop import aio
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
+    from distop.graphs import Start
     from distop.inspection.history import HistoryPage
     from distop.inspection.outcomes import JobResult
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
     from distop.results import OperationResult, OperationStatus
+    from distop.submission.request import Every
 
 __all__ = ["Client", "Operation", "connect", "start_operation"]
 
@@ -281,6 +283,7 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -300,9 +303,21 @@ class Client:
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                every=every,
             )
         )
         return Operation(self._loop, inner)
+
+    def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other, all or none: see
+        :meth:`distop.aio.Client.start_operations`.
+        """
+        inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
+        return [Operation(self._loop, one) for one in inner]
+
+    def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
+        self._loop.run(self._inner.add_dependencies(pairs))
 
     def rerun(
         self,

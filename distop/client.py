@@ -17,6 +17,7 @@ from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.core.records import read
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
+from distop.graphs import requests
 from distop.inspection import asking
 from distop.inspection import history as past
 from distop.inspection.status import alarms, judge, live_nodes, take
@@ -24,7 +25,9 @@ from distop.inspection.survey import Filter, counts, open_states, survey
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
 from distop.schema import encode_argument
-from distop.submission.request import request, text, whoami
+from distop.submission.dependencies import add_dependencies
+from distop.submission.graph import start_graph
+from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
 
@@ -35,11 +38,13 @@ if TYPE_CHECKING:
 
     from distop.core.model import Node
     from distop.core.txn import Txn
+    from distop.graphs import Start
     from distop.inspection.history import HistoryPage
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
     from distop.results import OperationStatus
     from distop.store.client import EtcdClient
+    from distop.submission.request import Every
 
 _AT_ONCE = 8
 
@@ -104,6 +109,7 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -118,7 +124,8 @@ class Client:
         ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
         operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
         ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
-        it waits for that too.
+        it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
+        operation of its own, until one is cancelled.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -137,9 +144,37 @@ class Client:
             not_before=not_before,
             delay=delay,
             after=after,
+            every=every,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+
+    async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other (``distop.Start``, ``chain``, ``group``, ``chord``): all of
+        them, or none, however many they are (L19). The answer has their order.
+
+        ``request_id``: as in :meth:`start_operation`, for the graph as a whole. All of them wait first, be it for
+        nobody: what runs on a table delays those that it excludes, and refuses none.
+
+        Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
+        than 100,000.
+        """
+        wanted, links = requests(starts, request_id)
+        started = await start_graph(self._etcd, self._keys, wanted, links)
+        return [Operation(self._etcd, self._keys, one.ref, already_started=one.earlier) for one in started]
+
+    async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations that have not begun wait for others as well: pairs (after, run), as ``AddDependencies`` has
+        them (L26). All, or none. ``after`` may be an ``After``.
+
+        Raises NotFound; NotAllowed (``run`` has begun); OperationStartError (``after`` ended otherwise, or too many are
+        waited for already to rule out a cycle); InvalidArgument (a cycle).
+        """
+        try:
+            given = [(after_one(after), after_one(run).ref) for after, run in pairs]
+        except (TypeError, ValueError):
+            raise InvalidArgument("dependencies are pairs: (the operation to wait for, the one that waits)") from None
+        await add_dependencies(self._etcd, self._keys, given)
 
     async def rerun(
         self,

@@ -10,7 +10,7 @@ from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
 from distop.cli.options import ATTEMPTS, LABEL, OP, TIMEOUT, check_waiting, labels, parse, seconds
-from distop.errors import DistopError, NotAllowed
+from distop.errors import DistopError, InvalidArgument, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
 if TYPE_CHECKING:
@@ -71,14 +71,28 @@ def start(
     after_end: Annotated[
         list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
     ] = None,
+    every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
+    jitter: Annotated[float, typer.Option(metavar="S", help="With --every: up to so many seconds later.")] = 0.0,
+    times: Annotated[int | None, typer.Option(metavar="N", help="With --every: so often in all.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --every: not after this time.")] = None,
+    again_on: Annotated[
+        str, typer.Option("--on", metavar="END", help="With --every: after success, failure or any end.")
+    ] = "any",
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
     given = labels(label)
     argument = parse_argument(arg)
-    from distop.submission.request import After
+    from distop.submission.request import After, Every
 
+    series = Every(every, jitter, "start" if grid else "end", again_on, until, times) if every is not None else None
+    if series is None and (grid or jitter or times is not None or until is not None or again_on != "any"):
+        raise InvalidArgument(
+            "--grid, --jitter, --times, --until and --on say how an operation comes again: add --every"
+        )
     waiting: dict[str, Any] = {
+        "every": series,
         "not_before": at,
         "delay": delay,
         "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],

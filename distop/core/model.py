@@ -165,6 +165,8 @@ class Spec:
     """It begins at this time (RFC 3339), or later."""
     hold: str = ""
     """It does not begin while this hold is there."""
+    series: Mapping[str, Any] | None = None
+    """Another one like it follows (``core.series``)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the caller finds it by (``core.labels``)."""
 
@@ -180,7 +182,7 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold"):
+        for name in ("rerun_of", "not_before", "hold", "series"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -204,6 +206,7 @@ class Spec:
             data.get("request_digest", ""),
             data.get("not_before", ""),
             data.get("hold", ""),
+            data.get("series"),
             data.get("labels") or {},
         )
 

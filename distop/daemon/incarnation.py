@@ -25,6 +25,7 @@ from distop.core.txn import Put, Txn, unchanged
 from distop.core.view import Change, ClusterView
 from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
+from distop.daemon.holding import HoldKeeper
 from distop.daemon.pruning import HistoryPruner
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor.reconciling import Reconciler
@@ -117,6 +118,7 @@ class Incarnation(Context):
         self._announcing = asyncio.Lock()
         self._saying: asyncio.Task[None] | None = None
         self._pruner = HistoryPruner(self)
+        self._holds = HoldKeeper(self)
         self._feeds: list[Feed] = []
         self._caught_up = False
 
@@ -336,9 +338,10 @@ class Incarnation(Context):
             self.elections.poll()
             self._reconciler.look_soon()
             self.activity_changed()
-            if not self.cluster.gates and not self.cluster.pending:
+            if not self.cluster.gates and not self.cluster.pending and not self.cluster.holds:
                 continue
             try:
+                await self._holds.look()
                 await self._settle_claims()
             except EtcdRejected as error:
                 # A role that was revoked: what runs here goes on, for as long as the session lives.

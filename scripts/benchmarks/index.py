@@ -24,6 +24,8 @@ from distop_behaviors.index import lookup
 
 TABLE = "tpch.lineitem"
 COLUMN = "l_orderkey"
+TEXTS = "l_comment"
+"""Mostly unique, and hashed."""
 WARM = 40
 """Rounds before those that count, of queries: see benchmarks.validate. Builds have three."""
 LARGEST = 6_000_000
@@ -76,6 +78,10 @@ def _builds(result: Result, bench: Cluster, spark: Any, location: Path, runs: in
     hand_size = sum(path.stat().st_size for path in written.glob("*.parquet"))
     note = f"{size / 1e6:.1f} of {source / 1e6:.1f} MB; by hand {hand_size / 1e6:.1f} MB"
     result.rows.append(Row("size, of the table's", 100 * size / source, "%", 10, note=note))
+    done = bench.client.start_operation("build-index", TABLE, {"name": "texts", "columns": [TEXTS]}).wait(600)
+    size = done.report["bytes"]
+    note = f"{size / 1e6:.1f} of {source / 1e6:.1f} MB"
+    result.rows.append(Row("size of an index of texts, of the table's", 100 * size / source, "%", 10, note=note))
 
 
 def _lookups(result: Result, spark: Any, location: Path, scale: float, runs: int) -> None:

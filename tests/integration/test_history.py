@@ -18,7 +18,10 @@ from distop.core.txn import Get, Put, Txn
 from distop.daemon import pruning
 from distop.daemon.pruning import HistoryPruner
 from distop.errors import InvalidArgument
+from distop.graphs import Start
 from distop.inspection import history as past
+from distop.submission.request import Every
+from tests.integration.conftest import TABLE
 from tests.support.etcd import compacted, own_etcd, shared_etcd
 
 if TYPE_CHECKING:
@@ -284,3 +287,11 @@ def write_now(group: Daemons, one: History) -> None:
             await write(client, one)
 
     asyncio.run(work())
+
+
+def test_the_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daemons) -> None:
+    group.start("a")
+    group.client.start_operation("noop", TABLE, every=Every(0.1, times=2), labels={"team": "x"})
+    group.client.start_operations([Start("noop", TABLE, options={"labels": {"team": "y"}})])
+    group.eventually(lambda: len(group.client.history(labels={"team": "x"})) == 2, "both of the series have ended")
+    group.eventually(lambda: len(group.client.history(labels={"team": "y"})) == 1, "that of the graph has ended")

@@ -17,6 +17,7 @@ large = tests.support.large_behavior:Large
 refusing = tests.support.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
+held-index = tests.support.held_index:HeldBuild
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
