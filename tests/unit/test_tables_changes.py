@@ -12,6 +12,7 @@ from pyiceberg.types import LongType, NestedField
 from distop.behavior import TableRecord
 from distop.errors import JobCancelled, TableUnavailable
 from distop.tables import plan_table
+from distop.tables.avro import ManifestIO
 from distop.tables.changes import new_files
 from distop.tables.iceberg import read_metadata
 from tests.support.lake import Folder
@@ -65,12 +66,12 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
     table = grown(tmp_path)
     assert since(tmp_path, 12345) is None
     empty = Folder(tmp_path / "empty").new(SCHEMA)
-    assert new_files(empty.metadata, empty.io, "12345") == []
+    assert new_files(empty.metadata, ManifestIO(empty.io), "12345") == []
     snapshot = table.metadata.snapshots[0]
     for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
         manifest.unlink()
     with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
-        new_files(table.metadata, table.io, str(snapshot.snapshot_id))
+        new_files(table.metadata, ManifestIO(table.io), str(snapshot.snapshot_id))
 
 
 def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
@@ -80,4 +81,4 @@ def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
         raise JobCancelled("enough")
 
     with pytest.raises(JobCancelled):
-        new_files(table.metadata, table.io, str(table.metadata.snapshots[0].snapshot_id), stop)
+        new_files(table.metadata, ManifestIO(table.io), str(table.metadata.snapshots[0].snapshot_id), stop)
