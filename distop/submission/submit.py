@@ -414,6 +414,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
         not_before=wanted.not_before,
         hold=wanted.hold,
         series=wanted.series.to_json() if wanted.series is not None else None,

@@ -13,6 +13,8 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
+large = tests.support.large_behavior:Large
+refusing = tests.support.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
 held-index = tests.support.held_index:HeldBuild
