@@ -35,9 +35,10 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
+    from distop.graphs import Ended, Graph, Start, chain, chord, group
     from distop.results import OperationResult, OperationStatus
     from distop.store.embedded import EmbeddedEtcd
-    from distop.submission.request import After
+    from distop.submission.request import After, Every
 
 _ERRORS = (
     "DistopError",
@@ -58,7 +59,8 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
-    "After": "distop.submission.request",
+    **dict.fromkeys(("After", "Every"), "distop.submission.request"),
+    **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
     "connect": "distop.blocking",
