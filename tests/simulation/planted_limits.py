@@ -11,7 +11,7 @@ from distop.node.openop import OpenOperation
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act
 from tests.simulation.planted import without
-from tests.simulation.planted_opening import BUGS, Planted
+from tests.simulation.planted_waiting import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
 
 
