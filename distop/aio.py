@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from distop.client import Client, connect
 from distop.operation import Operation
+from distop.workers import Job, Worker
 
-__all__ = ["Client", "Operation", "connect"]
+__all__ = ["Client", "Job", "Operation", "Worker", "connect"]

@@ -268,7 +268,7 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
     if decision is not None:
         total, success, failed = decision.total, decision.success, decision.failed
         ranges, truncated = decision.failed_ranges, decision.failed_truncated
-    running = sum(1 for c in snapshot.claims.values() if not c.waiting and c.incarnation in nodes)
+    running = sum(1 for c in snapshot.claims.values() if c.actor or c.incarnation in nodes)
     waiting = len(snapshot.claims) - running
     ended = success + failed
     spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC

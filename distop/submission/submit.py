@@ -208,6 +208,13 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
         )
     if declaration.needs_table and table == CLUSTER_TABLE:
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    if not declaration.code and table != CLUSTER_TABLE:
+        for one in _open(tries):
+            if not one.wanted.partitions:
+                one.verdict = InvalidArgument(
+                    f"{type_name} has no code that could list the partitions of {table}: name them, or start it on "
+                    f"{CLUSTER_TABLE}, where an operation has one job"
+                )
     objects = _objects(declaration, _open(tries))
     if not objects:
         return
