@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from distop.clock import time
+from distop.clock import secrets, time
 from distop.core import decide
 from distop.core import keys as K
 from distop.core.codec import rfc3339
@@ -200,7 +200,7 @@ class Candidates:
 
 
 def takings(
-    op: OpenOperation, actor: str, size: int, grant: str, duration: float, wanted: Callable[[Claim, int], bool]
+    op: OpenOperation, actor: str, size: int, duration: float, wanted: Callable[[Claim, int], bool]
 ) -> list[Taking]:
     """Up to ``size`` jobs of an operation to take, and those whose holders were lost once too often, to be failed. What
     ``wanted(claim, partition)`` refuses stays as it was. Raises what that raises; then nothing is taken out.
@@ -209,6 +209,7 @@ def takings(
     result: list[Taking] = []
 
     def mine(claim: Claim) -> Claim:
+        grant = f"{secrets.randbits(64):016x}"
         return replace(claim, executor=actor, incarnation="", actor=actor, duration=duration, grant=grant, since=now)
 
     chosen_free: list[int] = []
@@ -232,14 +233,14 @@ def takings(
         taken += not over
         chosen_again.append((p, lost))
         result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome))
-    first = mine(Claim(actor, "", 1, 0))
+    first = Claim(actor, "", 1, 0)
     for p in op.free:
         if taken >= size:
             break
         if wanted(first, p):
             taken += 1
             chosen_free.append(p)
-            result.append(Taking(op.ref, op.gate_mod, p, first))
+            result.append(Taking(op.ref, op.gate_mod, p, mine(first)))
     op.take_these(chosen_free)
     for p, _ in chosen_again:
         op.again.pop(p, None)

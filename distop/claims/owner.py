@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.claims import model as m
 from distop.claims.candidates import Candidates, takings
-from distop.clock import random, secrets, time
+from distop.clock import random, time
 from distop.core import decide, owning
 from distop.core.codec import loads, rfc3339
 from distop.core.jobs import Claim, JobState, Outcome, Tried, told
@@ -80,11 +80,10 @@ class Owner:
         if most == 0:
             return []
         await self.candidates.ready()
-        grant = f"{secrets.randbits(64):016x}"
         owned: list[m.OwnedJob] = []
         per_type: Counter[str] = Counter()
         for _ in range(ROUNDS):
-            found = await self._round(actor, types, most - len(owned), per_type, grant, duration, accept)
+            found = await self._round(actor, types, most - len(owned), per_type, duration, accept)
             if found is None:  # nothing to try
                 if owned or not await self.candidates.relist_if_behind():
                     break
@@ -101,7 +100,6 @@ class Owner:
         types: Mapping[str, int | None],
         room: int,
         per_type: Counter[str],
-        grant: str,
         duration: float,
         accept: Callable[[m.OfferedJob], bool] | None,
     ) -> list[m.OwnedJob] | None:
@@ -114,7 +112,7 @@ class Owner:
             def wanted(claim: Claim, p: int, op: OpenOperation = op) -> bool:
                 return accept is None or bool(accept(_offered(op, p, claim)))
 
-            chosen = takings(op, actor, min(room, left.get(op.ref.type, 0)), grant, duration, wanted)
+            chosen = takings(op, actor, min(room, left.get(op.ref.type, 0)), duration, wanted)
             taken = sum(one.outcome is None for one in chosen)
             room -= taken
             left[op.ref.type] -= taken
