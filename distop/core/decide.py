@@ -140,7 +140,7 @@ def next_step(
         if gone:
             return Reap(gone)
         if op.claims:  # a holder has yet to stop
-            return WakeAt(now + min(actors.values())) if actors else None
+            return WakeAt(now + max(SOONEST, min(actors.values()))) if actors else None
         failed = op.cancel is not None and op.cancel.reason == "failed"
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
     if stage is Stage.COMPLETING and op.decision is not None:
@@ -216,6 +216,8 @@ class Claimable:
     next_due: float | None
 
 
+SOONEST = 0.01
+"""Seconds until it is looked again at least: a wall clock cannot tell less from nothing."""
 PATIENCE = (0.5, 5.0)
 """Seconds beyond its duration for which a claim by an actor is left alone: a tenth of it, but so many at least and at
 most. An extension may be on its way, and no two clocks run quite alike."""
