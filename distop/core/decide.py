@@ -441,7 +441,7 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
     failures = claim.failures + lost
     if rules.at_limit(failures) or (lost and rules.lost == "fail"):
         return False  # it is over
-    return rules.at_limit(failures + 1) and claim.losses + lost > 0
+    return rules.at_limit(failures + 1) and claim.losses + (lost and not claim.actor) > 0
 
 
 def place_for_suspect(claim: Claim, executor: str, others: Sequence[str], job: str) -> int:

@@ -397,7 +397,11 @@ def test_a_worker_gives_up_what_is_cancelled_and_releases_what_it_is_interrupted
         async with aio.connect(group.endpoint) as client:
             cancelled: list[int] = []
 
+            begun = asyncio.Event()
+
             async def handle(job: aio.Job) -> None:
+                if len(worker.held) == 2:
+                    begun.set()
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
@@ -406,8 +410,7 @@ def test_a_worker_gives_up_what_is_cancelled_and_releases_what_it_is_interrupted
 
             worker = aio.Worker(client, {"copy": handle}, concurrency=2, duration=0.6, poll=0.5)
             running = asyncio.ensure_future(worker.run())
-            while len(worker.held) < 2:
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(begun.wait(), 30)
             await client.operation(stopped.ref).cancel()
             assert (await client.operation(stopped.ref).wait(LIMIT)).state == "cancelled"
             assert cancelled == [0]

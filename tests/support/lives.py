@@ -153,7 +153,8 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
     if claim is None or claim.waiting:
         return None
     if name == "extend":
-        return world.extend(ref, p, rng.choice([1.0, 5.0])) if claim.actor and op.stage is not Stage.CANCELLING else None
+        extends = claim.actor and op.stage is not Stage.CANCELLING
+        return world.extend(ref, p, rng.choice([1.0, 5.0])) if extends else None
     if name == "retry" and world.rules.at_limit(claim.failures + 1):
         name = "report_failed"
     if name in ("retry", "release"):
