@@ -95,7 +95,7 @@ class Worker:
     exception has the job tried again. ``concurrency``: jobs at once, for all types or by type (default 1).
     ``rate``: jobs a second that are begun in this process, by type, or (rate, burst). ``accept``: asked of each job
     before it is claimed. ``duration``: seconds for which others leave a job of this worker alone after it was last
-    heard of. ``poll``: seconds between looks while nothing is heard.
+    heard of; that an operation is being cancelled it learns within a third of it. ``poll``: seconds between looks while nothing is heard.
     """
 
     def __init__(

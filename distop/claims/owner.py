@@ -7,6 +7,7 @@ reads, and another process may return a job as well.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from distop.core.owning import Token
 from distop.core.plan import CHUNK_PAGE
 from distop.core.records import read
 from distop.core.txn import Get, TxnResult
-from distop.errors import InvalidToken, OutcomeUnknown
+from distop.errors import DistopError, InvalidToken, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,7 +84,13 @@ class Owner:
         owned: list[m.OwnedJob] = []
         per_type: Counter[str] = Counter()
         for _ in range(ROUNDS):
-            found = await self._round(actor, types, most - len(owned), per_type, duration, accept)
+            try:
+                found = await self._round(actor, types, most - len(owned), per_type, duration, accept)
+            except Exception:  # accept's, or etcd's: the caller never hears of those that were claimed before
+                for job in owned:
+                    with suppress(DistopError):
+                        await self.give(job.token, m.Release())
+                raise
             if found is None:  # nothing to try
                 if owned or not await self.candidates.relist_if_behind():
                     break
