@@ -37,9 +37,10 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeout,
     )
+    from distop.graphs import Ended, Graph, Start, chain, chord, group
     from distop.results import OperationResult, OperationStatus
     from distop.store.embedded import EmbeddedEtcd
-    from distop.submission.request import After
+    from distop.submission.request import After, Every
 
 _ERRORS = (
     "DistopError",
@@ -63,7 +64,8 @@ _CLAIMS = ("Abort", "Complete", "OwnedJob", "Release", "Retry")
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
     **dict.fromkeys(_CLAIMS, "distop.claims.model"),
-    "After": "distop.submission.request",
+    **dict.fromkeys(("After", "Every"), "distop.submission.request"),
+    **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
     "Worker": "distop.blocking",

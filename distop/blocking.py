@@ -14,10 +14,11 @@ import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.callbacks import check_callback, log
 from distop.errors import EtcdUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from distop.claims.model import OfferedJob, Outcome, OwnedJob
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
+    from distop.graphs import Start
+    from distop.inspection.history import HistoryPage
+    from distop.inspection.outcomes import JobResult
+    from distop.inspection.survey import Count
+    from distop.inspection.why import Why
     from distop.results import OperationResult, OperationStatus
+    from distop.submission.request import Every
 
 __all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
 
@@ -128,12 +135,32 @@ class Operation:
     def __repr__(self) -> str:
         return repr(self._inner)
 
-    def wait(self, timeout: float | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going.
+    def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going. ``report``:
+        a pydantic model, as which the report is given.
 
-        Raises WaitTimeout, NotFound.
+        Raises WaitTimeout, NotFound, InvalidArgument.
         """
-        return self._loop.run(self._inner.wait(timeout))
+        return self._loop.run(self._inner.wait(timeout, report=report))
+
+    def results(self, model: type | None = None) -> Iterator[JobResult]:
+        """How its jobs ended, one after the other; see :meth:`distop.aio.Operation.results`."""
+        return self._each(self._inner.results(model))
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in a thread of its own, when the operation has ended: soon, if
+        it has by now. It may use this client. What it raises is logged, and breaks nothing. It is not called where the
+        client is closed before, and the end of the process does not wait for it. Raises InvalidArgument.
+        """
+        check_callback(function)
+        self._loop.run(self._add(_InThread(function, self.ref)))
+
+    async def _add(self, function: _InThread) -> None:
+        self._inner.add_done_callback(function)
+
+    def why(self) -> Why:
+        """What it waits for, and what to do about it. Raises NotFound."""
+        return self._loop.run(self._inner.why())
 
     def status(self) -> OperationStatus:
         """How it is doing. Raises NotFound."""
@@ -141,7 +168,9 @@ class Operation:
 
     def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
         """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
-        stream = self._inner.watch(interval)
+        return self._each(self._inner.watch(interval))
+
+    def _each(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
         try:
             while True:
                 found = self._loop.run(_next(stream))
@@ -173,6 +202,7 @@ class Operation:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; see
         :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
@@ -184,17 +214,35 @@ class Operation:
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
                 submitter=submitter,
+                labels=labels,
             )
         )
         return Operation(self._loop, inner)
 
 
-async def _next(stream: Any) -> Any:
+async def _next(stream: AsyncGenerator[T, None]) -> T | None:
     return await anext(stream, None)
 
 
 async def _close(stream: Any) -> None:
     await stream.aclose()
+
+
+class _InThread:
+    """Calls a function in a thread of its own: it may block, and call the client."""
+
+    def __init__(self, function: Callable[[OperationResult], Any], op: str) -> None:
+        self._function = function
+        self._op = op
+
+    def __call__(self, result: OperationResult) -> None:
+        threading.Thread(target=self._call, args=(result,), name="distop-callback", daemon=True).start()
+
+    def _call(self, result: OperationResult) -> None:
+        try:
+            self._function(result)
+        except Exception as error:
+            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)
 
 
 class Client:
@@ -232,9 +280,11 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -250,12 +300,25 @@ class Client:
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
                 submitter=submitter,
+                labels=labels,
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                every=every,
             )
         )
         return Operation(self._loop, inner)
+
+    def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other, all or none: see
+        :meth:`distop.aio.Client.start_operations`.
+        """
+        inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
+        return [Operation(self._loop, one) for one in inner]
+
+    def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
+        self._loop.run(self._inner.add_dependencies(pairs))
 
     def rerun(
         self,
@@ -266,6 +329,7 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
         return self.operation(ref).rerun(
@@ -274,19 +338,68 @@ class Client:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter,
+            labels=labels,
         )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""
         return Operation(self._loop, self._inner.operation(ref))
 
-    def operations(self, table: str | None = None) -> list[OperationStatus]:
-        """The operations that have not ended, with their status."""
-        return self._loop.run(self._inner.operations(table))
+    def operations(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[OperationStatus]:
+        """The operations that have not ended, with their status; see :meth:`distop.aio.Client.operations`."""
+        return self._loop.run(self._inner.operations(table, type=type, states=states, labels=labels))
 
-    def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
-        return self._loop.run(self._inner.history(table, limit))
+    def counts(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[Count, ...]:
+        """How many operations have not ended, by type and state; see :meth:`distop.aio.Client.counts`."""
+        return self._loop.run(self._inner.counts(table, type=type, states=states, labels=labels))
+
+    def why(self, ref: str | OperationRef) -> Why:
+        """What an operation waits for, and what to do about it. Raises NotFound, InvalidArgument."""
+        return self.operation(ref).why()
+
+    def history(
+        self,
+        table: str | None = None,
+        limit: int = 100,
+        *,
+        type: str | None = None,  # noqa: A002
+        op: str | OperationRef | None = None,
+        states: str | Collection[str] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        after: str | None = None,
+    ) -> HistoryPage:
+        """How operations ended, the newest first; see :meth:`distop.aio.Client.history`."""
+        return self._loop.run(
+            self._inner.history(
+                table,
+                limit,
+                type=type,
+                op=op,
+                states=states,
+                since=since,
+                until=until,
+                labels=labels,
+                request_id=request_id,
+                after=after,
+            )
+        )
 
     def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -421,7 +534,7 @@ class Worker:
         self._loop.run(stop())
 
     def __iter__(self) -> Iterator[Job]:
-        stream = aiter(self._inner)
+        stream = self._inner.__aiter__()
         try:
             while True:
                 found = self._loop.run(_next(stream))

@@ -14,22 +14,27 @@ from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
 from distop.core.keys import Keys
-from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
+from distop.core.labels import labels as check_labels
+from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.core.records import read
-from distop.core.txn import Get
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
+from distop.graphs import requests
+from distop.inspection import asking
+from distop.inspection import history as past
 from distop.inspection.status import alarms, judge, live_nodes, take
+from distop.inspection.survey import Filter, counts, open_states, survey
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
-from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
-from distop.submission.request import request, text, whoami
+from distop.submission.dependencies import add_dependencies
+from distop.submission.graph import start_graph
+from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -37,12 +42,16 @@ if TYPE_CHECKING:
     from distop.claims.owner import Owner
     from distop.core.declaration import Retry
     from distop.core.model import Node
-    from distop.core.txn import KeyValue, Txn
+    from distop.core.txn import Txn
+    from distop.graphs import Start
+    from distop.inspection.history import HistoryPage
+    from distop.inspection.survey import Count
+    from distop.inspection.why import Why
+    from distop.results import OperationStatus
     from distop.store.client import EtcdClient
+    from distop.submission.request import Every
 
 _AT_ONCE = 8
-_PAGE = 50
-"""History records in one read."""
 
 
 class Client:
@@ -104,23 +113,27 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
 
-        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
-        some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
-        gives the operation that the first call started (as long as its history is kept); with another argument or other
-        partitions it is refused. ``failure_policy`` and
-        ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
+        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of some
+        (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one gives
+        the operation that the first call started (as long as its history is kept); with another argument or other
+        partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
+        ``labels``: texts by which lists and the history find it (``core.labels`` has the bounds); those of the call
+        that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
 
         ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
         operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
         ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
-        it waits for that too.
+        it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
+        operation of its own, until one is cancelled.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -135,12 +148,41 @@ class Client:
             failure_policy,
             retry_attempts,
             submitter if submitter is not None else whoami(),
+            labels,
             not_before=not_before,
             delay=delay,
             after=after,
+            every=every,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+
+    async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
+        """Start operations that may wait for each other (``distop.Start``, ``chain``, ``group``, ``chord``): all of
+        them, or none, however many they are (L19). The answer has their order.
+
+        ``request_id``: as in :meth:`start_operation`, for the graph as a whole. All of them wait first, be it for
+        nobody: what runs on a table delays those that it excludes, and refuses none.
+
+        Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
+        than 100,000.
+        """
+        wanted, links = requests(starts, request_id)
+        started = await start_graph(self._etcd, self._keys, wanted, links)
+        return [Operation(self._etcd, self._keys, one.ref, already_started=one.earlier) for one in started]
+
+    async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Let operations that have not begun wait for others as well: pairs (after, run), as ``AddDependencies`` has
+        them (L26). All, or none. ``after`` may be an ``After``.
+
+        Raises NotFound; NotAllowed (``run`` has begun); OperationStartError (``after`` ended otherwise, or too many are
+        waited for already to rule out a cycle); InvalidArgument (a cycle).
+        """
+        try:
+            given = [(after_one(after), after_one(run).ref) for after, run in pairs]
+        except (TypeError, ValueError):
+            raise InvalidArgument("dependencies are pairs: (the operation to wait for, the one that waits)") from None
+        await add_dependencies(self._etcd, self._keys, given)
 
     async def rerun(
         self,
@@ -151,6 +193,7 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
         return await self.operation(ref).rerun(
@@ -159,21 +202,29 @@ class Client:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter,
+            labels=labels,
         )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
         return Operation(self._etcd, self._keys, parse_ref(ref))
 
-    async def operations(self, table: str | None = None) -> list[OperationStatus]:
-        """The operations that have not ended, with their status, by name. One with a record that cannot be read is left
-        out, and the log says so; as in all lists.
+    async def operations(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[OperationStatus]:
+        """The operations that have not ended, with their status, by name: of one table, of one type, in these states,
+        with all of these labels. One with a record that cannot be read is left out, and the log says so; as in all
+        lists.
+
+        Raises InvalidArgument.
         """
-        if table is not None:
-            text(table, "the name of a table")
-        ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
-        found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
-        active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
+        wanted = Filter(asking.table_of(table), asking.type_of(type), open_states(states), check_labels(labels))
+        active = [one.ref async for one in survey(self._etcd, self._keys, wanted)]
         live, raised = await asyncio.gather(self.nodes(), alarms(self._etcd)) if active else ({}, ())
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -190,25 +241,61 @@ class Client:
         seen = await asyncio.gather(*map(one, active))
         return [s for s in seen if s is not None and not s.ended]
 
-    async def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
-        if table is not None:
-            text(table, "the name of a table")
-        if not isinstance(limit, int):
-            raise InvalidArgument(f"the limit must be a whole number, not {limit!r}")
-        listing = await self._etcd.list(*catalog.table_family(self._keys, K.HISTORY, table), keys_only=True)
-        records: list[KeyValue] = []
-        for kv in listing.kvs:
-            if catalog.refs(self._keys, [kv]):
-                records.append(kv)  # noqa: PERF401
-        records.sort(key=lambda kv: kv.mod_revision, reverse=True)
-        results: list[OperationResult] = []
-        while records and len(results) < limit:
-            size = min(_PAGE, limit - len(results))
-            page, records = records[:size], records[size:]
-            answers = await self._etcd.read(*(Get(kv.key) for kv in page))
-            results += [r for _, r in readable(self._etcd, _ended, (a.kv for a in answers if a.kv is not None))]
-        return results
+    async def counts(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[Count, ...]:
+        """How many operations have not ended, by type and state, and how old the oldest is that waits; filtered as
+        :meth:`operations`. What it costs grows with what is open, never with the history. Raises InvalidArgument.
+        """
+        wanted = Filter(asking.table_of(table), asking.type_of(type), open_states(states), check_labels(labels))
+        return await counts(self._etcd, self._keys, wanted)
+
+    async def why(self, ref: str | OperationRef) -> Why:
+        """What an operation waits for: see :meth:`distop.aio.Operation.why`."""
+        return await self.operation(ref).why()
+
+    async def history(
+        self,
+        table: str | None = None,
+        limit: int = 100,
+        *,
+        type: str | None = None,  # noqa: A002
+        op: str | OperationRef | None = None,
+        states: str | Collection[str] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        after: str | None = None,
+    ) -> HistoryPage:
+        """How operations ended, the newest first: a list of at most ``limit`` results, whose ``after`` is the token of
+        the next page (None: there is none). However long the history is, no more of it than that is in memory.
+
+        ``states``: success, failed, cancelled. ``since`` and ``until``: when it finished, from the first on and before
+        the second; seconds since the epoch, RFC 3339 text, or a ``datetime``, with a zone. ``labels``: it has all of
+        these. ``request_id``: of its start. ``after``: the token of the page before, asked for in the same way.
+
+        Raises InvalidArgument.
+        """
+        wanted = past.query(
+            self._keys,
+            table=table,
+            type_name=type,
+            op=op,
+            states=states,
+            since=since,
+            until=until,
+            labels=labels,
+            request_id=request_id,
+            limit=limit,
+            after=after,
+        )
+        return await past.ask(self._etcd, self._keys, wanted)
 
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -409,10 +496,6 @@ class Client:
 
     async def _done(self, txn: Txn) -> bool:
         return (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded
-
-
-def _ended(value: bytes) -> OperationResult:
-    return OperationResult.of(History.decode(value))
 
 
 # ------------------------------------------------------------------ connecting

@@ -23,7 +23,7 @@ from distop.clock import secrets
 from distop.errors import DistopError, FatalError, InvalidArgument, InvalidToken, JobFailed, UsageError, describe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from distop.client import Client
 
@@ -95,7 +95,8 @@ class Worker:
     exception has the job tried again. ``concurrency``: jobs at once, for all types or by type (default 1).
     ``rate``: jobs a second that are begun in this process, by type, or (rate, burst). ``accept``: asked of each job
     before it is claimed. ``duration``: seconds for which others leave a job of this worker alone after it was last
-    heard of; that an operation is being cancelled it learns within a third of it. ``poll``: seconds between looks while nothing is heard.
+    heard of; that an operation is being cancelled it learns within a third of it. ``poll``: seconds between looks while
+    nothing is heard.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Worker:
             self._running[job.type] -= 1
             self._freed.set()
 
-    async def __aiter__(self) -> AsyncIterator[Job]:
+    async def __aiter__(self) -> AsyncGenerator[Job, None]:
         keeping = asyncio.ensure_future(self._keep())
         try:
             while not self._stopped:

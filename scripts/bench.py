@@ -13,7 +13,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from benchmarks import coordination, failover, iceberg, index, latency, size, skew, starts, unique, validate
+from benchmarks import (
+    coordination,
+    failover,
+    fanin,
+    iceberg,
+    index,
+    latency,
+    many,
+    operations,
+    size,
+    skew,
+    starts,
+    unique,
+    validate,
+)
 from benchmarks.common import Result, document, machine, show
 
 from distop import logs
@@ -22,15 +36,18 @@ RUNS = {
     "coordination": coordination.run,
     "latency": latency.run,
     "starts": starts.run,
+    "operations": operations.run,
+    "fan-in": fanin.run,
     "validate": validate.run,
     "iceberg": iceberg.run,
     "unique": unique.run,
+    "many": many.run,
     "index": index.run,
     "skew": skew.run,
     "size": size.run,
     "failover": failover.run,
 }
-SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "index", "skew"), "all": tuple(RUNS)}
+SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "many", "index", "skew"), "all": tuple(RUNS)}
 
 
 def main() -> int:
@@ -44,9 +61,16 @@ def main() -> int:
         ("coordination", "jobs a second, beside the raw limit of etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
         ("latency", "a one-job operation, call to result", {"runs": 200}),
         ("starts", "starts a second on one table, by one caller and by many", {"starts": 800, "runs": 5}),
+        (
+            "operations",
+            "operations of one job, started by several clients",
+            {"operations": 10_000, "clients": 4, "executors": 2, "runs": 3},
+        ),
+        ("fan-in", "a join of many operations", {"predecessors": (1_000, 5_000, 20_000, 50_000), "executors": 2}),
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("unique", "unique and references beside hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
+        ("many", "validate of thousands of partitions", {"partitions": 10_000, "runs": 7}),
         ("index", "build-index and lookup beside Spark by hand", {"scale": 1.0, "runs": 7}),
         ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 GRACE = 600.0
 """Seconds for which what a generation names is kept after another one took its place: a lookup may be reading it."""
 
@@ -98,8 +98,11 @@ class Generation:
     def from_json(cls, text: str) -> Generation:
         """Raises ValueError, KeyError and TypeError for what is none."""
         data = json.loads(text)
-        if data.pop("v") > VERSION:
+        version = data.pop("v")
+        if version > VERSION:
             raise ValueError("it was made by a later release of distop")
+        if version < VERSION:
+            raise ValueError("it was made by an earlier release of distop: remove the index's folder and build it anew")
         data["files"] = Named(**data["files"]) if data["files"] else None
         data["runs"] = tuple(Named(**run) for run in data["runs"])
         data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])

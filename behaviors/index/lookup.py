@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, NotFound, TableUnavailable
+from distop_behaviors.index import alike, local, postings, snapshot, summaries
 from distop_behaviors.index import keys as keys_of
-from distop_behaviors.index import postings, summaries
 from distop_behaviors.index.folder import Folder
 from distop_behaviors.index.planning import file_list
 from distop_behaviors.index.table import ids_now, listed, record_of, widened
@@ -18,7 +19,7 @@ from distop_behaviors.reading.facts import Unreadable, ddl, match, problem, quot
 from distop_behaviors.validate.scan import Group, relation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.keys import Key
+    from distop_behaviors.index.postings import Places
     from distop_behaviors.index.table import Listed
+    from distop_behaviors.index.values import Whole
     from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.reading.footers import PlannedFile
 
@@ -36,7 +39,8 @@ log = logging.getLogger("distop.index")
 @frozen
 class Found:
     """What is to be read. ``named`` files may have a key, ``uncovered`` ones are not known to the index; ``columns``:
-    of the keys, with their types; ``schema``: of the rows.
+    of the keys, with their types; ``schema``: of the rows; ``places``: of each named file, in their order, the blocks
+    of rows that may have a key (None: not known, or too many).
     """
 
     table: Listed
@@ -45,6 +49,7 @@ class Found:
     keys: Sequence[Key]
     columns: Mapping[str, str]
     schema: Mapping[str, SparkType]
+    places: Sequence[Whole] | None = None
 
     @property
     def files(self) -> list[PlannedFile]:
@@ -52,30 +57,77 @@ class Found:
         return [*self.named, *self.uncovered]
 
 
-def lookup(spark: SparkSession, table: TableRecord | str, index: str, keys: Iterable[Any]) -> DataFrame:
+def lookup(
+    spark: SparkSession,
+    table: TableRecord | str,
+    index: str,
+    keys: Iterable[Any],
+    *,
+    local_bytes: int = local.LOCAL_BYTES,
+) -> DataFrame:
     """The rows of a table that have one of the keys: those that a filter on the whole table gives, whatever became of
     the table since the index was built.
 
     ``table``: a record (``client.tables()`` has them) or a location. ``keys``: values of the index's column; of several
     columns, sequences in their order, or mappings by column. Of a ``skip`` index mappings may name some of its columns,
-    and all keys the same ones. None finds NULL, and NaN itself.
+    and all keys the same ones. None finds NULL, and NaN itself. ``local_bytes``: where the index names all rows, and no
+    more than so many bytes have to be decoded for them, they are read here, and the frame holds them; 0: never.
 
     Raises NotFound where there is no such index, InvalidArgument for keys that are none of the column's type,
     TableUnavailable where the table is not there; what Spark raises where files cannot be read.
     """
     found = find(table, index, keys)
     if not found.files or not found.keys:
-        schema = {**found.schema, **found.table.paths}
-        # Of a frame made of an empty list Spark makes a job with tasks.
-        return spark.sql(
-            f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0"
-        )
+        return _no_rows(spark, found)
+    try:
+        here = _read_here(found, local_bytes)
+    except alike.Unfaithful as e:
+        log.debug("Spark reads the files: %s", e)
+    else:
+        return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
     group = Group(tuple(found.files), found.schema, (), found.table.paths, found.table.root, found.table.source)
     try:
         rows = relation(spark, group, keep=False)
     except Unreadable as e:
         raise TableUnavailable(str(e)) from e
     return keys_of.matching(rows, spark, found.keys, found.columns)
+
+
+def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
+    schema = {**found.schema, **found.table.paths}
+    # Of a frame made of an empty list Spark makes a job with tasks.
+    return spark.sql(f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0")
+
+
+def _read_here(found: Found, most: int) -> pa.Table:
+    """The rows, read without Spark. Raises Unfaithful where that is to read them."""
+    if most <= 0 or found.uncovered or found.places is None:
+        raise alike.Unfaithful("not all rows are known")
+    reading: Callable[[Any], alike.Reading]
+    if found.table.source:
+        columns = snapshot.Columns(found.table.source, found.schema)
+        wanted = snapshot.wanted(found.table, found.named, found.places, columns)
+        reading = columns.reading
+    else:
+        reading = partial(alike.by_name, schema=found.schema)
+        folders = {f[0]: (p.name, p.values) for p in found.table.partitions for f in p.files}
+        wanted = [
+            local.Wanted(file, blocks, local.in_folder(values, name))
+            for file, blocks in zip(found.named, found.places, strict=True)
+            for name, values in (folders[file[0]],)
+        ]
+    return local.having(local.rows_of(wanted, found.schema, reading, most), found.keys, found.columns)
+
+
+def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
+    """A frame that holds the rows, with the types that a scan gives."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructField, StructType
+
+    kinds = {**found.schema, **dict.fromkeys(found.table.paths, "string")}
+    frame = spark.createDataFrame(rows, StructType([StructField(n, alike.spark_type(t)) for n, t in kinds.items()]))
+    typed = {name: F.col(quote(name)).cast(kind) for name, kind in found.table.paths.items() if kind != "string"}
+    return frame.withColumns(typed) if typed else frame
 
 
 def find(table: TableRecord | str, index: str, keys: Iterable[Any]) -> Found:
@@ -126,13 +178,24 @@ class _Question:
         columns = self._columns(given, schema)
         kinds = {name: str(schema[mine]) for name, mine in columns.items()}
         keys = keys_of.read(given, kinds)
-        named: list[PlannedFile] = []
+        named: Sequence[int] = []
+        places: Places | None = None
         if keys and self._files is not None:
-            posting = self._generation.kind == "posting"
-            numbers = _by_postings if posting else _by_summaries
-            chosen = numbers(self._folder, self._generation, self._files, keys, list(columns))
-            named = [file for number, file in self._live.items() if chosen is None or number in chosen]
-        return Found(self._table, named, uncovered, keys, {columns[n]: k for n, k in kinds.items()}, schema)
+            chosen: set[int] | None
+            if self._generation.kind == "posting":
+                chosen, places = _by_postings(self._folder, self._generation, self._files, keys)
+            else:
+                chosen = _by_summaries(self._generation, self._files, keys, list(columns))
+            named = [number for number in self._live if chosen is None or number in chosen]
+        return Found(
+            self._table,
+            [self._live[number] for number in named],
+            uncovered,
+            keys,
+            {columns[n]: k for n, k in kinds.items()},
+            schema,
+            _of_files(named, places) if places is not None else None,
+        )
 
     def _schema(self, uncovered: Sequence[PlannedFile]) -> dict[str, SparkType]:
         """Of the whole table, so that it does not depend on which files are read."""
@@ -162,30 +225,48 @@ class _Question:
 
 
 def _by_postings(
-    folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]
-) -> set[int] | None:
-    """The numbers of the files that may have a key; None for all."""
+    folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key]
+) -> tuple[set[int] | None, Places | None]:
+    """The numbers of the files that may have a key, None for all; and file and block of each row that may, None where
+    that is not known of all, or there are too many.
+    """
     import numpy as np
 
     found: set[int] = set()
-    if any(None in key for key in keys):
+    without = [key for key in keys if None not in key]
+    if len(without) < len(keys):
         nulls = zip(files.column("file").to_pylist(), files.column("null_keys").to_pylist(), strict=True)
         found = {number for number, count in nulls if count}
     try:
-        wanted = _numbers([key for key in keys if None not in key], generation.families)
+        wanted = _numbers(without, generation.families)
     except Unindexable:
-        return None
+        return None, None
+    parts: list[Places] | None = [] if not found else None
     for run in generation.runs:
         first, after = np.searchsorted(wanted, run.low, "left"), np.searchsorted(wanted, run.high, "right")
         if first < after:
-            found.update(postings.find(folder.data / run.name, wanted[first:after]).tolist())
-    return found
+            hits = postings.find(folder.data / run.name, wanted[first:after], local.LOCAL_ROWS)
+            found.update(hits.files.tolist())
+            parts = [*parts, hits.places] if parts is not None and hits.places is not None else None
+    if parts is None:
+        return found, None
+    places = postings.joined(parts)
+    return found, places if len(places[0]) <= local.LOCAL_ROWS else None
 
 
-def _by_summaries(
-    folder: Folder, generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]
-) -> set[int]:
-    """As :func:`_by_postings`."""
+def _of_files(named: Sequence[int], places: Places) -> list[Whole]:
+    """The blocks of each of these files, by their numbers, ascending and each once."""
+    import numpy as np
+
+    files, blocks = places
+    order = np.argsort(files, kind="stable")
+    files, blocks = files[order], blocks[order]
+    starts, ends = (np.searchsorted(files, np.array(named, np.int32), side) for side in ("left", "right"))
+    return [np.unique(blocks[s:e]) for s, e in zip(starts, ends, strict=True)]
+
+
+def _by_summaries(generation: Generation, files: pa.Table, keys: Sequence[Key], columns: Sequence[str]) -> set[int]:
+    """The numbers of the files that may have a key."""
     families = dict(zip(generation.columns, generation.families, strict=True))
     may = summaries.find(files, keys, columns, families)
     return set(files.column("file").filter(may).to_pylist())

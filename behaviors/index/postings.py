@@ -1,9 +1,11 @@
-"""Postings: for each key, the file, the row group and the row. Collected in segments, merged into sorted runs, asked.
+"""Postings: for each key, the file and where in it. Collected in segments, merged into sorted runs, asked.
 
-A posting is four numbers: what stands for the key (:mod:`distop_behaviors.index.values`), the file by its number in the
-generation, the row group in the file, and the index of the row in the file. Sorted by key, neighbours differ by little,
-and the encoding of differences makes a few bytes of each. Rows with a NULL among their keys have none: how many there
-are stands with the file.
+A posting is three numbers: what stands for the key (:mod:`distop_behaviors.index.values`), the file by its number in
+the generation, and the block of rows in the file: the index of the row, divided by :data:`BLOCK`. Whoever reads the
+block compares keys anyhow, since several may share a number, and rows are decoded by thousands; but of what a posting
+of a unique text takes, most is where the row is. Sorted by key, neighbours differ by little, and the encoding of
+differences makes a few bytes of each. Rows with a NULL among their keys have none: how many there are stands with the
+file.
 """
 
 from __future__ import annotations
@@ -15,34 +17,38 @@ from typing import TYPE_CHECKING, Any
 from distop.core.frozen import frozen
 from distop_behaviors.index.folder import write_parquet
 from distop_behaviors.index.values import numbers, together
+from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from distop_behaviors.index.folder import Folder
     from distop_behaviors.index.source import Piece, Source
-    from distop_behaviors.index.values import Numbers
+    from distop_behaviors.index.values import Numbers, Whole
 
-    Whole = npt.NDArray[np.int32]
+    Part = tuple[Numbers, Whole, Whole]
+    Places = tuple[Whole, Whole]
 
 GROUP_ROWS = 1 << 16
 """Postings in a row group: a lookup of one key reads one or two."""
+BLOCK = 64
+"""Rows of a file that are not told apart."""
 RUN_ROWS = 1 << 21
 """Postings in a run, about: what is sorted in memory at once, and one file."""
 LEVEL_ROWS = 1 << 26
 """Postings that are sorted among each other; above that, a lookup looks into one run more."""
+
+_kept: Kept[_Bounds] = Kept(64)
 
 
 class Postings:
     """Collects the postings of files that follow each other."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Numbers, int, int, Numbers]] = []
+        self._parts: list[tuple[Numbers, int, Whole]] = []
         self.rows = 0
 
     def add(self, number: int, source: Source, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
@@ -68,7 +74,7 @@ class Postings:
                     arrays = tuple(array.filter(_mask(valid)) for array in arrays)
                 parts = [numbers(a, f or "") for a, f in zip(arrays, source.families, strict=True)]
                 keys = together(parts, source.families)
-                self._parts.append((keys, number, piece.row_group, rows + piece.first))
+                self._parts.append((keys, number, ((rows + piece.first) // BLOCK).astype(np.int32)))
                 self.rows += len(keys)
                 if self.rows >= 2 * RUN_ROWS:
                     flush()
@@ -81,17 +87,16 @@ class Postings:
         return nulls
 
     def table(self) -> pa.Table:
-        """What was collected, sorted by key, file and row; it is then forgotten."""
+        """What was collected, sorted by key, file and block; it is then forgotten."""
         import numpy as np
 
         if not self._parts:
-            return _table(np.zeros(0, np.int64), *(np.zeros(0, np.int32),) * 2, np.zeros(0, np.int64))
+            return _table(np.zeros(0, np.int64), *(np.zeros(0, np.int32),) * 2)
         keys = np.concatenate([p[0] for p in self._parts])
         files = np.concatenate([np.full(len(p[0]), p[1], np.int32) for p in self._parts])
-        groups = np.concatenate([np.full(len(p[0]), p[2], np.int32) for p in self._parts])
-        rows = np.concatenate([p[3] for p in self._parts])
+        blocks = np.concatenate([p[2] for p in self._parts])
         self._parts, self.rows = [], 0
-        return _sorted(keys, files, groups, rows)
+        return _sorted(keys, files, blocks)
 
 
 def _mask(valid: Any) -> Any:
@@ -100,21 +105,20 @@ def _mask(valid: Any) -> Any:
     return pa.array(valid)
 
 
-def _sorted(keys: Numbers, files: Whole, groups: Whole, rows: Numbers) -> pa.Table:
+def _sorted(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
     """Stable: what came in the order of files and rows stays so for each key."""
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
-    return _table(keys[order], files[order], groups[order], rows[order])
+    return _table(keys[order], files[order], blocks[order])
 
 
-def _table(keys: Numbers, files: Whole, groups: Whole, rows: Numbers) -> pa.Table:
+def _table(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
     import pyarrow as pa
 
-    names = ("key", "file", "row_group", "row")
-    kinds = (pa.int64(), pa.int32(), pa.int32(), pa.int64())
-    schema = pa.schema([pa.field(n, k, nullable=False) for n, k in zip(names, kinds, strict=True)])
-    return pa.table([pa.array(a) for a in (keys, files, groups, rows)], schema)
+    kinds = {"key": pa.int64(), "file": pa.int32(), "block": pa.int32()}
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+    return pa.table([pa.array(a) for a in (keys, files, blocks)], schema)
 
 
 def write(table: pa.Table, path: Path, level: int) -> None:
@@ -124,8 +128,8 @@ def write(table: pa.Table, path: Path, level: int) -> None:
         path,
         GROUP_ROWS,
         level,
-        use_dictionary=["file", "row_group"],
-        column_encoding={"key": "DELTA_BINARY_PACKED", "row": "DELTA_BINARY_PACKED"},
+        use_dictionary=["file"],
+        column_encoding={"key": "DELTA_BINARY_PACKED", "block": "DELTA_BINARY_PACKED"},
         data_page_version="1.0",
     )
 
@@ -198,7 +202,7 @@ def _cuts(inputs: Sequence[Input]) -> list[int]:
 def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Folder, name: str) -> list[Run]:
     """The postings in ``[low, high)``: one run, but where a key has very many."""
     runs: list[Run] = []
-    parts: list[tuple[Numbers, Whole, Whole, Numbers]] = []
+    parts: list[Part] = []
     held = 0
     for one in inputs:
         for part in _slices(one, low, high):
@@ -212,30 +216,29 @@ def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Fo
     return runs
 
 
-def _run(parts: Sequence[tuple[Numbers, Whole, Whole, Numbers]], folder: Folder, name: str) -> Run:
+def _run(parts: Sequence[Part], folder: Folder, name: str) -> Run:
     import numpy as np
 
-    columns = tuple(np.concatenate([part[n] for part in parts]) for n in range(4))
-    table = _sorted(*columns)
+    table = _sorted(*(np.concatenate([part[n] for part in parts]) for n in range(3)))
     size, digest = folder.add(name, lambda path: write(table, path, 3))
     keys: Any = table.column("key").to_numpy()
     return Run(name, size, digest, len(keys), int(keys[0]), int(keys[-1]))
 
 
-def _slices(one: Input, low: int | None, high: int | None) -> Iterator[tuple[Numbers, Whole, Whole, Numbers]]:
+def _slices(one: Input, low: int | None, high: int | None) -> Iterator[Part]:
     import numpy as np
 
     for table in _groups(one.path, low, high):
         keys = table.column("key").to_numpy()
         first = 0 if low is None else int(np.searchsorted(keys, low, "left"))
         after = len(keys) if high is None else int(np.searchsorted(keys, high, "left"))
-        files, groups, rows = (table.column(name).to_numpy()[first:after] for name in ("file", "row_group", "row"))
+        files, blocks = (table.column(name).to_numpy()[first:after] for name in ("file", "block"))
         mapped = one.mapping[files]
         keep = mapped >= 0
         if keep.all():
-            yield keys[first:after], mapped, groups, rows
+            yield keys[first:after], mapped, blocks
         else:
-            yield keys[first:after][keep], mapped[keep], groups[keep], rows[keep]
+            yield keys[first:after][keep], mapped[keep], blocks[keep]
 
 
 def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]:
@@ -249,23 +252,78 @@ def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]
                 yield file.read_row_group(n, use_threads=False)
 
 
-def find(path: Path, wanted: Numbers) -> Whole:
-    """The numbers of the files that have one of these keys, which are sorted. Raises OSError and Arrow's errors where
-    the run is gone or damaged.
+@frozen
+class Hits:
+    """Where some keys are: the numbers of the files, each once; and file and block of each posting, None where there
+    are more than was asked for.
+    """
+
+    files: Whole
+    places: Places | None
+
+
+def find(path: Path, wanted: Numbers, most: int) -> Hits:
+    """Where a run has these keys, which are sorted; of up to ``most`` rows, in which blocks. Raises OSError and Arrow's
+    errors where the run is gone or damaged.
     """
     import numpy as np
     import pyarrow.parquet as pq
 
-    found = [np.zeros(0, np.int32)]
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for n in range(file.metadata.num_row_groups):
-            bounds = file.metadata.row_group(n).column(0).statistics
-            first, after = np.searchsorted(wanted, bounds.min, "left"), np.searchsorted(wanted, bounds.max, "right")
-            if first == after:
-                continue
-            table = file.read_row_group(n, ["key", "file"], use_threads=False)
-            keys, some = table.column("key").to_numpy(), wanted[first:after]
+    found, places, rows = [np.zeros(0, np.int32)], [_nowhere()], 0
+    bounds = _bounds_of(path)
+    first, after = np.searchsorted(wanted, bounds.low, "left"), np.searchsorted(wanted, bounds.high, "right")
+    groups = np.flatnonzero(first < after).tolist()
+    if not groups:
+        return Hits(found[0], places[0])
+    with pq.ParquetFile(path, metadata=bounds.metadata, page_checksum_verification=True) as file:
+        for n in groups:
+            table = file.read_row_group(n, ["key", "file", "block"][: 3 if rows <= most else 2], use_threads=False)
+            keys, some = table.column("key").to_numpy(), wanted[first[n] : after[n]]
             starts, ends = np.searchsorted(keys, some, "left"), np.searchsorted(keys, some, "right")
+            slices = [slice(s, e) for s, e in zip(starts, ends, strict=True) if e > s]
             files = table.column("file").to_numpy()
-            found += [np.unique(files[s:e]) for s, e in zip(starts, ends, strict=True) if e > s]
-    return np.unique(np.concatenate(found))
+            found += [np.unique(files[one]) for one in slices]
+            rows += int((ends - starts).sum())
+            if rows <= most:
+                blocks = table.column("block").to_numpy()
+                places += [(files[one], blocks[one]) for one in slices]
+    return Hits(np.unique(np.concatenate(found)), joined(places) if rows <= most else None)
+
+
+def joined(places: Sequence[Places]) -> Places:
+    """All of them."""
+    import numpy as np
+
+    files, blocks = (np.concatenate([part[n] for part in [_nowhere(), *places]]) for n in range(2))
+    return files, blocks
+
+
+def _nowhere() -> Places:
+    import numpy as np
+
+    return np.zeros(0, np.int32), np.zeros(0, np.int32)
+
+
+@frozen
+class _Bounds:
+    """The footer of a run, and the lowest and highest key of each of its row groups."""
+
+    metadata: Any
+    low: Numbers
+    high: Numbers
+
+
+def _bounds_of(path: Path) -> _Bounds:
+    """Kept for the next lookup: files of an index are never changed, so that one that was is damaged."""
+    found = path.stat()
+    return _kept.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
+
+
+def _read_bounds(path: Path) -> _Bounds:
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(path)
+    columns = [metadata.row_group(n).column(0).statistics for n in range(metadata.num_row_groups)]
+    low, high = (np.array([getattr(c, name) for c in columns], np.int64) for name in ("min", "max"))
+    return _Bounds(metadata, low, high)

@@ -34,11 +34,10 @@ class Source:
 
 @frozen
 class Piece:
-    """Neighbouring rows of one row group. ``first``: the index in the file of the first of them; ``arrays``: the values
+    """Neighbouring rows. ``first``: the index in the file of the first of them; ``arrays``: the values
     of the key columns, canonical, None for a column that the file does not have.
     """
 
-    row_group: int
     first: int
     rows: int
     arrays: tuple[Any, ...]
@@ -99,11 +98,11 @@ def pieces(source: Source) -> Iterator[Piece]:
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if not wanted:
-                    yield Piece(group, first, rows, tuple(None for _ in source.names))
+                    yield Piece(first, rows, tuple(None for _ in source.names))
                     first += rows
                     continue
                 for batch in file.iter_batches(_BATCH, [group], wanted, use_threads=False):
-                    yield Piece(group, first, batch.num_rows, tuple(_arrays(batch, source)))
+                    yield Piece(first, batch.num_rows, tuple(_arrays(batch, source)))
                     first += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.facts import SparkType
 
     Numbers = npt.NDArray[np.int64]
+    Whole = npt.NDArray[np.int32]
 
 FIRST_DAY = date(1582, 10, 15)
 """Days before it may have been written by another calendar, and Spark may read them as others: no index has them."""

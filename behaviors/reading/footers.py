@@ -12,7 +12,7 @@ from distop.core.frozen import frozen
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -138,6 +138,11 @@ def _open(path: str, schemas: _Schemas) -> FileFacts:
     except (pa.ArrowException, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]
         raise Unreadable(f"the file {path} is no readable Parquet file: {reason}") from e
+
+
+def columns_of(schema: Any) -> Mapping[str, Any]:
+    """The top-level columns of a file's Parquet schema, with Spark's types. Raises Unreadable."""
+    return _Schemas(frozenset()).of("", schema).columns
 
 
 @frozen

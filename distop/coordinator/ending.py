@@ -21,6 +21,7 @@ from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
 from distop.core.records import read
+from distop.core.series import Series, following
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
@@ -279,6 +280,7 @@ class Ending:
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
+            labels=op.spec.labels,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
@@ -343,6 +345,7 @@ class Ending:
         ref = op.ref
         if follow_ups:
             await self._follow_all(ref, follow_ups)
+        await self._come_again(op)
         size = self._ctx.limits.cleaned
         last = max(0, (count - 1) // size * size)
         for first in range(0, last, size):
@@ -367,6 +370,31 @@ class Ending:
             self._log.warning("its plan's files could not be removed: %s", error, extra={"operation": str(ref)})
 
     # ----------------------------------------------------------- what follows
+
+    async def _come_again(self, op: OperationView) -> None:
+        """Start the next operation of its series (P3): once, by its request id, whoever does it again."""
+        ref, spec = op.ref, op.spec
+        if spec is None or spec.series is None or op.state is None:
+            return
+        history, arg = await self._ctx.client.read(Get(self._keys.history(ref)), Get(self._keys.of(ref, "arg")))
+        now = time.time()
+        finished = parse_time(read(History.decode, history.kv).finished) if history.kv is not None else now
+        one = following(Series.from_json(spec.series), str(ref), op.state, finished, now, random.uniform(0, 1))
+        if one is None or arg.kv is None:
+            return
+        rules = spec.rules
+        wanted = request(
+            *(ref.type, ref.table, arg.kv.value, spec.partitions, f"{ref}#next"),
+            *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
+        )
+        try:
+            started = await submit(
+                self._ctx.client, self._keys, replace(wanted, not_before=one.not_before, series=one.series)
+            )
+        except (InvalidArgument, UnknownBehavior, NotFound, OperationStartError) as error:
+            self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
+        else:
+            self._log.info("%s is the next of its series", started.ref, extra={"operation": str(ref)})
 
     async def _follow_all(self, ref: OperationRef, follow_ups: Sequence[Mapping[str, Any]]) -> None:
         """Start what the completion code asked for. What is refused for now is tried again, by whoever coordinates
@@ -422,6 +450,7 @@ class Ending:
                     None,
                     None,
                     str(ref),
+                    not_before=wanted.get("not_before"),
                 ),
             )
         except (InvalidArgument, UnknownBehavior, NotFound) as error:

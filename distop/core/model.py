@@ -165,6 +165,10 @@ class Spec:
     """It begins at this time (RFC 3339), or later."""
     hold: str = ""
     """It does not begin while this hold is there."""
+    series: Mapping[str, Any] | None = None
+    """Another one like it follows (``core.series``)."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the caller finds it by (``core.labels``)."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -178,9 +182,11 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold"):
+        for name in ("rerun_of", "not_before", "hold", "series"):
             if value := getattr(self, name):
                 data[name] = value
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return dumps(data)
 
     @classmethod
@@ -200,6 +206,8 @@ class Spec:
             data.get("request_digest", ""),
             data.get("not_before", ""),
             data.get("hold", ""),
+            data.get("series"),
+            data.get("labels") or {},
         )
 
 
@@ -377,6 +385,8 @@ class History:
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -399,6 +409,8 @@ class History:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return data
 
     def encode(self) -> bytes:
@@ -426,4 +438,5 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
+            labels=data.get("labels") or {},
         )

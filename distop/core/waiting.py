@@ -48,8 +48,8 @@ BEGINS_PER_TXN = 31
 BEGIN_BYTES_PER_TXN = 1024 * 1024
 SIGNALS_PER_TXN = 60
 """Edges that one transaction takes away at most: two keys of each (T1)."""
-PREDECESSORS_PER_TXN = 100
-"""Operations whose state one new edge compares at most: all that its predecessor waits for, directly or not."""
+SEEN_PER_TXN = 60
+"""Operations whose states new edges compare at most: both ends, and all that the former wait for, directly or not."""
 
 
 # ----------------------------------------------------------------------- links
@@ -73,23 +73,23 @@ class Seen:
     mod: int
 
 
-def add_dependencies(keys: Keys, run: Seen, after: Sequence[tuple[Seen, str]], above: Sequence[Seen]) -> Txn:
-    """Let an operation that waits (``run``) wait for others as well: (operation, ``on``). ``above``: all that those
-    wait for themselves, directly or not, of which ``run`` is none: so no cycle comes about, since whoever gives one of
-    them another predecessor meanwhile writes its state again.
+def add_dependencies(keys: Keys, links: Sequence[tuple[Seen, Seen, str]], above: Sequence[Seen]) -> Txn:
+    """Let operations that wait do so for others as well (L26), all or none: (the one that is waited for, the one that
+    waits, ``on``). ``above``: all that the former wait for themselves, directly or not, of which the latter is none: so
+    no cycle comes about, since whoever gives one of them another predecessor meanwhile writes its state again.
     """
-    seen = {one.ref: one for one in (*above, *(pred for pred, _ in after))}
+    runs = {run.ref: run for _, run, _ in links}
+    seen = {one.ref: one for one in (*above, *(pred for pred, _, _ in links), *runs.values())}
     return Txn(
         (
-            unchanged(keys.of(run.ref, "state"), run.mod),
-            value_is(keys.of(run.ref, "state"), word(State.PENDING)),
+            *(value_is(keys.of(ref, "state"), word(State.PENDING)) for ref in sorted(runs)),
             *(unchanged(keys.of(ref, "state"), one.mod) for ref, one in sorted(seen.items())),
         ),
         (
-            Put(keys.of(run.ref, "state"), word(State.PENDING)),
-            *(put for pred, on in after for put in link(keys, pred.ref, run.ref, on)),
+            *(Put(keys.of(ref, "state"), word(State.PENDING)) for ref in sorted(runs)),
+            *(put for pred, run, on in links for put in link(keys, pred.ref, run.ref, on)),
         ),
-        (Get(keys.of(run.ref, "state")),),
+        (),
         "add_dependencies",
     )
 

@@ -37,6 +37,8 @@ class Won:
     """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
     error: Exception | None = None
     """What went wrong beside; what was won before is won all the same."""
+    taken_over: int = 0
+    """How many of those won were held by executors that are gone."""
 
 
 class Claimer:
@@ -82,6 +84,7 @@ class Claimer:
                 won.error = answer
             elif isinstance(answer, BaseException):
                 raise answer
+        won.taken_over = sum(p in dead for p in won.partitions)
         return won
 
     async def claim_unread(
@@ -235,4 +238,7 @@ class Claimer:
             for n in range(0, len(lost), ctx.limits.reports):
                 page = lost[n : n + ctx.limits.reports]
                 txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page)
-                won.refused = won.refused or not (await ctx.commit(txn)).succeeded
+                written = (await ctx.commit(txn)).succeeded
+                won.refused = won.refused or not written
+                if written:
+                    ctx.meter.jobs_lost(op.ref.type, len(page))

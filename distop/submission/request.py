@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.frozen import frozen
+from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
+from distop.core.series import ON, Series
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
@@ -31,6 +34,21 @@ class After:
 
     ref: OperationRef
     on: str = "success"
+
+
+@frozen
+class Every:
+    """That an operation comes again (P3): ``seconds`` after its end, or (``since="start"``) on a grid of its
+    beginnings; up to ``jitter`` seconds later. ``on``: after which ends, "success", "failure" or "any"; never after a
+    cancel. ``until`` a time with its zone, or so many ``times`` in all.
+    """
+
+    seconds: float
+    jitter: float = 0.0
+    since: str = "end"
+    on: str = "any"
+    until: datetime | str | None = None
+    times: int | None = None
 
 
 @frozen
@@ -54,6 +72,8 @@ class Request:
     after: tuple[After, ...] = ()
     hold: str = ""
     """It does not begin while this hold is there."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    series: Series | None = None
 
     @property
     def waits(self) -> bool:
@@ -93,13 +113,15 @@ def request(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
+    labels: Mapping[str, str] | None = None,
     *,
     not_before: datetime | str | None = None,
     delay: float | None = None,
     after: Iterable[Any] | None = None,
+    every: Every | float | None = None,
 ) -> Request:
     """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
-    operations (their names, handles, or :class:`After`). Raises InvalidArgument.
+    operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. Raises InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
@@ -119,8 +141,10 @@ def request(
     identity = request_id if request_id is not None else str(uuid.uuid4())
     return Request(
         *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
-        not_before=due_time(not_before, delay),
+        not_before=(due := due_time(not_before, delay)),
         after=_after(after),
+        labels=check_labels(labels),
+        series=_series(every, due),
     )
 
 
@@ -151,6 +175,31 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
     return rfc3339(due) if due > now else ""
 
 
+SHORTEST_INTERVAL = 0.1
+"""Seconds."""
+
+
+def _series(every: Every | float | None, due: str) -> Series | None:
+    if every is None:
+        return None
+    one = every if isinstance(every, Every) else Every(seconds(every, "the interval of a series"))
+    interval, jitter = seconds(one.seconds, "the interval of a series"), seconds(one.jitter, "the jitter of a series")
+    if not SHORTEST_INTERVAL <= interval <= LONGEST_DELAY:
+        raise InvalidArgument(f"the interval of a series is {SHORTEST_INTERVAL:g} s at least, not {interval:g} s")
+    if not 0 <= jitter <= LONGEST_DELAY:
+        raise InvalidArgument(f"the jitter of a series is a number of seconds from 0 on, not {jitter:g}")
+    for value, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
+        if value not in allowed:
+            raise InvalidArgument(f"{what} is {value!r}, and must be one of {', '.join(allowed)}")
+    if one.times is not None and (not isinstance(one.times, int) or isinstance(one.times, bool) or one.times < 1):
+        raise InvalidArgument(f"the times of a series are a whole number of at least 1, not {one.times!r}")
+    until = due_time(one.until, None) if one.until is not None else ""
+    if one.until is not None and not until:
+        raise InvalidArgument(f"the series would be over already: {one.until} has passed")
+    left = one.times - 1 if one.times is not None else None
+    return Series(interval, jitter, one.since, one.on, until, left, due or rfc3339(time.time()))
+
+
 def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
     """Each once; the same operation with another ``on`` is refused."""
     if given is None:
@@ -159,13 +208,14 @@ def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
         raise InvalidArgument(f"after is a list of operations, such as [{given!r}]")
     found: dict[OperationRef, After] = {}
     for item in given:
-        one = _after_one(item)
+        one = after_one(item)
         if found.setdefault(one.ref, one) != one:
             raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
     return tuple(found.values())
 
 
-def _after_one(item: Any) -> After:
+def after_one(item: Any) -> After:
+    """Raises InvalidArgument for what is no operation to wait for."""
     if isinstance(item, After):
         return item
     if isinstance(item, OperationRef):

@@ -190,48 +190,27 @@ def _open(tries: Iterable[Try]) -> list[Try]:
 
 async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     table, type_name = tries[0].wanted.table, tries[0].wanted.type
-    run_ops, following, declared, record = await etcd.read(
-        Get(keys.run_ops(table)),
-        Get(keys.next_instance(table, type_name)),
-        Get(keys.behavior(type_name)),
-        Get(keys.table(table)),
-    )
-    if following.kv is not None and (own := [one for one in tries if one.wanted.own_id]):
+    found = await _read(etcd, keys, table, type_name)
+    if found[1].kv is not None and (own := [one for one in tries if one.wanted.own_id]):
         await _look_back(etcd, keys, own)
         if not _open(tries):
             return
-    declaration = await _declaration(etcd, keys, type_name, declared)
-    if record.kv is None and table != CLUSTER_TABLE:
-        raise NotFound(
-            f"there is no table {table!r}: register it with "
-            f"{command('table', 'add', table, '--format', 'parquet', '--location', 'DIR')}"
-        )
-    if declaration.needs_table and table == CLUSTER_TABLE:
-        raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
-    if not declaration.code and table != CLUSTER_TABLE:
-        for one in _open(tries):
-            if not one.wanted.partitions:
-                one.verdict = InvalidArgument(
-                    f"{type_name} has no code that could list the partitions of {table}: name them, or start it on "
-                    f"{CLUSTER_TABLE}, where an operation has one job"
-                )
+    of_type = await _of_type(etcd, keys, table, type_name, found)
+    declaration, counters = of_type.declaration, of_type.counters
     objects = _objects(declaration, _open(tries))
     if not objects:
         return
-    running = catalog.running(run_ops.kv)
     waiting = await _predecessors(etcd, keys, [one for one in objects if one.wanted.waits])
     if any(not one.wanted.waits for one in objects):
-        await _check_conflicts(etcd, keys, tries[0].wanted, declaration, running)
-    number = read(word(int), following.kv) if following.kv is not None else 1
+        await _check_conflicts(etcd, keys, tries[0].wanted, declaration, counters.run_ops)
     open_ = {one: obj for one, obj in objects.items() if not one.withdrawn() and one.verdict is None}
     chosen, behind = _choose(declaration, open_)
     if not chosen:
         return
-    table_record = read(TableRecord.decode, record.kv) if record.kv is not None else None
     new = [
         t.NewOperation(
-            OperationRef(table, type_name, objects[one], number + n),
-            make_spec(one.wanted, declaration, table_record),
+            OperationRef(table, type_name, objects[one], counters.next_instance + n),
+            make_spec(one.wanted, declaration, of_type.record),
             one.wanted.arg,
             None if one.wanted.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=one.wanted.waits,
@@ -242,7 +221,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     if len(new) > 1:
         new = new[: t.start_together(keys, new)]
     chosen = chosen[: len(new)]
-    txn = t.starts(keys, t.Counters(running, _mod(run_ops), number, _mod(following)), new)
+    txn = t.starts(keys, counters, new)
     try:
         result = await etcd.commit(txn, deadline=WRITE_LIMIT)
     except OutcomeUnknown as error:
@@ -253,11 +232,50 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
         note_cut_off(error, tries[0].wanted)
         raise
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
-    for one, begun, found in zip(chosen, new, instead, strict=True):
-        one.verdict = _judge(one.wanted, begun, found)
+    for one, begun, there in zip(chosen, new, instead, strict=True):
+        one.verdict = _judge(one.wanted, begun, there)
     for one, first in behind.items():
         if first in chosen:
             _told_by_the_first(one, objects[one], first)
+
+
+@frozen
+class OfType:
+    """What starts of one type on one table are built from."""
+
+    declaration: Declaration
+    record: TableRecord | None
+    counters: t.Counters
+
+
+async def read_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> OfType:
+    """Raises UnknownBehavior, NotFound (the table), InvalidArgument (a type that works on a table, without one)."""
+    return await _of_type(etcd, keys, table, type_name, await _read(etcd, keys, table, type_name))
+
+
+async def _read(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> Sequence[GetResult]:
+    return await etcd.read(
+        Get(keys.run_ops(table)),
+        Get(keys.next_instance(table, type_name)),
+        Get(keys.behavior(type_name)),
+        Get(keys.table(table)),
+    )
+
+
+async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, found: Sequence[GetResult]) -> OfType:
+    run_ops, following, declared, record = found
+    declaration = await _declaration(etcd, keys, type_name, declared)
+    if record.kv is None and table != CLUSTER_TABLE:
+        raise NotFound(
+            f"there is no table {table!r}: register it with "
+            f"{command('table', 'add', table, '--format', 'parquet', '--location', 'DIR')}"
+        )
+    if declaration.needs_table and table == CLUSTER_TABLE:
+        raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    running = catalog.running(run_ops.kv)
+    number = read(word(int), following.kv) if following.kv is not None else 1
+    counters = t.Counters(running, _mod(run_ops), number, _mod(following))
+    return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
 
 
 async def _predecessors(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> dict[Try, tuple[t.Predecessor, ...]]:
@@ -314,7 +332,7 @@ def _objects(declaration: Declaration, tries: Sequence[Try]) -> dict[Try, str]:
     found: dict[Try, str] = {}
     for one in tries:
         try:
-            found[one] = _object(declaration, one.wanted)
+            found[one] = object_of(declaration, one.wanted)
         except InvalidArgument as error:
             one.verdict = error
     return found
@@ -396,14 +414,22 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
         not_before=wanted.not_before,
         hold=wanted.hold,
+        series=wanted.series.to_json() if wanted.series is not None else None,
     )
 
 
-def _object(declaration: Declaration, wanted: Request) -> str:
+def object_of(declaration: Declaration, wanted: Request) -> str:
+    """The object that it works on, or "". Raises InvalidArgument where the argument does not fit."""
     from distop.schema import check_argument
 
+    if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has one job"
+        )
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
     if declaration.object_field is None:
         return ""

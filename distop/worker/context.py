@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobContext, Progress, load
-from distop.core.codec import dumps
+from distop.core.codec import dumps, rfc3339
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
 from distop.files import local_path
@@ -250,12 +250,21 @@ class Context(JobContext):
         return str(local)
 
     def start_operation(
-        self, type_name: str, table: str, arg: Any = None, *, partitions: Sequence[str] | None = None
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        delay: float | None = None,
     ) -> None:
         if self._follow_ups is None:
-            super().start_operation(type_name, table, arg, partitions=partitions)
+            super().start_operation(type_name, table, arg, partitions=partitions, delay=delay)
             return
+        if delay is not None and not (isinstance(delay, int | float) and delay >= 0):
+            raise InvalidArgument(f"the delay of what follows is a number of seconds, not {delay!r}")
         if hasattr(arg, "model_dump"):
             arg = arg.model_dump(mode="json")
         names = list(partitions) if partitions is not None else None
-        self._follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names})
+        due = {"not_before": rfc3339(time.time() + delay)} if delay else {}
+        self._follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names, **due})

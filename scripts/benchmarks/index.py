@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Cluster, Result, Row, cluster, median, say
+from benchmarks.common import Cluster, Result, Row, cluster, median, peak, say
 from benchmarks.validate import table
 from distop.core.model import TableRecord
 from distop_behaviors.index import lookup
 
 TABLE = "tpch.lineitem"
 COLUMN = "l_orderkey"
+TEXTS = "l_comment"
+"""Mostly unique, and hashed."""
 WARM = 40
 """Rounds before those that count, of queries: see benchmarks.validate. Builds have three."""
 LARGEST = 6_000_000
@@ -37,6 +39,7 @@ def run(scale: float = 1, runs: int = 7) -> Result:
         location = Path(shutil.copytree(table(scale), Path(folder) / "lineitem"))
         bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
         _builds(result, bench, spark, location, runs)
+        result.rows.append(Row("build, the child's memory at its peak", peak(bench), "MB"))
         _lookups(result, spark, location, scale, runs)
     return result
 
@@ -76,6 +79,10 @@ def _builds(result: Result, bench: Cluster, spark: Any, location: Path, runs: in
     hand_size = sum(path.stat().st_size for path in written.glob("*.parquet"))
     note = f"{size / 1e6:.1f} of {source / 1e6:.1f} MB; by hand {hand_size / 1e6:.1f} MB"
     result.rows.append(Row("size, of the table's", 100 * size / source, "%", 10, note=note))
+    done = bench.client.start_operation("build-index", TABLE, {"name": "texts", "columns": [TEXTS]}).wait(600)
+    size = done.report["bytes"]
+    note = f"{size / 1e6:.1f} of {source / 1e6:.1f} MB"
+    result.rows.append(Row("size of an index of texts, of the table's", 100 * size / source, "%", 10, note=note))
 
 
 def _lookups(result: Result, spark: Any, location: Path, scale: float, runs: int) -> None:

@@ -120,7 +120,7 @@ def test_many_keys_empty_answers_and_columns_of_folders(spark: SparkSession, tmp
     assert current is not None
     runs = [str(indexes.folder().data / run.name) for run in current.runs]
     ordinary = spark.read.option("__globPaths__", "false").parquet(*runs)
-    assert (ordinary.columns, ordinary.count()) == (["key", "file", "row_group", "row"], 1500)
+    assert (ordinary.columns, ordinary.count()) == (["key", "file", "block"], 1500)
 
 
 def test_a_file_that_spark_cannot_read_is_an_error_and_no_silence(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import After
+from distop import After, Every, Start, chain, chord
+from distop import group as parallel
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
 
 if TYPE_CHECKING:
@@ -104,3 +105,84 @@ def test_a_dependency_on_nothing_is_refused(group: Daemons) -> None:
     with pytest.raises(NotFound, match="no operation t/noop/999 to wait for"):
         noop(group, after=["t/noop/999"])
     assert noop(group).wait(LIMIT).op == "t/noop/1", "nothing was drawn for what was refused"
+
+
+# --------------------------------------------------------------------- graphs
+
+
+def start(sleep: float = 0, fail: bool = False, after: tuple[object, ...] = ()) -> Start:
+    return Start("noop", TABLE, {"sleep": sleep, "fail": ["0"] if fail else []}, after=after)
+
+
+def test_L19_L31_a_graph_is_started_as_a_whole_and_runs_in_its_order(group: Daemons) -> None:
+    group.start("e1")
+    first, left, right, last = start(0.1), start(0.2), start(), start()
+    ops = group.client.start_operations(chain(first, parallel(left, right), last))
+    times = [finished(op) for op in ops]
+    assert times[0] < min(times[1:3])
+    assert max(times[1:3]) < times[3]
+
+
+@pytest.mark.parametrize("size", [3, 200])
+def test_L19_one_that_is_refused_refuses_the_whole_graph(group: Daemons, size: int) -> None:
+    group.start("e1")
+    wrong = Start("noop", TABLE, {"colour": "red"})
+    with pytest.raises(InvalidArgument, match="colour"):
+        group.client.start_operations([*(start() for _ in range(size)), wrong])
+    assert group.client.history() == []
+    assert group.client.operations() == []
+    assert noop(group).wait(LIMIT).op == "t/noop/1"
+
+
+def test_L19_a_graph_of_many_transactions_is_started_once(group: Daemons) -> None:
+    group.start("e1", "e2")
+    parts = [start() for _ in range(150)]
+    graph = chord(parts, Start("join", "@cluster"))
+    ops = group.client.start_operations(graph, request_id="nightly")
+    assert finished(ops[-1]) >= max(finished(op) for op in ops[:-1])
+    assert {op.wait(LIMIT).state for op in ops} == {"success"}
+    again = group.client.start_operations(graph, request_id="nightly")
+    assert [op.ref for op in again] == [op.ref for op in ops]
+    assert again[0].already_started
+    assert len(group.client.history(TABLE, limit=1000)) == 150
+
+
+def test_L26_dependencies_are_added_to_what_has_not_begun(group: Daemons) -> None:
+    group.start("e1")
+    first, late = noop(group, sleep=0.5), noop(group, delay=0.2)
+    other = noop(group, after=[late])
+    group.client.add_dependencies([(first, late)])
+    with pytest.raises(InvalidArgument, match="circle"):
+        group.client.add_dependencies([(other, late)])
+    assert finished(first) < finished(late) < finished(other)
+    with pytest.raises(NotFound):
+        group.client.add_dependencies([(first, late), ("t/noop/99", late)])
+    with pytest.raises(NotAllowed, match="only what has not begun"):
+        group.client.add_dependencies([(first, other)])
+
+
+def test_P3_a_series_comes_again_until_its_count_whoever_dies(group: Daemons) -> None:
+    first, _ = group.start("e1", "e2")
+    noop(group, every=Every(0.3, times=4))
+    group.eventually(lambda: len(group.client.history(TABLE)) >= 2, "the second of the series has ended", "e1", "e2")
+    first.kill()
+    group.eventually(lambda: len(group.client.history(TABLE)) == 4, "all of the series have ended", "e1", "e2")
+    assert group.client.operations() == []
+
+
+def test_P3_a_cancel_ends_a_series(group: Daemons) -> None:
+    group.start("e1")
+    noop(group, every=0.2)
+    group.eventually(lambda: any(one.state == "pending" for one in group.client.operations()), "one waits", "e1")
+
+    def cancelled() -> bool:
+        for one in group.client.operations():
+            if one.state == "pending":
+                try:
+                    group.client.operation(one.op).cancel()
+                except NotAllowed:  # it has begun meanwhile, and ended
+                    return False
+        return group.client.history(TABLE)[0].state == "cancelled"
+
+    group.eventually(cancelled, "the one that waits is cancelled", "e1")
+    assert all(one.state != "pending" for one in group.client.operations())

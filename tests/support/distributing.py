@@ -20,6 +20,7 @@ LONGEST = (
     "tests/simulation/test_schedules.py",
     "tests/faults/test_self_fencing.py",
     "tests/faults/test_etcd_faults.py",
+    "tests/faults/test_index_faults.py",
     "tests/acceptance/test_iceberg_end_to_end.py",
     "tests/faults/test_spark_faults.py",
     "tests/acceptance/test_index_end_to_end.py",

@@ -143,7 +143,8 @@ class World:
         return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
 
     def add_dependencies(self, ref: OperationRef, *after: OperationRef) -> Txn:
-        return w.add_dependencies(self.keys, self._state(ref), [(self._state(one), "success") for one in after], [])
+        run = self._state(ref)
+        return w.add_dependencies(self.keys, [(self._state(one), run, "success") for one in after or (ref,)], [])
 
     def begin(self, ref: OperationRef, jobs: int = 0) -> Txn:
         seen = self.counters()

@@ -395,10 +395,10 @@ def test_a_reader_of_a_former_generation_is_given_time(indexes: Indexes, monkeyp
     monkeypatch.setattr(Folder.sweep, "__kwdefaults__", {"grace": -1.0, "own": False})
     real = postings.find
 
-    def swept(path: Path, wanted: Any) -> Any:
+    def swept(path: Path, wanted: Any, most: int) -> Any:
         monkeypatch.setattr(postings, "find", real)
         indexes.build(columns=["k"], refresh="full")
-        return real(path, wanted)
+        return real(path, wanted, most)
 
     monkeypatch.setattr(postings, "find", swept)
     assert named(indexes, 107) == ["1"], "what was swept under the reader is read anew"

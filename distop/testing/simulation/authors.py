@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import keys as K
 from distop.core.jobs import Claim, Outcome
-from distop.core.model import Cancel, State
+from distop.core.model import Cancel, History, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,11 +38,19 @@ class Authors:
         """Those that exist, with their fences."""
         self._elections: dict[tuple[str, str], str] = {}
         self._nodes: set[str] = set()
+        self._waits: set[OperationRef] = set()
+        """Operations that have not begun, or ended before they did."""
         self._saved: dict[str, tuple[int, int]] = {}
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
         """One revision, whole."""
         started = {key.ref for key, change in parsed if key.name == "spec" and not change.deleted}
+        for key, change in parsed:
+            if key.ref is not None and key.name == "state" and key.partition < 0 and not change.deleted:
+                if change.kv.value == State.PENDING.encode():
+                    self._waits.add(key.ref)
+                elif change.kv.value == State.RUNNING.encode():
+                    self._waits.discard(key.ref)
         for key, change in parsed:
             if key.ref is None:
                 self._cluster(key, change)
@@ -136,6 +144,8 @@ class Authors:
             # Gate, pending, cancel and chunks go with commands of clients as well.
             if name in ("state", "spec", "arg", "decision") and key.family != K.HISTORY:
                 self._elected(ref, change, sender)
+        elif ref in self._waits and _cancelled_by_somebody(key, value):
+            pass  # who cancels what has not begun ends it
         elif (
             name in ("plan", "planning", "decision")
             or key.family == K.HISTORY
@@ -152,3 +162,11 @@ class Authors:
 
     def _wrong(self, ref: OperationRef, key: ParsedKey, change: Change, text: str) -> None:
         self._found("not the holder", change.kv.key, text, str(ref), key.partition)
+
+
+def _cancelled_by_somebody(key: ParsedKey, value: bytes) -> bool:
+    """The end of an operation by a client: its state, and the record that tells of it."""
+    if key.family == K.HISTORY and not key.name and key.chunk < 0:
+        cancel = History.decode(value).cancel
+        return cancel is not None and cancel.reason == "user"
+    return key.family == K.OP and key.name == "state" and State(value.decode()) is State.CANCELLED

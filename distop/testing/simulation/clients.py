@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
 from distop.core.draining import NodeState
-from distop.core.model import TableRecord
+from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.errors import (
     DistopError,
     EtcdRejected,
@@ -22,6 +22,8 @@ from distop.errors import (
     UnknownBehavior,
     WaitTimeout,
 )
+from distop.graphs import Start, chord
+from distop.submission.request import After
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
     for one in started:
         if one is not None:
-            _begun(told, request, one)
+            _begun(told, f"{request}#{wish.graph}" if wish.graph else request, one)
     operation = started[0]
     if operation is None:
         told.refused += 1
@@ -225,20 +227,41 @@ async def _rerun(operation: Operation, request: str, what: str, told: Told) -> O
 
 
 async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
+    options: dict[str, Any] = {"partitions": wish.names, "failure_policy": wish.policy, "submitter": "a client"}
+    after: list[After] = []
+    for _ in range(TRIES):
+        known = [(told.started.get(f"request-{n}"), on) for n, on in wish.behind]
+        if not all(name for name, _ in known):
+            await asyncio.sleep(AGAIN)  # what it shall wait for has not been started, and perhaps never is
+            continue
+        after = [After(OperationRef.parse(name), on) for name, on in known if name]
+        break
+    delay = wish.delay or None
     for _ in range(TRIES):
         try:
+            if wish.graph:
+                return await _start_graph(client, request, wish, options, told)
             return await client.start_operation(
-                wish.type,
-                wish.table,
-                dict(wish.arg),
-                partitions=wish.names,
-                request_id=request,
-                failure_policy=wish.policy,
-                submitter="a client",
+                *(wish.type, wish.table, dict(wish.arg)), request_id=request, delay=delay, after=after, **options
             )
-        except (UnknownBehavior, NotFound, EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
+        except OperationStartError as error:
+            if "could never begin" in str(error):
+                after = []
+            await asyncio.sleep(AGAIN)
+        except (UnknownBehavior, NotFound, EtcdUnavailable, EtcdRejected, OutcomeUnknown):
             await asyncio.sleep(AGAIN)
     return None
+
+
+async def _start_graph(client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told) -> Operation:
+    """The operation, behind others that are started with it."""
+    small = {**wish.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
+    parts = [Start("noop", CLUSTER_TABLE, small) for _ in range(wish.graph)]
+    last = Start(wish.type, wish.table, dict(wish.arg), options=options)
+    started = await client.start_operations(chord(parts, last), request_id=request)
+    for n, one in enumerate(started[:-1]):
+        _begun(told, f"{request}#{n}", one)
+    return started[-1]
 
 
 async def _act(client: Client, operation: Operation, what: str) -> None:

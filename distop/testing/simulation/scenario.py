@@ -61,6 +61,12 @@ class Wish:
     """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
     callers: int = 1
     """So many ask for it at the same time, with the same request id."""
+    delay: float = 0.0
+    """Seconds from its start until it may begin."""
+    behind: tuple[tuple[int, str], ...] = ()
+    """The wishes whose operations it waits for, by their numbers, and for what: "success" or "end"."""
+    graph: int = 0
+    """It is started together with so many others, of which it waits for all: one job each, on no table."""
 
 
 @frozen
@@ -205,8 +211,15 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     limits = _limits(sizes)
     at_once = random.Random(f"at once/{seed}")
     wishes = (*wishes, *_at_once(at_once, wishes))
+    # A clock that is set back puts a time off, by as much: that is what a time is.
+    steady = not any(fault.kind == "clock" for fault in listed)
+    wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
+    if any(wish.graph for wish in wishes):
+        some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if limits != DEFAULT:
-        limits = replace(limits, finishes=at_once.choice((1, 2, DEFAULT.finishes)))
+        limits = replace(
+            limits, begins=at_once.choice((1, 3, DEFAULT.begins)), finishes=at_once.choice((1, 2, DEFAULT.finishes))
+        )
     return Scenario(
         seed,
         some,
@@ -230,6 +243,24 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         history_limit,
         random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0],
     )
+
+
+def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> tuple[Wish, ...]:
+    """In some seeds operations wait: for a time (``timed``), for those before them, for others of a graph."""
+    if chance.random() < 0.6:
+        return tuple(wishes)
+    found: list[Wish] = []
+    for n, wish in enumerate(wishes):
+        luck = chance.random()
+        if luck < 0.3 and timed:
+            wish = replace(wish, delay=chance.uniform(0.05, 4.0))
+        elif 0.3 <= luck < 0.7 and n:
+            chosen = chance.sample(range(n), chance.randint(1, min(3, n)))
+            wish = replace(wish, behind=tuple((one, chance.choice(("success", "end"))) for one in sorted(chosen)))
+        elif luck < 0.85 and wish.callers == 1:
+            wish = replace(wish, graph=chance.choice((1, 4, 30)))
+        found.append(wish)
+    return tuple(found)
 
 
 def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:

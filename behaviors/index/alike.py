@@ -1,0 +1,176 @@
+"""What Arrow reads as Spark does: by which columns and types. All else is left to Spark, by :class:`Unfaithful`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.reading import footers
+from distop_behaviors.reading.facts import Ambiguous, decimal_of, match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+    from distop_behaviors.reading.facts import SparkType
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})
+"""Leaves of other logical types are left to Spark."""
+_ELEMENT = "\0"
+"""In a path, what writers call ``element`` or ``item``."""
+
+
+class Unfaithful(Exception):
+    """Spark is to read this; the text says why."""
+
+
+@frozen
+class Reading:
+    """How a file's columns become the table's. ``names``: the file's, by the table's, None for those it does not have;
+    ``chosen``: what Arrow is to be asked for, None for all columns.
+    """
+
+    names: Mapping[str, str | None]
+    chosen: tuple[str, ...] | None
+
+
+def by_name(found: Any, schema: Mapping[str, SparkType]) -> Reading:
+    """How a file of this Parquet schema is read as one of a table, whose columns are found by their names, as Spark
+    does. Raises Unfaithful.
+    """
+    columns, arrow = footers.columns_of(found), found.to_arrow_schema()
+    check_leaves(found, arrow)
+    names: dict[str, str | None] = {}
+    for name, kind in schema.items():
+        try:
+            mine = match(name, columns)
+        except Ambiguous as e:
+            raise Unfaithful(str(e)) from None
+        if mine is not None and not widens(columns[mine], kind):
+            raise Unfaithful(f"the column {name!r} is of another type in some file")
+        names[name] = mine
+    return Reading(names, chosen_of(names, arrow))
+
+
+def chosen_of(names: Mapping[str, str | None], arrow: Any) -> tuple[str, ...] | None:
+    """What Arrow is to be asked for. Raises Unfaithful where it does not tell columns apart: by a name with a dot it
+    also gives the fields of a struct.
+    """
+    chosen = tuple(dict.fromkeys(name for name in names.values() if name is not None))
+    if len(set(arrow.names)) < len(arrow.names):
+        raise Unfaithful("a file has several columns of one name")
+    if len(chosen) == len(arrow.names):
+        return None
+    if any("." in name for name in arrow.names):
+        raise Unfaithful("a file has columns with a dot in their names")
+    return chosen
+
+
+def widens(narrow: SparkType, wide: SparkType) -> bool:
+    """Both readers make the same of values of ``narrow`` as ones of ``wide``."""
+    if narrow == wide:
+        return True
+    if not (isinstance(narrow, str) and isinstance(wide, str)):
+        return False
+    if narrow in _WHOLE and wide in _WHOLE:
+        return _WHOLE.index(narrow) <= _WHOLE.index(wide)
+    if (narrow, wide) == ("float", "double"):
+        return True
+    if narrow.startswith("decimal") and wide.startswith("decimal"):
+        (p1, s1), (p2, s2) = decimal_of(narrow), decimal_of(wide)
+        return p2 - p1 >= s2 - s1 >= 0
+    return False
+
+
+def check_leaves(found: Any, arrow: Any) -> None:
+    """Raises Unfaithful for old times, for types with a meaning that Spark may not know, and where lists and maps are
+    not laid out as the format's specification has it: old writers did so in several ways, which readers guess.
+    """
+    paths = [path for column in arrow for path in _leaf_paths(column.type, column.name)]
+    if len(paths) != len(found):
+        raise Unfaithful("a schema that is not understood")
+    for n, path in enumerate(paths):
+        column = found.column(n)
+        if column.physical_type == "INT96" or column.logical_type.type not in _PLAIN_LOGICAL:
+            raise Unfaithful(f"the column {column.path!r} is of a type that is left to Spark")
+        if column.path not in {path.replace(_ELEMENT, name) for name in ("element", "item")}:
+            raise Unfaithful(f"the column {column.path!r} is laid out in a way that is left to Spark")
+
+
+def _leaf_paths(kind: pa.DataType, path: str) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.types as t
+
+    if isinstance(kind, pa.BaseExtensionType):
+        raise Unfaithful(f"the column {path!r} is of a type that is left to Spark")
+    if t.is_struct(kind):
+        for n in range(kind.num_fields):
+            yield from _leaf_paths(kind.field(n).type, f"{path}.{kind.field(n).name}")
+    elif t.is_map(kind):
+        yield from _leaf_paths(kind.key_type, f"{path}.key_value.key")
+        yield from _leaf_paths(kind.item_type, f"{path}.key_value.value")
+    elif t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        yield from _leaf_paths(kind.value_type, f"{path}.list.{_ELEMENT}")
+    else:
+        yield path
+
+
+_ARROW = {
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "date": "date32",
+    "string": "string",
+    "binary": "binary",
+}
+
+
+def arrow_type(kind: SparkType) -> pa.DataType:
+    """In which Spark takes values of a type. Raises Unfaithful for a type that is left to Spark."""
+    import pyarrow as pa
+
+    if isinstance(kind, tuple):
+        if kind[0] == "struct" and kind[1]:
+            return pa.struct([pa.field(name, arrow_type(inner)) for name, inner in kind[1]])
+        if kind[0] == "array":
+            return pa.list_(arrow_type(kind[1]))
+        if kind[0] == "map":
+            return pa.map_(arrow_type(kind[1]), arrow_type(kind[2]))
+    elif kind in _ARROW:
+        found: pa.DataType = getattr(pa, _ARROW[kind] if kind != "boolean" else "bool_")()
+        return found
+    elif kind.startswith("decimal"):
+        return pa.decimal128(*decimal_of(kind))
+    elif kind in ("timestamp", "timestamp_ntz"):
+        return pa.timestamp("us", "UTC" if kind == "timestamp" else None)
+    raise Unfaithful(f"the type {kind} is left to Spark")
+
+
+def spark_type(kind: SparkType) -> DataType:
+    """As PySpark has it, for the types that :func:`arrow_type` knows."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, tuple):
+        if kind[0] == "struct":
+            return T.StructType([T.StructField(name, spark_type(inner)) for name, inner in kind[1]])
+        if kind[0] == "array":
+            return T.ArrayType(spark_type(kind[1]))
+        return T.MapType(spark_type(kind[1]), spark_type(kind[2]))
+    if kind.startswith("decimal"):
+        return T.DecimalType(*decimal_of(kind))
+    names = {
+        "tinyint": "Byte",
+        "smallint": "Short",
+        "int": "Integer",
+        "bigint": "Long",
+        "timestamp_ntz": "TimestampNTZ",
+    }
+    found: DataType = getattr(T, names.get(kind, kind.capitalize()) + "Type")()
+    return found

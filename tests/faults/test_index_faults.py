@@ -1,0 +1,273 @@
+"""Faults under ``build-index`` on real daemons. After each the index is held against the data: each row is found, and
+nothing else; and nothing is left of what was given up. The audit of etcd's history follows (conftest.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.core.model import TableRecord
+from distop.worker.guardian import session_members
+from distop_behaviors.index import local
+from distop_behaviors.index.folder import Folder
+from distop_behaviors.index.lookup import _read_here, find
+from tests.faults.test_self_fencing import child_of, command
+from tests.support.daemons import SPARK
+from tests.support.held_index import FULL, MOMENTS
+from tests.support.needs import need
+from tests.support.processes import machine
+
+if TYPE_CHECKING:
+    from tests.support.daemons import Daemon, Daemons
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+
+TABLE, TYPE = "rows", "held-index"
+ROWS = 20
+
+
+class Indexed:
+    """A table that grows, its index, and the signs by which builds of it are held and let go."""
+
+    def __init__(self, group: Daemons, root: Path) -> None:
+        self._group = group
+        self._root = root
+        self.table = root / "table"
+        self.table.mkdir()
+        self._written = self._signs = 0
+        self.folder = root
+        self.grow(3)
+        group.client.add_table(TableRecord(TABLE, "parquet", str(self.table), {"group_files": 2}))
+
+    def grow(self, files: int = 2, rows: int = ROWS) -> list[Path]:
+        """Further files, whose keys no other has; and one key that all have."""
+        made = []
+        for n in range(self._written, self._written + files):
+            keys = [*(f"key {n} {i}" for i in range(rows)), "all", None]
+            made.append(self.table / f"{n}.parquet")
+            pq.write_table(pa.table({"k": keys, "n": [n] * len(keys)}), made[-1])
+        self._written += files
+        return made
+
+    def start(self, at: str = "", **arg: Any) -> Any:
+        """A build that stands still at this moment."""
+        self._signs += 1
+        self.folder = self._root / f"signs-{self._signs}"
+        self.folder.mkdir()
+        return self._group.client.start_operation(
+            TYPE, TABLE, {"name": "i", "columns": ["k"], "at": at, "folder": str(self.folder), **arg}
+        )
+
+    def held(self, at: str) -> int:
+        """The process that stands there."""
+        self._group.eventually((self.folder / at).exists, f"a build stands still {at}")
+        return int((self.folder / at).read_text())
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def files(self) -> list[str]:
+        return sorted(str(path) for path in self.table.glob("*.parquet"))
+
+    def compare(self) -> None:
+        """Every key is found in the rows that have it, which are read as the index names them, and no other row is."""
+        data = pa.concat_tables([pq.ParquetFile(path).read() for path in self.files()]).to_pylist()
+        keys = sorted({row["k"] for row in data} - {None})
+        found = find(str(self.table), "i", [*keys, "nowhere"])
+        assert not found.uncovered
+        read = _read_here(found, local.LOCAL_BYTES).to_pylist()
+        assert _sorted(read) == _sorted(row for row in data if row["k"] is not None)
+        current = self.index.current()
+        assert current is not None
+        assert sum(run.rows for run in current.runs) == len(read), "each row once"
+        assert sorted(f[0] for f in find(str(self.table), "i", [None]).files) == self.files()
+
+    @property
+    def index(self) -> Folder:
+        return Folder(str(self.table), "i")
+
+    def assert_clean(self) -> None:
+        """Nothing is there but what kept generations name."""
+        where = self.index
+        generations = [where._read(int(path.stem)) for path in (where.root / "generations").iterdir()]
+        assert {path.name for path in where.data.iterdir()} == {n.name for g in generations for n in g.named()}
+        assert sorted(path.name for path in where.root.iterdir()) == ["data", "generations"]
+        assert self.staged() == []
+
+    def index_files(self) -> dict[Path, int]:
+        """What the index takes, in bytes."""
+        return {path: path.stat().st_size for path in self.index.root.rglob("*") if path.is_file()}
+
+    def staged(self) -> list[Path]:
+        return [path for path in (self.table / "_distop" / "stage").rglob("*") if path.is_file()]
+
+
+def _sorted(rows: Any) -> list[tuple[str, int]]:
+    return sorted((row["k"], row["n"]) for row in rows)
+
+
+@pytest.fixture
+def indexed(group: Daemons, tmp_path: Path) -> Indexed:
+    (tmp_path / "indexed").mkdir()
+    return Indexed(group, tmp_path / "indexed")
+
+
+def holder(pid: int, daemons: list[Daemon]) -> Daemon:
+    """The daemon whose child this process is."""
+    (found,) = [daemon for daemon in daemons if pid in machine(daemon.pid)]
+    return found
+
+
+def test_an_executor_is_killed_at_each_commit_point(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+) -> None:
+    """Before and after each: another one, or itself once it is there again, goes on."""
+    both = group.start("ann", "bob", ttl=3, env=sample_env)
+    for generation, at in enumerate(MOMENTS, 1):
+        operation = indexed.start(at)
+        struck = holder(indexed.held(at), both)
+        struck.kill()
+        indexed.go()
+        struck.start()
+        found = find(str(indexed.table), "i", ["all"]) if generation > 1 else None
+        assert found is None or sorted(f[0] for f in found.files) == indexed.files(), "at no moment is a row missed"
+        done = operation.wait(60)
+        assert (done.state, done.report["generation"]) == ("success", generation), (at, group.tails())
+        indexed.compare()
+        group.await_ready(struck.name)
+        indexed.grow()
+    assert indexed.start().wait(60).state == "success"
+    indexed.compare()
+    indexed.assert_clean()
+
+
+@pytest.mark.parametrize("at", ["after-segment", "before-publish"])
+def test_a_machine_that_wakes_up_beside_its_successor(
+    at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+) -> None:
+    """Two executors on one job, and two coordinators on one completion: the former one goes on where it stood, once the
+    operation, and another one after it, has ended.
+    """
+    both = group.start("ann", "bob", ttl=3, env=sample_env)
+    assert indexed.start().wait(60).state == "success"
+    indexed.grow()
+    operation = indexed.start(at)
+    pid = indexed.held(at)
+    struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
+    struck.suspend()
+    late.unlink(missing_ok=True)  # by a neighbour of the job
+    indexed.go()
+    try:
+        assert operation.wait(60).report["generation"] == 2, group.tails()
+        indexed.compare()
+        indexed.grow()
+        assert indexed.start().wait(60).report["generation"] == 3
+        # Before its guardian, which would kill it at once.
+        os.kill(pid, signal.SIGCONT)
+        group.eventually(late.exists, "it has gone on to its end")
+    finally:
+        struck.wake()
+    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
+    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
+    newest = indexed.index.newest()
+    assert newest is not None
+    assert newest.number == 3
+    indexed.compare()
+    indexed.grow()
+    assert indexed.start().wait(60).report["generation"] == 4
+    indexed.compare()
+    indexed.assert_clean()
+
+
+def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
+    """A cancel leaves the index as it was, whatever was done of the build. What a writer adds, replaces and removes is
+    found at every moment.
+    """
+    group.start("ann", ttl=10, env=sample_env)
+    assert indexed.start().wait(60).state == "success"
+    for at in ("before-segment", "after-journal", "after-report"):
+        made = indexed.grow()
+        operation = indexed.start(at)
+        indexed.held(at)
+        operation.cancel()
+        indexed.go()
+        assert operation.wait(60).state == "cancelled", (at, group.tails())
+        current = indexed.index.current()
+        assert current is not None
+        assert current.number == 1
+        found = find(str(indexed.table), "i", ["all"])
+        assert {f[0] for f in found.uncovered} >= {str(path) for path in made}
+        indexed.assert_clean()
+    for at in ("before-segment", "after-report", "before-publish"):
+        operation = indexed.start(at)
+        indexed.held(at)
+        (path,) = indexed.grow(1)
+        first, second, *_ = indexed.files()
+        Path(first).unlink()
+        keys = [*(f"{at} {i}" for i in range(ROWS + 7)), None]
+        pq.write_table(pa.table({"k": keys, "n": [-1] * len(keys)}), second)
+        indexed.go()
+        assert operation.wait(60).state == "success", group.tails()
+        for key, where in ((keys[3], second), (pq.read_table(path)["k"][0].as_py(), str(path))):
+            assert where in {f[0] for f in find(str(indexed.table), "i", [key]).files}, (at, key)
+        indexed.grow(1)
+    assert indexed.start().wait(60).state == "success"
+    indexed.compare()
+    indexed.assert_clean()
+
+
+def test_a_disk_that_is_full(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of more than a little fail for real, by the limit on what a process may write: first in a job, then in the
+    completion. Nothing is lost, the space is given back, and the build goes on once there is some.
+    """
+    monkeypatch.setattr(local, "LOCAL_ROWS", 1_000_000)
+    group.start("ann", ttl=10, env=sample_env)
+    assert indexed.start().wait(60).state == "success"
+    (large,) = indexed.grow(1, rows=60_000)
+    for generation, at in enumerate(("before-segment", "before-merge"), 2):
+        operation = indexed.start(at, refresh="full")
+        indexed.held(at)
+        before = indexed.index_files()
+        (indexed.folder / "full").touch()
+        indexed.go()
+        group.eventually((indexed.folder / "failed").exists, "there is no space")
+        assert indexed.index_files() == before
+        assert str(large) in {f[0] for f in find(str(indexed.table), "i", ["all"]).files}
+        if at == "before-segment":
+            assert all(path.stat().st_size < FULL for path in indexed.staged())
+        (indexed.folder / "full").unlink()
+        done = operation.wait(60)
+        assert (done.state, done.report["generation"]) == ("success", generation), group.tails()
+        indexed.compare()
+        indexed.assert_clean()
+
+
+@pytest.mark.spark
+def test_a_jvm_that_is_killed_beside_a_build(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
+    """A build needs no Spark, but its process may have one: it is replaced, and the job goes on."""
+    need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
+    (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
+    arg = {"checks": [{"not_null": "n"}], "statistics": "never"}
+    assert group.client.start_operation("validate", TABLE, arg).wait(120).state == "success", group.tails()
+    operation = indexed.start("after-segment")
+    pid = indexed.held("after-segment")
+    (java,) = [pid for pid in session_members(child_of(ann)) if Path(command(pid).split()[0]).name == "java"]
+    os.kill(java, signal.SIGKILL)
+    group.eventually(lambda: not session_members(pid), "the child is gone with it", "ann")
+    indexed.go()
+    assert operation.wait(90).state == "success", group.tails()
+    indexed.compare()
+    indexed.grow()
+    assert indexed.start().wait(60).state == "success"
+    indexed.compare()
+    indexed.assert_clean()
