@@ -186,7 +186,7 @@ def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) ->
     claim = Claim.decode(claim_kv.value) if claim_kv is not None else None
     ours = outcome is not None and outcome.grant == token.grant
     if isinstance(wanted, Claim):
-        returned = claim_kv is not None and claim_kv.value == wanted.encode()
+        returned = claim is not None and (claim == Claim.decode(wanted.encode()) or _follows(claim, wanted))
     else:
         returned = ours and state_kv is not None and state_kv.value == word(wanted)
     if ours and not returned:
@@ -200,6 +200,16 @@ def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) ->
     else:
         text = "nobody has the job: its operation has ended, or was cancelled, or there is none"
     return Refused(held, returned, outcome is None and claim is None, text)
+
+
+def _follows(claim: Claim, wanted: Claim) -> bool:
+    """Somebody has claimed the job since it was put back so. A retry is told in the story of the attempts; after a
+    release the next attempt has no more failures than before, as it would where the job had been taken over.
+    """
+    before = Claim.decode(wanted.encode())
+    if claim.attempt <= before.attempt or not before.tried or before.tried[-1].attempt != before.attempt:
+        return (claim.attempt, claim.failures) == (before.attempt + 1, before.failures) and not claim.waiting
+    return before.tried[-1] in claim.tried
 
 
 def _read(answer: TxnResult, n: int) -> KeyValue | None:
