@@ -265,16 +265,16 @@ def fail_lost(
     lost: Sequence[tuple[int, int, Outcome]],
     former: Mapping[int, Claim] | None = None,
 ) -> Txn:
-    """Jobs whose executor is gone and whose limit is reached: failed, with an outcome that tells of the crash.
-    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``. ``former``: the claims, whose
-    permits are given back.
+    """Jobs whose holder is gone and whose limit is reached: failed, with an outcome that tells of the crash.
+    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``, or ("") of actors.
+    ``former``: the claims, whose permits are given back.
     """
     claims = former or {}
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
             exists(keys.node(incarnation)),
-            absent(keys.node(dead)),
+            *((absent(keys.node(dead)),) if dead else ()),
         ),
         tuple(
             Txn(
@@ -300,8 +300,8 @@ CLAIMS_PER_REAP = 125
 def reap(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int, str]]
 ) -> Txn:
-    """While cancelling: delete claims that wait, or whose incarnation is gone, each decided alone. ``claims``:
-    (partition, the claim's mod revision, its incarnation or "" where it waits).
+    """While cancelling: delete claims that wait, or whose holder is gone, each decided alone. ``claims``: (partition,
+    the claim's mod revision, its incarnation, or "" where it waits or is an actor's).
     """
     return Txn(
         (

@@ -209,6 +209,8 @@ class Checker:
         claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
         claimed = [p for p in claimed if (claim := op.jobs[p].claim) is not None and not claim.waiting]
         for p in claimed:
+            if op.jobs[p].extended:
+                continue
             for number, text in limit_faults(op, p, self._cluster.labels):
                 self._found(number, self.keys.claim(op.ref, p), text, op, op.jobs[p])
 

@@ -53,7 +53,8 @@ def permits(
     gate; ``keyed``: the permits' keys, (value, mod revision), read before or after. ``live``: the incarnations with a
     node key.
     """
-    dead = sorted({c.incarnation for c in claims if not c.waiting and c.incarnation not in live})
+    # Whether an actor is gone tells no key: its claims count until they are taken over.
+    dead = sorted({c.incarnation for c in claims if c.incarnation and c.incarnation not in live})
     gone = frozenset(dead[:MAX_GONE])
     held: dict[int, int] = {}
     without = 0

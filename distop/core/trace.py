@@ -40,15 +40,17 @@ _DEFAULT_RULES = Rules()
 class JobTrace:
     """One job: its state, who holds it, who held it before, and what was written for it."""
 
-    __slots__ = ("attempt", "claim", "former", "log", "state")
+    __slots__ = ("attempt", "claim", "extended", "former", "log", "state")
 
     def __init__(self) -> None:
         self.state: JobState | None = None
         self.claim: Claim | None = None
+        self.extended = False
+        """Its holder had it before the last revision that wrote it, too."""
         self.attempt = 0
         """The highest attempt seen."""
         self.former: deque[tuple[str, int]] = deque(maxlen=STORY)
-        """(incarnation, attempt) of claims that were taken over, or set to waiting: the last ones."""
+        """(holder, attempt) of claims that were taken over, or set to waiting: the last ones."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
 
@@ -68,6 +70,7 @@ class OperationTrace:
     """One operation, from its start to the last page of its cleanup."""
 
     __slots__ = (
+        "actors",
         "after",
         "cancel",
         "chunks",
@@ -110,6 +113,8 @@ class OperationTrace:
         self.claims = 0
         self.holders: Counter[str] = Counter()
         """Incarnation → how many claims it has."""
+        self.actors = 0
+        """Claims by actors."""
         self.opened = Gate()
         """What the gate says, where there is one."""
         self.options = DEFAULT
@@ -166,12 +171,14 @@ class OperationTrace:
         if delta.claim is not None:
             old, job.claim = job.claim, None if delta.claim.deleted else Claim.decode(delta.claim.kv.value)
             self.claims += (job.claim is not None) - (old is not None)
-            if old is not None and old.incarnation:
-                self.holders[old.incarnation] -= 1
-            if job.claim is not None and job.claim.incarnation:
-                self.holders[job.claim.incarnation] += 1
-            if old is not None and old.incarnation and job.claim is not None:
-                job.former.append((old.incarnation, old.attempt))
+            for claim, count in ((old, -1), (job.claim, 1)):
+                if claim is not None and claim.incarnation:
+                    self.holders[claim.incarnation] += count
+                elif claim is not None and claim.actor:
+                    self.actors += count
+            job.extended = old is not None and job.claim is not None and job.claim.holder == old.holder
+            if old is not None and old.holder and job.claim is not None and job.claim.holder != old.holder:
+                job.former.append((old.holder, old.attempt))
             if job.claim is not None:
                 job.attempt = max(job.attempt, job.claim.attempt)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):
