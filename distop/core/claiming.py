@@ -67,13 +67,15 @@ def claim(
     wants: Sequence[Want],
     dead: Iterable[str] = (),
     uncounted: Iterable[str] = (),
+    overdue: Iterable[tuple[int, int]] = (),
 ) -> Txn:
     """Claim a block of jobs, each decided alone: free ones, waiting ones that are due, and (``dead``: their
     incarnations) those of executors that are gone. A granted claim's mod revision is its fence.
 
     Nested, not all or nothing: of two executors whose blocks overlap each gets a part. In each nested failure branch
     the claim is read: one that is mine already means that an earlier copy won. ``uncounted``: incarnations that are
-    gone, whose claims do not count among those that a limit allows.
+    gone, whose claims do not count among those that a limit allows; ``overdue``: claims by actors, (partition, mod
+    revision), that do not either, as long as they are not extended.
     """
     dead = set(dead)
     success: list[Operation] = []
@@ -90,6 +92,7 @@ def claim(
             unchanged(keys.gate(ref), gate_mod),
             exists(keys.node(incarnation)),
             *(absent(keys.node(gone)) for gone in sorted(dead | set(uncounted))),
+            *(unchanged(keys.claim(ref, p), mod) for p, mod in overdue),
         ),
         tuple(success),
         (Get(keys.gate(ref)), Get(keys.node(incarnation))),

@@ -18,7 +18,7 @@ from distop.core.options import usable_permits
 from distop.core.txn import Put, unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from distop.core.jobs import Claim
     from distop.core.keys import Keys
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from distop.core.txn import Compare
 
 FREE = b"free"
+MAX_OVERDUE = 20
+"""Claims by actors that are overdue and not counted: each is compared in each claim. Others count until they are taken
+over."""
 MAX_GONE = 40
 """Incarnations that are gone and whose claims are not counted: each is compared in each claim. Claims of others count
 as if they lived, until those are taken over."""
@@ -40,6 +43,8 @@ class Permits:
     free: dict[int, int]
     below: int
     gone: frozenset[str] = frozenset()
+    overdue: tuple[tuple[int, int], ...] = ()
+    """Claims by actors that were not counted, since they were not extended in time: (partition, mod revision)."""
 
     def keeps(self, claim: Claim) -> bool:
         """A takeover of this claim keeps its permit."""
@@ -47,13 +52,17 @@ class Permits:
 
 
 def permits(
-    most: int, claims: Collection[Claim], keyed: Mapping[int, tuple[bytes, int]], live: Collection[str]
+    most: int,
+    claims: Collection[Claim],
+    keyed: Mapping[int, tuple[bytes, int]],
+    live: Collection[str],
+    overdue: Sequence[tuple[int, int]] = (),
 ) -> Permits:
     """What may be taken where at most ``most`` jobs run at once. ``claims``: all of the operation's, read after the
     gate; ``keyed``: the permits' keys, (value, mod revision), read before or after. ``live``: the incarnations with a
-    node key.
+    node key. ``overdue``: what is not among the claims, since its actor has not extended it in time.
     """
-    # Whether an actor is gone tells no key: its claims count until they are taken over.
+    # Whether an actor is gone tells no key.
     dead = sorted({c.incarnation for c in claims if c.incarnation and c.incarnation not in live})
     gone = frozenset(dead[:MAX_GONE])
     held: dict[int, int] = {}
@@ -69,7 +78,7 @@ def permits(
     taken = {c.permit for c in claims if not c.waiting}
     seen = {n: keyed.get(n, (FREE, 0)) for n in range(below)}
     free = {n: mod for n, (value, mod) in seen.items() if value == FREE and n not in taken}
-    return Permits(free, below, gone)
+    return Permits(free, below, gone, tuple(overdue))
 
 
 def takes(keys: Keys, ref: OperationRef, number: int, seen_mod: int, partition: int) -> tuple[Compare, Put]:

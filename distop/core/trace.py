@@ -70,7 +70,6 @@ class OperationTrace:
     """One operation, from its start to the last page of its cleanup."""
 
     __slots__ = (
-        "actors",
         "after",
         "cancel",
         "chunks",
@@ -113,8 +112,6 @@ class OperationTrace:
         self.claims = 0
         self.holders: Counter[str] = Counter()
         """Incarnation → how many claims it has."""
-        self.actors = 0
-        """Claims by actors."""
         self.opened = Gate()
         """What the gate says, where there is one."""
         self.options = DEFAULT
@@ -174,8 +171,6 @@ class OperationTrace:
             for claim, count in ((old, -1), (job.claim, 1)):
                 if claim is not None and claim.incarnation:
                     self.holders[claim.incarnation] += count
-                elif claim is not None and claim.actor:
-                    self.actors += count
             job.extended = old is not None and job.claim is not None and job.claim.holder == old.holder
             if old is not None and old.holder and job.claim is not None and job.claim.holder != old.holder:
                 job.former.append((old.holder, old.attempt))

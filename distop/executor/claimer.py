@@ -72,6 +72,7 @@ class Claimer:
                 dead[p] = seen.value.incarnation
                 former[p] = seen.value
         uncounted = op.permits.gone if op.permits is not None else frozenset()
+        overdue = op.permits.overdue if op.permits is not None else ()
         wants = self._with_permits(op, wants, former)
         won = Won()
         if over:
@@ -81,7 +82,7 @@ class Claimer:
         async def one(group: Sequence[claiming.Want]) -> None:
             async with limit:
                 gone = {dead[want.partition] for want in group if want.partition in dead}
-                await self._claim_group(op, gate_mod, group, gone, uncounted, won)
+                await self._claim_group(op, gate_mod, group, gone, uncounted, overdue, won)
 
         size = ctx.limits.claims
         if op.gate.options.max_jobs or former:
@@ -203,6 +204,7 @@ class Claimer:
         wants: Sequence[claiming.Want],
         dead: Iterable[str],
         uncounted: Iterable[str],
+        overdue: Iterable[tuple[int, int]],
         won: Won,
     ) -> None:
         """``gate_mod``: of the gate by whose limits these were chosen. The operation may have another one by now."""
@@ -213,7 +215,9 @@ class Claimer:
             if result.succeeded:
                 won.partitions += [self._hold(op, want, result.revision) for want in wants]
                 return
-        result = await ctx.commit(claiming.claim(ctx.keys, op.ref, gate_mod, ctx.incarnation, wants, dead, uncounted))
+        result = await ctx.commit(
+            claiming.claim(ctx.keys, op.ref, gate_mod, ctx.incarnation, wants, dead, uncounted, overdue)
+        )
         if not result.succeeded:
             won.refused = True
             won.partitions += await self._won_and_not_told(op, wants)

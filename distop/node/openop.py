@@ -17,7 +17,7 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
-from distop.core.permits import Permits, permits
+from distop.core.permits import MAX_OVERDUE, Permits, permits
 from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals
 from distop.core.records import read
 from distop.core.txn import Get
@@ -282,17 +282,20 @@ class OpenOperation:
             # What limits it is something else by now.
             await self.look(client, keys, live, executor, others, patience)
             return
-        if most:
-            self.permits = permits(
-                most,
-                [seen.value for seen in claims.values()],
-                {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
-                live,
-            )
         homes = others if self.spec.rules.resumable else ()
         found = decide.claimable(
             self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
         )
+        if most:
+            overdue = {p: claims[p].mod for p in sorted(found.lost) if claims[p].value.actor}
+            overdue = dict(list(overdue.items())[:MAX_OVERDUE])
+            self.permits = permits(
+                most,
+                [seen.value for p, seen in claims.items() if p not in overdue],
+                {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
+                live,
+                list(overdue.items()),
+            )
         # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
         self._choose([p for p in found.free if p not in self.held], executor, others)
         self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
