@@ -12,6 +12,7 @@ import atexit
 import os
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.errors import EtcdUnavailable, UsageError
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from distop import aio
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
-    from distop.graphs import Start
-    from distop.results import OperationResult, OperationStatus
+    from distop.core.txn import Compare
+    from distop.core.txn import Operation as TxnOperation
+    from distop.graphs import Start, Step
+    from distop.results import OperationResult, OperationStatus, Transaction
+    from distop.submission import within
     from distop.submission.request import Every
 
 __all__ = ["Client", "Operation", "connect", "start_operation"]
@@ -166,6 +170,14 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def confirm(self) -> None:
+        """Let it begin, where it was prepared; again changes nothing. See :meth:`distop.aio.Operation.confirm`."""
+        self._loop.run(self._inner.confirm())
+
+    def abandon(self, text: str = "") -> None:
+        """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
+        self._loop.run(self._inner.abandon(text))
+
     def rerun(
         self,
         *,
@@ -197,6 +209,33 @@ async def _next(stream: Any) -> OperationStatus | None:
 
 async def _close(stream: Any) -> None:
     await stream.aclose()
+
+
+class Submission:
+    """:class:`distop.submission.within.Submission` with blocking methods."""
+
+    def __init__(self, loop: _Loop, inner: within.Submission) -> None:
+        self._loop = loop
+        self._inner = inner
+        self.compares = inner.compares
+        self.puts = inner.puts
+
+    @property
+    def refs(self) -> tuple[OperationRef, ...]:
+        """The operations, which exist once the transaction has been committed."""
+        return self._inner.refs
+
+    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
+        """The compares and the operations as an ``etcd3`` client's transaction takes them."""
+        return self._inner.etcd3(client)
+
+    def stale(self) -> bool:
+        """After a refusal: whether a new submission is needed; else it was a compare of the caller's."""
+        return self._loop.run(self._inner.stale())
+
+    def committed(self) -> bool:
+        """Where the outcome is not known: whether it was committed; where it was not, it never will be."""
+        return self._loop.run(self._inner.committed())
 
 
 class Client:
@@ -268,6 +307,42 @@ class Client:
         inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
         return [Operation(self._loop, one) for one in inner]
 
+    def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
+        """Operations to be started by a transaction of the caller's own: see :meth:`distop.aio.Client.submission`."""
+        return Submission(self._loop, self._loop.run(self._inner.submission(starts, request_id=request_id)))
+
+    def transaction(
+        self,
+        *,
+        compare: Iterable[Compare] = (),
+        success: Iterable[TxnOperation] = (),
+        failure: Iterable[TxnOperation] = (),
+        start: Step | Iterable[Start],
+        request_id: str | None = None,
+    ) -> Transaction:
+        """One transaction of the caller's that also starts operations: see :meth:`distop.aio.Client.transaction`."""
+        done = self._loop.run(
+            self._inner.transaction(
+                compare=compare, success=success, failure=failure, start=start, request_id=request_id
+            )
+        )
+        return replace(done, operations=[Operation(self._loop, one) for one in done.operations])
+
+    def prepare_operation(
+        self, type_name: str, table: str, arg: Any = None, *, external_id: str, **options: Any
+    ) -> Operation:
+        """Insert an operation that begins once it is confirmed: see :meth:`distop.aio.Client.prepare_operation`."""
+        inner = self._inner.prepare_operation(type_name, table, arg, external_id=external_id, **options)
+        return Operation(self._loop, self._loop.run(inner))
+
+    def confirm(self, external_id: str) -> Operation:
+        """Let the operation begin that was prepared under this id. Raises NotFound, NotAllowed, OutcomeUnknown."""
+        return Operation(self._loop, self._loop.run(self._inner.confirm(external_id)))
+
+    def prepared_operation(self, external_id: str) -> Operation:
+        """The operation that was prepared under this id. Raises NotFound."""
+        return Operation(self._loop, self._loop.run(self._inner.prepared_operation(external_id)))
+
     def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
         self._loop.run(self._inner.add_dependencies(pairs))
@@ -299,9 +374,9 @@ class Client:
         """The operations that have not ended, with their status."""
         return self._loop.run(self._inner.operations(table))
 
-    def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
-        return self._loop.run(self._inner.history(table, limit))
+    def history(self, table: str | None = None, limit: int = 100, *, alarms: bool = False) -> list[OperationResult]:
+        """How the last operations ended, the newest first. ``alarms``: those alone whose record has one."""
+        return self._loop.run(self._inner.history(table, limit, alarms=alarms))
 
     def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import time
+from distop.clock import time, uuid
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
@@ -17,17 +18,19 @@ from distop.core.records import read
 from distop.core.txn import Get
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
-from distop.graphs import requests
+from distop.graphs import requests, steps
 from distop.inspection.status import alarms, judge, live_nodes, take
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
-from distop.results import OperationResult, OperationStatus
+from distop.results import OperationResult, OperationStatus, Transaction
 from distop.schema import encode_argument
+from distop.submission import prepared
 from distop.submission.dependencies import add_dependencies
 from distop.submission.graph import start_graph
 from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
+from distop.submission.within import commit_with, own, submission
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -35,14 +38,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distop.core.model import Node
-    from distop.core.txn import KeyValue, Txn
-    from distop.graphs import Start
+    from distop.core.txn import Compare, KeyValue, Txn
+    from distop.core.txn import Operation as TxnOperation
+    from distop.graphs import Start, Step
     from distop.store.client import EtcdClient
-    from distop.submission.request import Every
+    from distop.submission.graph import Link
+    from distop.submission.request import Every, Request
+    from distop.submission.within import Submission
 
 _AT_ONCE = 8
 _PAGE = 50
 """History records in one read."""
+
+
+def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[Request], list[Link], str]:
+    """What shall be started, and the request id of all together: where the caller chose none, one that it can be
+    told.
+    """
+    name = request_id if request_id is not None else str(uuid.uuid4())
+    wanted, links = requests(steps(starts), name)
+    return [replace(one, own_id=one.own_id and request_id is not None) for one in wanted], links, name
 
 
 class Client:
@@ -169,6 +184,107 @@ class Client:
             raise InvalidArgument("dependencies are pairs: (the operation to wait for, the one that waits)") from None
         await add_dependencies(self._etcd, self._keys, given)
 
+    # --------------------------------------------- within transactions, in two phases
+
+    async def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
+        """Operations to be started by a transaction of the caller's own, of ``distop.core.txn`` values or of an
+        ``etcd3`` client: its ``compares`` and ``puts`` (or ``etcd3(client)``) are added to that one, and its ``refs``
+        exist exactly if it commits (C8-C10). One ``Start``, or a graph of them, that fits one transaction. Nothing is
+        written here. They wait first, as those of :meth:`start_operations` do.
+
+        Raises as :meth:`start_operations` does; InvalidArgument for more than one transaction takes;
+        OperationStartError where ``request_id`` has started them before.
+        """
+        wanted, links, _ = _once(starts, request_id)
+        return await submission(self._etcd, self._keys, wanted, links)
+
+    async def transaction(
+        self,
+        *,
+        compare: Iterable[Compare] = (),
+        success: Iterable[TxnOperation] = (),
+        failure: Iterable[TxnOperation] = (),
+        start: Step | Iterable[Start],
+        request_id: str | None = None,
+    ) -> Transaction:
+        """One transaction of the caller's (``distop.core.txn``: ``value_is``, ``unchanged``, ``Put``, …) that also
+        starts operations: all of ``success`` and the operations, if all of ``compare`` hold; else ``failure`` alone.
+        Where others start operations meanwhile, nothing was done, and it is tried again here.
+
+        Raises as :meth:`submission` does; InvalidArgument for what is no part of a transaction, or writes distop's own
+        keys; EtcdRejected for what etcd does not take; OutcomeUnknown: call again with the request id that the sentence
+        names (where it was committed it is not committed again, and the answer has ``earlier``).
+        """
+        mine = own(self._keys, compare, success, failure)
+        wanted, links, name = _once(start, request_id)
+        done = await commit_with(self._etcd, self._keys, wanted, links, mine, name)
+        handles = [Operation(self._etcd, self._keys, ref, already_started=done.earlier) for ref in done.refs]
+        return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
+
+    async def prepare_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        external_id: str,
+        verify: str | None = None,
+        verify_after: float = 60.0,
+        verify_attempts: int = 5,
+        verify_pause: float = 5.0,
+        partitions: Sequence[str] | None = None,
+        failure_policy: str | None = None,
+        retry_attempts: int | None = None,
+        submitter: str | None = None,
+        not_before: datetime | str | None = None,
+        delay: float | None = None,
+        after: Iterable[Any] | None = None,
+    ) -> Operation:
+        """Insert an operation that begins once :meth:`confirm` says that the sender's own transaction, which has this
+        ``external_id``, was completed (C13). Prepared again under the same id it is the same operation, and another
+        request is refused.
+
+        Where it is not confirmed within ``verify_after`` seconds, ``verify`` is asked whether the transaction was
+        completed: a function that executors have installed (entry point of the group ``distop.verifiers``), or a URL
+        (``GET``, with ``external_id`` and ``op`` as parameters; its answer: ``{"completed": true}`` or false). Where
+        the answer is no, or none of ``verify_attempts`` gets one (``verify_pause`` seconds apart, then twice as long
+        each time), or there is nobody to ask, the operation ends as cancelled without having begun, and its record has
+        an ``alarm``. The other parameters are those of :meth:`start_operation`.
+
+        Raises as that does; OutcomeUnknown: prepare it again.
+        """
+        known = prepared.external(external_id)
+        wanted = request(
+            type_name,
+            table,
+            encode_argument(arg),
+            partitions,
+            prepared.request_id(known),
+            failure_policy,
+            retry_attempts,
+            submitter if submitter is not None else whoami(),
+            not_before=not_before,
+            delay=delay,
+            after=after,
+        )
+        terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
+        started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
+        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+
+    async def confirm(self, external_id: str) -> Operation:
+        """Let the operation begin that was prepared under this id; again changes nothing.
+
+        Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled; OutcomeUnknown:
+        confirm it again.
+        """
+        ref = await prepared.confirm(self._etcd, self._keys, prepared.external(external_id))
+        return Operation(self._etcd, self._keys, ref)
+
+    async def prepared_operation(self, external_id: str) -> Operation:
+        """The operation that was prepared under this id. Raises NotFound."""
+        ref = await prepared.find(self._etcd, self._keys, prepared.external(external_id))
+        return Operation(self._etcd, self._keys, ref, already_started=True)
+
     async def rerun(
         self,
         ref: str | OperationRef,
@@ -217,8 +333,10 @@ class Client:
         seen = await asyncio.gather(*map(one, active))
         return [s for s in seen if s is not None and not s.ended]
 
-    async def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
+    async def history(
+        self, table: str | None = None, limit: int = 100, *, alarms: bool = False
+    ) -> list[OperationResult]:
+        """How the last operations ended, the newest first. ``alarms``: those alone whose record has one."""
         if table is not None:
             text(table, "the name of a table")
         if not isinstance(limit, int):
@@ -231,11 +349,12 @@ class Client:
         records.sort(key=lambda kv: kv.mod_revision, reverse=True)
         results: list[OperationResult] = []
         while records and len(results) < limit:
-            size = min(_PAGE, limit - len(results))
+            size = _PAGE if alarms else min(_PAGE, limit - len(results))
             page, records = records[:size], records[size:]
             answers = await self._etcd.read(*(Get(kv.key) for kv in page))
-            results += [r for _, r in readable(self._etcd, _ended, (a.kv for a in answers if a.kv is not None))]
-        return results
+            ended = readable(self._etcd, _ended, (a.kv for a in answers if a.kv is not None))
+            results += [r for _, r in ended if r.alarm or not alarms]
+        return results[:limit]
 
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""

@@ -215,19 +215,30 @@ def history(
     limit: Annotated[
         int, typer.Option(metavar="N", parser=count("--limit"), help="At most so many, the newest first.")
     ] = 50,
+    alarms: Annotated[
+        bool, typer.Option("--alarms", help="Only those with an alarm: prepared, not confirmed, never run.")
+    ] = False,
 ) -> None:
     """List the operations that have ended."""
     _check_table(table)
 
     async def work(client: Client) -> list[OperationResult]:
-        return await client.history(table, limit) or await _nothing(client, table)
+        return await client.history(table, limit, alarms=alarms) or await _nothing(client, table)
 
     found = current.with_client(work)
     if current.json:
         output.write_json([dict(result.record) for result in found])
         return
+    none = "no operation has ended with an alarm" if alarms else "no operation has ended yet"
+    further = ("alarm",) if alarms else ()
     output.table(
-        ("op", "state", "jobs", "took", "finished"),
-        [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found],
-        "no operation has ended yet" + (f" on {table}" if table else ""),
+        ("op", "state", "jobs", "took", "finished", *further),
+        [
+            (
+                *(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")),
+                *((r.alarm,) if alarms else ()),
+            )
+            for r in found
+        ],
+        none + (f" on {table}" if table else ""),
     )

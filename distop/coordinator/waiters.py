@@ -163,12 +163,14 @@ class Waiters:
                 history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
                 txn = w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
             elif isinstance(decided, EndWaiting):
-                history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why)
+                history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why, decided.alarm)
                 txn = w.end_waiting(keys, ref, op.state_mod, history, decided.why, self._guard)
             else:
                 continue
             if await self._commit(txn):
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
+                if history.alarm:
+                    self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
             else:
                 self._over.setdefault(ref)  # the view was behind
                 await asyncio.sleep(0)

@@ -380,6 +380,8 @@ class History:
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
+    alarm: str = ""
+    """What somebody has to look at: a prepared operation that was not confirmed, and never ran (C14)."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -402,6 +404,8 @@ class History:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.alarm:
+            data["alarm"] = self.alarm
         return data
 
     def encode(self) -> bytes:
@@ -429,4 +433,5 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
+            data.get("alarm", ""),
         )
