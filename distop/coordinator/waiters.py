@@ -182,10 +182,17 @@ class Waiters:
         chosen: list[w.Beginning] = []
         objects: set[str] = set()
         whole = whole_plan() if self._view.table == CLUSTER_TABLE else None
+        now, holds = time.time(), self._ctx.cluster.holds
         for ref in list(self._ready):
             op = self._view.operations.get(ref)
             if op is None or op.spec is None or op.stage is not Stage.WAITING:
                 del self._ready[ref]
+                continue
+            if not isinstance(fate(op, holds, now), Begin):
+                # Its hold came into view after itself: they are watched apart.
+                del self._ready[ref]
+                self._sort(op, now)
+                self._set_timer(now)
                 continue
             alone = op.spec.one_at_a_time
             if alone and (ref.object in self._view.current or ref.object in objects):

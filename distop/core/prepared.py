@@ -31,8 +31,8 @@ KIND = "prepared"
 ASK_LIMIT = 10.0
 """Seconds in which a verifier has to answer."""
 ASKING = 90.0
-"""Seconds after which whoever asks is taken for dead, where nothing was heard of the answer: the call to the child,
-with the wait for one, takes at most 60."""
+"""Seconds after which whoever asks, and lives, is taken for stuck, where nothing was heard of the answer: the call to
+the child, with the wait for one, takes at most 60."""
 TURN = 5.0
 """Seconds until it is the next executor's turn to ask."""
 LONGEST_PAUSE = 300.0
@@ -47,8 +47,8 @@ MAX_ERROR = 500
 class Terms:
     """What the hold of a prepared operation says. ``verify``: the name of a verifier, or a URL; "": nobody is asked,
     and what is not confirmed ends. ``verify_after`` and ``pause`` (the first one between two attempts): seconds.
-    ``asked``: attempts that were begun; ``asking``: the last of them is not over; ``failed``: those that are over
-    without an answer; ``error``: why the last was.
+    ``asked``: attempts that were begun; ``asker``: the incarnation whose attempt is not over, or ""; ``failed``: those
+    that are over without an answer; ``error``: why the last was.
     """
 
     external_id: str
@@ -59,7 +59,7 @@ class Terms:
     attempts: int = 5
     pause: float = 5.0
     asked: int = 0
-    asking: bool = False
+    asker: str = ""
     failed: int = 0
     error: str = ""
     alarm: bool = False
@@ -91,7 +91,7 @@ _FIELDS: dict[str, Any] = {
     "attempts": int,
     "pause": float,
     "asked": int,
-    "asking": bool,
+    "asker": str,
     "failed": int,
     "error": str,
     "alarm": bool,
@@ -167,14 +167,14 @@ def denied_with(keys: Keys, end: Txn, terms: Terms, seen_mod: int, text: str) ->
 # --------------------------------------------------------------------- decisions
 
 
-def due_after(terms: Terms, rank: int) -> float:
+def due_after(terms: Terms, rank: int, *, asking: bool) -> float:
     """Seconds since the hold was last written, by the observer's own clock, after which the ``rank``-th of the
-    executors (0 is the first) is to ask, or to give up.
+    executors (0 is the first) is to ask, or to give up. ``asking``: the one that asks now is alive.
     """
-    if terms.asked == 0:
-        pause = terms.verify_after
-    elif terms.asking:
+    if terms.asker and asking:
         pause = ASKING
+    elif terms.asked == 0:
+        pause = terms.verify_after
     else:
         pause = min(terms.pause * 2.0 ** min(max(terms.failed - 1, 0), 30), LONGEST_PAUSE)
     return pause + rank * TURN
@@ -192,21 +192,21 @@ def rank(terms: Terms, mine: str, others: Iterable[str]) -> int:
     return sum(place(other) < own for other in others if other != mine)
 
 
-def begun(terms: Terms) -> Terms | None:
-    """With one attempt more; None where no more are made."""
+def begun(terms: Terms, asker: str) -> Terms | None:
+    """With one attempt more, of this incarnation; None where no more are made."""
     if not terms.verify or terms.failed >= terms.attempts or terms.asked >= LOST_ASKERS * terms.attempts:
         return None
-    return replace(terms, asked=terms.asked + 1, asking=True)
+    return replace(terms, asked=terms.asked + 1, asker=asker)
 
 
 def without_answer(terms: Terms, why: str) -> Terms:
     """An attempt is over, and nothing is known."""
-    return replace(terms, asking=False, failed=terms.failed + 1, error=shorten(why, MAX_ERROR))
+    return replace(terms, asker="", failed=terms.failed + 1, error=shorten(why, MAX_ERROR))
 
 
 def alarm(terms: Terms) -> Terms:
     """What the hold says of an operation that is given up."""
-    return replace(terms, asking=False, alarm=True)
+    return replace(terms, asker="", alarm=True)
 
 
 def sentence(terms: Terms, completed: bool | None) -> str:

@@ -58,7 +58,7 @@ class HoldKeeper:
             elif self._seen.get(id_, (0, 0.0))[0] != hold.mod:
                 self._seen[id_] = hold.mod, now
                 if hold.value.state is HoldState.HELD and (terms := prepared.Terms.of(hold.value)) is not None:
-                    heapq.heappush(self._due, (now + prepared.due_after(terms, 0), id_, hold.mod))
+                    heapq.heappush(self._due, (now + prepared.due_after(terms, 0, asking=False), id_, hold.mod))
         self._set_timer(now)
 
     def close(self) -> None:

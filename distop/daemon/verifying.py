@@ -36,7 +36,8 @@ class Verifying:
     def due(self, terms: p.Terms, age: float) -> float:
         """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago."""
         ctx = self._ctx
-        return p.due_after(terms, p.rank(terms, ctx.incarnation, ctx.cluster.nodes)) - age
+        rank = p.rank(terms, ctx.incarnation, ctx.cluster.nodes)
+        return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
 
     def begin(self, id_: str, terms: p.Terms, mod: int) -> None:
         """See to this hold, as it was seen."""
@@ -65,7 +66,7 @@ class Verifying:
             # It was cancelled by a client that does not know of two phases: nobody is to be told that it was confirmed.
             await ctx.commit(p.write(ctx.keys, terms, mod, HoldState.DENIED, "it has ended"))
             return
-        begun = p.begun(terms)
+        begun = p.begun(terms, ctx.incarnation)
         if begun is None:
             await self._give_up(terms, mod, completed=None)
             return
@@ -82,7 +83,7 @@ class Verifying:
             await self._give_up(begun, counted.revision, completed=False)
         else:
             failed = p.without_answer(begun, answer.why)
-            if p.begun(failed) is None:
+            if p.begun(failed, ctx.incarnation) is None:
                 await self._give_up(failed, counted.revision, completed=None)
                 return
             self._log.warning("%s did not tell: %s", terms.verify, answer.why, extra={"operation": terms.op})
