@@ -92,7 +92,7 @@ async def in_one(
     etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
 ) -> Whole:
     """What would start these operations, all of which wait (be it for nobody, or for a hold), in one transaction of
-    somebody else's; nothing is written. Its compares are of mod revisions alone.
+    somebody else's; nothing is written. It compares mod revisions, and that tables are there.
 
     Raises as :func:`start_graph` does; InvalidArgument where one transaction does not take them.
     """
@@ -251,7 +251,7 @@ class _Insertion:
             new = self._operations(subject, places, self._hold)
             for n, one in zip(places, new, strict=True):
                 self._refs[n] = one.ref
-            parts.append(t.starts(self._keys, self._counters[subject], new))
+            parts.append(t.starts(self._keys, self._counters[subject], new, registered=True))
         edges = [put for pred, succ, on in self._links for put in w.link(self._keys, *self._ends(pred, succ), on)]
         whole = Txn(
             tuple({compare: None for part in parts for compare in part.compares}),
@@ -301,7 +301,7 @@ class _Insertion:
             counters = self._counters[subject]
             page = self._operations(subject, places[first : first + t.STARTS_PER_TXN], self._hold)
             page = page[: t.start_together(self._keys, page)]
-            result = await self._commit_held(t.starts(self._keys, counters, page))
+            result = await self._commit_held(t.starts(self._keys, counters, page, registered=True))
             if not result.succeeded:
                 found = t.found_instead(result)[0].spec
                 wanted = self._wanted[places[first]]

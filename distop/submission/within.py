@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
-    from distop.core.txn import Operation, Result
+    from distop.core.txn import KeyValue, Operation, Result
     from distop.store.client import EtcdClient
     from distop.submission.graph import Link, Whole
     from distop.submission.request import Request
@@ -74,10 +74,7 @@ class Submission:
         it was a compare of the caller's.
         """
         found = await self._etcd.read(*(Get(one.key) for one in self.compares))
-        return any(
-            (answer.kv.mod_revision if answer.kv is not None else 0) != one.value
-            for one, answer in zip(self.compares, found, strict=True)
-        )
+        return not all(_holds(one, answer.kv) for one, answer in zip(self.compares, found, strict=True))
 
     async def committed(self) -> bool:
         """Where the outcome of the caller's transaction is not known: whether it was committed. Where it was not, it
@@ -89,11 +86,19 @@ class Submission:
         return await _committed(self._etcd, self._keys, self._wanted[0], self._refs[0], self.puts)
 
 
+def _holds(one: Compare, kv: KeyValue | None) -> bool:
+    if one.target is Target.MOD:
+        return (kv.mod_revision if kv is not None else 0) == one.value
+    return kv is not None
+
+
 def _compare3(kinds: Any, one: Compare) -> Any:
-    """All that a submission compares is mod revisions."""
-    assert one.target is Target.MOD
-    assert one.relation is Relation.EQUAL
-    return kinds.mod(one.key) == one.value
+    """All that a submission compares is mod revisions, and that tables are there."""
+    if one.target is Target.MOD:
+        assert one.relation is Relation.EQUAL
+        return kinds.mod(one.key) == one.value
+    assert (one.target, one.relation, one.value) == (Target.CREATE, Relation.GREATER, 0)
+    return kinds.create(one.key) > 0
 
 
 async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:

@@ -17,7 +17,7 @@ from distop.core import prepared as p
 from distop.core.limits import DEFAULT
 from distop.core.links import Hold, HoldState
 from distop.core.model import OperationRef
-from distop.core.txn import Txn, value_is
+from distop.core.txn import Txn, TxnResult, value_is
 from distop.core.view import Change, ClusterView, TypeView
 from tests.support.starting import KEYS, TABLE, Etcd
 
@@ -32,16 +32,24 @@ class Coordinator:
         election = KEYS.coordinator(TABLE, "noop")
         etcd.put(election, b"e1")
         self.etcd = etcd
+        self.done = asyncio.Event()
+        """It has changed something."""
         self.view = TypeView(KEYS, TABLE, "noop", DEFAULT.outcomes_ahead)
         self.cluster = ClusterView(KEYS)
         ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
-            config=SimpleNamespace(poll=30.0), commit=etcd.commit,
+            config=SimpleNamespace(poll=30.0), commit=self._send,
         )  # fmt: skip
         self.waiters = Waiters(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached)
 
+    async def _send(self, txn: Txn) -> TxnResult:
+        result = await self.etcd.commit(txn)
+        if result.succeeded:
+            self.done.set()
+        return result
+
     async def _commit(self, txn: Txn) -> bool:
-        return (await self.etcd.commit(txn)).succeeded
+        return (await self._send(txn)).succeeded
 
     async def _reached(self, revision: int) -> None:
         self.sees_operations()
@@ -77,7 +85,7 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
             etcd.put(HOLD, terms.hold(HoldState.DENIED, "no").encode())
         coordinator.sees_holds()
         async with asyncio.timeout(20):
-            await etcd.until(lambda: etcd.value(KEYS.of(REF, "state")) != b"pending")
+            await coordinator.done.wait()
         coordinator.waiters.close()
         return (etcd.value(KEYS.of(REF, "state")) or b"").decode()
 

@@ -30,6 +30,10 @@ class Mod:
         self.value = other
         return self
 
+    def __gt__(self, other: object) -> Mod:
+        self.value = other
+        return self
+
 
 def test_C8_a_submission_reads_and_writes_nothing() -> None:
     async def work(etcd: Etcd) -> None:
@@ -50,7 +54,7 @@ def test_C8_a_submission_reads_and_writes_nothing() -> None:
 def test_C8_no_operation_that_begins_or_ends_on_the_table_is_in_its_way() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
-        assert {one.key for one in found.compares} == {KEYS.next_instance(TABLE, "noop")}
+        assert {one.key for one in found.compares} == {KEYS.next_instance(TABLE, "noop"), KEYS.table(TABLE)}
         assert etcd.value(KEYS.of(found.refs[0], "state")) is None
         assert Put(KEYS.of(found.refs[0], "state"), b"pending") in found.puts
 
@@ -207,7 +211,9 @@ def test_C12_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
 def test_C12_it_is_told_in_the_classes_of_etcd3() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
-        compares, puts = found.etcd3(SimpleNamespace(transactions=SimpleNamespace(mod=Mod, put=lambda *put: put)))
+        compares, puts = found.etcd3(
+            SimpleNamespace(transactions=SimpleNamespace(mod=Mod, create=Mod, put=lambda *put: put))
+        )
         assert [(one.key, one.value) for one in compares] == [(c.key, c.value) for c in found.compares]
         assert puts == [(put.key, put.value) for put in found.puts]
 
@@ -269,6 +275,25 @@ def test_C9_keys_beside_distops_own_are_the_callers() -> None:
         writes = [Put("distOo", b""), Put("distOq", b""), Delete("a", "b"), Delete("distOq0", "\0")]
         done = await etcd.client.transaction(compare=[unchanged("x", 0)], success=writes, start=noop())
         assert done.committed
+
+    run(work)
+
+
+def test_what_waits_is_not_started_on_a_table_that_is_removed_meanwhile() -> None:
+    """A table is removed under the guard of runOps, which what waits does not write (seed 689 of the simulator)."""
+
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop())
+
+        def removed(txn: Txn) -> TxnResult:
+            etcd.store.apply(Txn((), (Delete(KEYS.table(TABLE)),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(removed)
+        with pytest.raises(NotFound, match="no table"):
+            await etcd.client.transaction(start=noop())
+        assert await found.stale()
+        assert etcd.operations() == []
 
     run(work)
 
