@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from distop.backoff import Backoff
+from distop.callbacks import Callbacks
 from distop.clock import time
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -22,8 +24,10 @@ from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
+from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
-from distop.results import OperationResult, OperationStatus
+from distop.inspection.why import why
+from distop.results import OperationResult, OperationStatus, check_model
 from distop.submission import prepared
 from distop.submission.prepared import never_ran
 from distop.submission.request import seconds, whoami
@@ -32,9 +36,11 @@ from distop.submission.rerun import rerun
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from distop.core.txn import GetResult, KeyValue, Txn
+    from distop.inspection.outcomes import JobResult
+    from distop.inspection.why import Why
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.client")
@@ -69,6 +75,7 @@ class Operation:
         self._already_started = already_started
         self._jobs = JobStates()
         self._waiting_for_etcd = False
+        self._callbacks = Callbacks(str(ref), self.wait)
 
     @property
     def ref(self) -> str:
@@ -101,19 +108,53 @@ class Operation:
         """How it is doing. Raises NotFound."""
         return await status(self._etcd, self._keys, self._ref, self._jobs)
 
-    async def wait(self, timeout: float | None = None) -> OperationResult:
+    async def why(self) -> Why:
+        """What it waits for, and what to do about it: reasons by code, sentence and advice, what has to go first before
+        the rest; none where jobs run, and once it has ended. Raises NotFound, UnreadableRecord.
+        """
+        return await why(self._etcd, self._keys, self._ref)
+
+    async def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
         """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out, and
-        the log says so.
+        the log says so. ``report``: a pydantic model, such as the behavior's Report, as which the report is given; a
+        report that does not fit it raises InvalidArgument, and stands in the record all the same.
 
         Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
         """
         if timeout is not None:
             seconds(timeout, "the timeout")
+        if report is not None:
+            check_model(report)
         try:
             async with asyncio.timeout(timeout):
-                return OperationResult.of(await self._history())
+                result = OperationResult.of(await self._history())
         except TimeoutError:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
+        return result if report is None else replace(result, report=result.report_as(report))
+
+    def results(self, model: type | None = None) -> AsyncGenerator[JobResult, None]:
+        """How those of its jobs ended that have, in order of their partitions, read page by page as they are asked for;
+        once it has ended, as long as etcd has not compacted its history (the report is kept with the history record).
+        ``model``: a pydantic model, such as the behavior's Result, as which each result is given. Of a result in a file
+        (``Behavior.large_results``) size and checksum are held against what the outcome says.
+
+        Raises NotFound (no such operation; its results are gone; a file that cannot be read from here),
+        UnreadableRecord (a file that was changed), InvalidArgument (a result does not fit the model).
+        """
+        if model is not None:
+            check_model(model)
+        return outcomes(self._etcd, self._keys, self._ref, model)
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in the running loop, when the operation has ended: soon, if it
+        has by now. What it raises is logged, and breaks nothing; what it gives to be awaited is awaited. It is not
+        called where the client is closed before. Raises InvalidArgument.
+        """
+        self._callbacks.add(function)
+
+    def remove_done_callback(self, function: Callable[[OperationResult], Any]) -> int:
+        """Have it called no more; how often it was to be called."""
+        return self._callbacks.remove(function)
 
     async def _history(self) -> History:
         backoff = Backoff(*_PAUSE)
@@ -321,11 +362,12 @@ class Operation:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
         ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
-        that files are read as they are by now. The other parameters are those of a start; policy and attempts stay
-        as they were, unless given.
+        that files are read as they are by now. The other parameters are those of a start; policy, attempts
+        and labels stay as they were, unless given.
 
         Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
         """
@@ -340,6 +382,7 @@ class Operation:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter if submitter is not None else whoami(),
+            labels=labels,
         )
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 

@@ -20,6 +20,7 @@ from benchmarks import (
     iceberg,
     index,
     latency,
+    many,
     operations,
     size,
     skew,
@@ -40,12 +41,13 @@ RUNS = {
     "validate": validate.run,
     "iceberg": iceberg.run,
     "unique": unique.run,
+    "many": many.run,
     "index": index.run,
     "skew": skew.run,
     "size": size.run,
     "failover": failover.run,
 }
-SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "index", "skew"), "all": tuple(RUNS)}
+SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "many", "index", "skew"), "all": tuple(RUNS)}
 
 
 def main() -> int:
@@ -68,6 +70,7 @@ def main() -> int:
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("unique", "unique and references beside hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
+        ("many", "validate of thousands of partitions", {"partitions": 10_000, "runs": 7}),
         ("index", "build-index and lookup beside Spark by hand", {"scale": 1.0, "runs": 7}),
         ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError
+from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
@@ -85,12 +86,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
         if snapshot is not None:
-            manifests = list(snapshot.manifests(io))
-            removed = _deletes(manifests, metadata, io, check)
-            for manifest in manifests:
-                if manifest.content == _DATA:
-                    facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
-                    files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, check))
+            with io.watched():
+                manifests = list(snapshot.manifests(io))
+                removed = _deletes(manifests, metadata, io, check)
+                for manifest in manifests:
+                    if manifest.content == _DATA:
+                        facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
+                        files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, check))
     except FileNotFoundError as error:
         raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
     except (DistopError, Unreadable):
@@ -101,15 +103,15 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 
-def _metadata(source: str) -> tuple[Any, Any]:
+def _metadata(source: str) -> tuple[Any, ManifestIO]:
     from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
     io = load_file_io({}, source)
-    return FromInputFile.table_metadata(io.new_input(source)), io
+    return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
 
 
-def _deletes(manifests: Sequence[Any], metadata: Any, io: Any, check: Callable[[], None]) -> deletes.Deletes:
+def _deletes(manifests: Sequence[Any], metadata: Any, io: ManifestIO, check: Callable[[], None]) -> deletes.Deletes:
     from pyiceberg.transforms import VoidTransform
 
     found = deletes.Deletes()
@@ -223,7 +225,7 @@ class Entry:
     file: File
 
 
-def _entries(manifest: Any, io: Any, check: Callable[[], None]) -> Iterator[Entry]:
+def _entries(manifest: Any, io: ManifestIO, check: Callable[[], None]) -> Iterator[Entry]:
     """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out."""
     from pyiceberg.avro.file import AvroFile
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
@@ -238,6 +240,7 @@ def _entries(manifest: Any, io: Any, check: Callable[[], None]) -> Iterator[Entr
         for n, entry in enumerate(reader):
             if n % _CHECKED_EVERY == 0:
                 check()
+                io.alive()
             status, sequence, file = entry[status_at], entry[sequence_at], entry[file_at]
             if status == _REMOVED:
                 continue

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.part import Target
 
 
+PARTS = 2
+"""For each core, of files that have no key in common."""
+MOST_PARTS = 32
+"""Each is a branch of the query's plan."""
+
+
 class _Errs(Exception):
     """The check errs; the text says why."""
 
@@ -165,12 +171,12 @@ class KeyChecks:
         self._ctx.status(f"looking for equal keys in {len(files)} files")
         try:
             key = keyed.key_of(targets)
-            rows = self._picked(side, files)
-            found = keyed.repeated(rows, key, side.size(files))
+            found = keyed.repeated(self._parts(side, files, targets), key, side.size(files))
             result.violations = found.violations
             if found.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
+                rows = self._picked(side, files)
                 shown = keyed.sharing(rows, key, side.group(files), found.examples, self._argument.sample, targets)
                 result.samples = self._samples(check, side, shown)
         except Exception as e:
@@ -215,6 +221,16 @@ class KeyChecks:
             return Side(other.table, other.files, other.source, columns, self._stop)
         except Unreadable as e:
             raise _Errs(f"the table {other.table.name!r}: {e}") from e
+
+    def _parts(self, side: Side, files: Sequence[FileFacts], targets: Sequence[Target]) -> list[DataFrame]:
+        """The rows of these files; in parts, where statistics tell that these have no key in common."""
+        parts: list[list[FileFacts]] = []
+        if self._argument.statistics != "never":
+            size, cores = side.size(files), self._session.sparkContext.defaultParallelism
+            wanted = min(max(cores * PARTS, size // keyed.PART_BYTES), MOST_PARTS)
+            # With more cores than that the shuffle keeps more of them busy.
+            parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
+        return [self._picked(side, part) for part in parts or [list(files)]]
 
     def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
         rows = side.rows(self._session, files, self._absent)

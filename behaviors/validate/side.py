@@ -9,8 +9,8 @@ from distop.tables import check_reachable
 from distop.tables.parquet import partition_values
 from distop_behaviors.reading import footers, iceberg, manifests
 from distop_behaviors.reading.facts import Unreadable, match, resolve, split_path, type_at
-from distop_behaviors.validate import scan
-from distop_behaviors.validate.bounds import Unfit, path_value
+from distop_behaviors.validate import apart, scan
+from distop_behaviors.validate.bounds import Unfit, family, path_value
 from distop_behaviors.validate.part import Columns, Target
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
     from distop_behaviors.reading.facts import FileFacts, SparkType
     from distop_behaviors.reading.footers import PlannedFile
+
+
+MOST_BYTES = 256 * 1024 * 1024
+"""Of files, whose keys one Spark task groups."""
 
 
 class Side:
@@ -127,6 +131,25 @@ class Side:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
+
+    def parts(self, files: Sequence[FileFacts], targets: Sequence[Target], bins: int) -> list[list[FileFacts]]:
+        """The files in so many even parts, no two of which have a key of these columns in common; empty where their
+        ranges do not tell, or the parts would be too large for one Spark task each.
+        """
+        if len(files) < bins:
+            return []
+        columns = [self._ranges(files, target) for target in targets]
+        return apart.spread(files, columns, lambda facts: self._files[facts.path][1], bins, MOST_BYTES)
+
+    def _ranges(self, files: Sequence[FileFacts], target: Target) -> list[apart.Range | None]:
+        own = match(target.path[0], self._columns.of_path)
+        if own is None:
+            return apart.ranges(files, target.path)
+        if target.kind != "string" and family(target.kind) != "whole":
+            return [None] * len(files)  # other texts may be the same value
+        read = str if target.kind == "string" else int
+        values = [self._values(facts.path)[own] for facts in files]
+        return [None if value is None else (read(value), read(value)) for value in values]
 
     def size(self, files: Sequence[FileFacts]) -> int:
         """The bytes of these files."""

@@ -175,7 +175,7 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
         return PASS
     if low is None and high is None:
         return PASS
-    if not _bounded(chunk, leaf):
+    if not bounded(chunk, leaf):
         return UNKNOWN
     # NaN is above every bound, and statistics leave it out.
     nans = chunk.nans if leaf.kind == "float" else 0
@@ -201,7 +201,7 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
 def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     if chunk.nulls == chunk.rows:
         return PASS
-    if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not _bounded(chunk, leaf):
+    if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not bounded(chunk, leaf):
         return UNKNOWN
     members = {b.value for b in (member(v, leaf.type) for v in values) if b is not None}
     if chunk.low == chunk.high and chunk.low in members:
@@ -215,7 +215,7 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     return UNKNOWN
 
 
-def _bounded(chunk: Chunk, leaf: Leaf) -> bool:
+def bounded(chunk: Chunk, leaf: Leaf) -> bool:
     """The bounds are there, in order (a NaN among them is not), and mean what a reader makes of them."""
     if leaf.kind == "other" or chunk.low is None or chunk.high is None:
         return False

@@ -27,7 +27,7 @@ def show_status(status: OperationStatus) -> None:
             "operation": status.op,
             "state": state_of(status),
             "started": status.started,
-            **_of_start(status.submitter, status.request_id, status.rerun_of),
+            **_of_start(status.submitter, status.request_id, status.rerun_of, status.labels),
             "jobs": _how_far(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
@@ -61,8 +61,15 @@ def _places(ranges: str | None, *, truncated: bool) -> str | None:
     return f"{ranges}{' and more' if truncated else ''} (places in the plan, from 0)" if ranges else None
 
 
-def _of_start(submitter: str | None, request_id: str | None, rerun_of: str | None) -> dict[str, str | None]:
-    return {"by": submitter, "request id": request_id, "runs again": rerun_of}
+def _of_start(
+    submitter: str | None, request_id: str | None, rerun_of: str | None, labels: Mapping[str, str] | None
+) -> dict[str, str | None]:
+    return {"by": submitter, "request id": request_id, "runs again": rerun_of, "labels": labelled(labels)}
+
+
+def labelled(labels: Mapping[str, str] | None) -> str | None:
+    """``team=x, ticket=42``."""
+    return ", ".join(f"{key}={text}" for key, text in (labels or {}).items()) or None
 
 
 def state_of(status: OperationStatus) -> str:
@@ -80,7 +87,7 @@ def show_result(result: OperationResult) -> None:
             "operation": result.op,
             "state": result.state,
             "started": result.record.get("started"),
-            **_of_start(*(result.record.get(name) for name in ("submitter", "request_id", "rerun_of"))),
+            **_of_start(*(result.record.get(name) for name in ("submitter", "request_id", "rerun_of", "labels"))),
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),

@@ -9,7 +9,7 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
-from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse, seconds
+from distop.cli.options import ATTEMPTS, LABEL, OP, TIMEOUT, check_waiting, labels, parse, seconds
 from distop.errors import DistopError, InvalidArgument, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
@@ -60,6 +60,7 @@ def start(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    label: LABEL = None,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")
     ] = None,
@@ -81,6 +82,7 @@ def start(
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
+    given = labels(label)
     argument = parse_argument(arg)
     from distop.submission.request import After, Every
 
@@ -107,6 +109,7 @@ def start(
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            labels=given,
             **waiting,
         )
 
@@ -141,16 +144,19 @@ def apply(
     request_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Repeating this with the same id does it once.")
     ] = None,
+    label: LABEL = None,
 ) -> None:
     """Make what a validation has proved part of its table's schema."""
     check_waiting(wait, timeout)
     ref = parse(op)
     _check_start("apply", ref.table, None, None, request_id, None, None)
+    given = labels(label)
 
     async def work(client: Client) -> Operation:
-        argument = {"certificate": await _certificate(client, ref)}
+        argument: dict[str, Any] = {"certificate": await _certificate(client, ref)}
         settled = {} if settle is None else {"settle_seconds": settle}
-        return await client.start_operation("apply", ref.table, {**argument, **settled}, request_id=request_id)
+        argument |= settled
+        return await client.start_operation("apply", ref.table, argument, request_id=request_id, labels=given)
 
     _start(work, wait, timeout, applies=str(ref))
 
@@ -261,11 +267,15 @@ def rerun(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="A label, instead of the former (repeatable).")
+    ] = None,
 ) -> None:
     """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
     check_waiting(wait, timeout)
     ref = parse(op)
     _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
+    given = labels(label)
 
     async def work(client: Client) -> Operation:
         # Asked for before the start: from then on nothing may keep its name from being told.
@@ -276,6 +286,7 @@ def rerun(
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            labels=given,
         )
         left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0
         if left and not unfinished and ended is not None and (unfinished is False or ended.state == "failed"):

@@ -280,6 +280,7 @@ class Ending:
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
+            labels=op.spec.labels,
         )
         size = len(history.encode())
         if size > MAX_HISTORY_BYTES:
@@ -384,7 +385,7 @@ class Ending:
         rules = spec.rules
         wanted = request(
             *(ref.type, ref.table, arg.kv.value, spec.partitions, f"{ref}#next"),
-            *(rules.failure_policy, rules.retry.attempts, spec.submitter),
+            *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
         )
         try:
             started = await submit(

@@ -167,6 +167,8 @@ class Spec:
     """It does not begin while this hold is there."""
     series: Mapping[str, Any] | None = None
     """Another one like it follows (``core.series``)."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the caller finds it by (``core.labels``)."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -183,6 +185,8 @@ class Spec:
         for name in ("rerun_of", "not_before", "hold", "series"):
             if value := getattr(self, name):
                 data[name] = value
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return dumps(data)
 
     @classmethod
@@ -203,6 +207,7 @@ class Spec:
             data.get("not_before", ""),
             data.get("hold", ""),
             data.get("series"),
+            data.get("labels") or {},
         )
 
 
@@ -382,6 +387,8 @@ class History:
     """As in the spec, shortened."""
     alarm: str = ""
     """What somebody has to look at: a prepared operation that was not confirmed, and never ran (C14)."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -406,6 +413,8 @@ class History:
             data["rerun_of"] = self.rerun_of
         if self.alarm:
             data["alarm"] = self.alarm
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return data
 
     def encode(self) -> bytes:
@@ -433,5 +442,6 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
-            data.get("alarm", ""),
+            alarm=data.get("alarm", ""),
+            labels=data.get("labels") or {},
         )

@@ -37,6 +37,8 @@ class Won:
     """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
     error: Exception | None = None
     """What went wrong beside; what was won before is won all the same."""
+    taken_over: int = 0
+    """How many of those won were held by executors that are gone."""
 
 
 class Claimer:
@@ -63,7 +65,7 @@ class Claimer:
                 over.append((p, seen, claim))
                 continue
             wants.append(claiming.Want(p, claim, mod))
-            if lost:
+            if lost and not seen.value.actor:
                 dead[p] = seen.value.incarnation
         won = Won()
         if over:
@@ -82,6 +84,7 @@ class Claimer:
                 won.error = answer
             elif isinstance(answer, BaseException):
                 raise answer
+        won.taken_over = sum(p in dead for p in won.partitions)
         return won
 
     async def claim_unread(
@@ -227,9 +230,7 @@ class Claimer:
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
         for p, seen, claim in over:
             old = seen.value
-            text = f"executor {old.executor} was lost while it ran attempt {old.attempt} ({claim.failures} failures)"
-            if old.error:
-                text += f"; the error before: {old.error}"
+            text = decide.lost_text(old, claim.failures)
             name = str(op.partition(p).get("name", p))
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
@@ -237,4 +238,7 @@ class Claimer:
             for n in range(0, len(lost), ctx.limits.reports):
                 page = lost[n : n + ctx.limits.reports]
                 txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page)
-                won.refused = won.refused or not (await ctx.commit(txn)).succeeded
+                written = (await ctx.commit(txn)).succeeded
+                won.refused = won.refused or not written
+                if written:
+                    ctx.meter.jobs_lost(op.ref.type, len(page))

@@ -188,7 +188,8 @@ class Jobs:
                 if write is not None:
                     gone = event.kind == "refused" or (event.kind == "cancelled" and not event.error)
                     left = not gone or op.spec.rules.resumable
-                    writes.append((write, self._answer(op, event.partition, ended=write.label == "report", left=left)))
+                    ended = write.label == "report"
+                    writes.append((write, self._answer(op, event.partition, ended=ended, left=left, event=event)))
         self._ctx.reporter.submit(writes)
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
@@ -252,6 +253,7 @@ class Jobs:
             event.error.strip() or event.kind,
             extra=_where(op, event.partition, held),
         )
+        self._ctx.meter.retried(op.ref.type)
         waiting = decide.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
         self._released()
         return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting)
@@ -272,14 +274,18 @@ class Jobs:
                 self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
             outcome = self._outcome(held, replace(event, result=None))
             write = claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
-            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True))])
+            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event))])
 
         failing = asyncio.ensure_future(fail())
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
-    def _answer(self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True) -> Callable[[int], None]:
-        """``ended``: the job ends with this write; ``left``: if it does not, something of it is left on this node."""
+    def _answer(
+        self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True, event: JobEnded | None = None
+    ) -> Callable[[int], None]:
+        """``ended``: the job ends with this write, as ``event`` has it; ``left``: if it does not, something of it is
+        left on this node.
+        """
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
         def answered(applied: int) -> None:
@@ -287,6 +293,9 @@ class Jobs:
             self._ending.discard((op.ref, partition))
             self._checkpoints.forget(op.ref, partition)
             op.done += bool(applied and ended)
+            if applied and ended and event is not None:
+                outcome = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
+                self._ctx.meter.job_ended(op.ref.type, outcome, event.finished - event.started)
             if local is not None and ((applied and ended) or not left):
                 local.ended(op.ref, partition)
             elif local is not None:

@@ -236,6 +236,8 @@ class Executor:
 
     def _begin(self, op: OpenOperation, won: Won) -> int:
         """Start the runs of what was won; the slots that they have."""
+        if won.partitions:
+            self._ctx.meter.claimed(op.ref.type, len(won.partitions), won.taken_over)
         if self._stopping(op):
             self._jobs.release(op, won.partitions)
             return 0
@@ -296,6 +298,11 @@ class Executor:
             self._closed(op)
         self._troubles.keep(self._ctx.cluster.gates)
         self._wake.set()
+
+    @property
+    def slots_busy(self) -> int:
+        """Slots that are taken."""
+        return self._ctx.config.slots - self._free_slots
 
     def _take_slots(self, wanted: int) -> int:
         """As many free slots as are wanted, if there are so many."""

@@ -9,6 +9,7 @@ from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.limits import DEFAULT, Limits
 from distop.core.txn import Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
+from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,6 +43,8 @@ class Context:
     keys: Keys
     log: ContextLogger
     limits: Limits = DEFAULT
+    meter: Meter = NO_METER
+    """What is counted of the work done here."""
     incarnation: str
     executor_id: str
     cluster: ClusterView

@@ -15,6 +15,7 @@ from distop.core import claiming
 from distop.core.limits import DEFAULT, Limits
 from distop.core.txn import TxnResult
 from distop.errors import DistopError, describe
+from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,8 +42,14 @@ class Reporter:
     """Commits guarded writes in groups. ``lost`` ends it: nothing is written under a session that is over."""
 
     def __init__(
-        self, client: EtcdClient, lost: asyncio.Future[Any], log: ContextLogger, limits: Limits = DEFAULT
+        self,
+        client: EtcdClient,
+        lost: asyncio.Future[Any],
+        log: ContextLogger,
+        limits: Limits = DEFAULT,
+        meter: Meter = NO_METER,
     ) -> None:
+        self._meter = meter
         self._client = client
         self._lost = lost
         self._log = log
@@ -148,5 +155,7 @@ class Reporter:
                     return
                 self._log.error("reports wait, because etcd refuses them: %s", describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=backoff.pause())
+        late = applied.count(0)
+        self._meter.reported(len(applied) - late, late)
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)

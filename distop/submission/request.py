@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.frozen import frozen
+from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.core.series import ON, Series
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
@@ -70,6 +72,7 @@ class Request:
     after: tuple[After, ...] = ()
     hold: str = ""
     """It does not begin while this hold is there."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
 
     @property
@@ -110,6 +113,7 @@ def request(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
+    labels: Mapping[str, str] | None = None,
     *,
     not_before: datetime | str | None = None,
     delay: float | None = None,
@@ -139,6 +143,7 @@ def request(
         *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
         not_before=(due := due_time(not_before, delay)),
         after=_after(after),
+        labels=check_labels(labels),
         series=_series(every, due),
     )
 

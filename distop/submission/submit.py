@@ -414,6 +414,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
         not_before=wanted.not_before,
         hold=wanted.hold,
         series=wanted.series.to_json() if wanted.series is not None else None,
@@ -424,6 +425,11 @@ def object_of(declaration: Declaration, wanted: Request) -> str:
     """The object that it works on, or "". Raises InvalidArgument where the argument does not fit."""
     from distop.schema import check_argument
 
+    if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has one job"
+        )
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
     if declaration.object_field is None:
         return ""

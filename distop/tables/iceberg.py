@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.tables import catalogs
+from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.location import Location
 from distop.tables.options import check_options
 from distop.tables.parquet import EMPTY, HIVE_NULL, escaped, in_groups, natural
@@ -83,9 +84,13 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
     folders: dict[str, list[tuple[str, int, int]]] = {}
     loose: dict[str, list[tuple[str, int, int]]] = {}
     if snapshot is not None:
-        for prefix, name, file in _data_files(metadata, snapshot, io, check):
-            group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
-            group.append(file)
+        try:
+            with io.watched():
+                for prefix, name, file in _data_files(metadata, snapshot, io, check):
+                    group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
+                    group.append(file)
+        except Damaged as error:
+            raise _unread(metadata, snapshot, error) from error
     for prefix, files in loose.items():
         for name, group in in_groups(sorted(files, key=lambda f: (natural(f[0]), f[0])), options):
             folders[prefix + name] = group
@@ -119,8 +124,14 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
         read_metadata(source)
 
 
+def folder_of(table: TableRecord) -> str | None:
+    """Where the table's folder is; None where its catalog alone knows that. Raises InvalidArgument for a record that
+    names no table.
+    """
+    return _folder(table, check_options(table.options, "iceberg"))
+
+
 def _folder(table: TableRecord, options: Options) -> str | None:
-    """Where the table's folder is; None where its catalog alone knows that."""
     if options.catalog is None:
         return table.location
     if options.catalog.hadoop:
@@ -170,8 +181,8 @@ def metadata_file(location: Location) -> str:
     return f"{location.text.rstrip('/')}/{_FOLDER}/{numbered[version]}"
 
 
-def read_metadata(source: str) -> tuple[Any, Any]:
-    """The metadata, and the file system that its manifests are read by. Raises InvalidArgument for what is no metadata,
+def read_metadata(source: str) -> tuple[Any, ManifestIO]:
+    """The metadata, and what its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """
     from pyiceberg.exceptions import ValidationError
@@ -180,7 +191,7 @@ def read_metadata(source: str) -> tuple[Any, Any]:
 
     io = load_file_io({}, source)
     try:
-        return FromInputFile.table_metadata(io.new_input(source)), io
+        return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
     except OSError as error:
         raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
     except (ValidationError, ValueError) as error:
@@ -189,7 +200,7 @@ def read_metadata(source: str) -> tuple[Any, Any]:
 
 
 def _data_files(
-    metadata: Any, snapshot: Any, io: Any, check: Callable[[], None]
+    metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
     file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. Raises TableUnavailable.
@@ -200,9 +211,7 @@ def _data_files(
         try:
             return by(io)
         except Exception as error:  # of a damaged file the reader says anything, SystemError among it
-            raise TableUnavailable(
-                f"the snapshot {snapshot.snapshot_id} of {metadata.location!r} cannot be read: {error}"
-            ) from error
+            raise _unread(metadata, snapshot, error) from error
 
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
@@ -217,8 +226,13 @@ def _data_files(
         for n, entry in enumerate(read(manifest.fetch_manifest_entry)):
             if n % _CHECKED_EVERY == 0:
                 check()
+                io.alive()
             file = entry.data_file
             yield naming.prefix, naming.name(file.partition), (file.file_path, file.file_size_in_bytes, 0)
+
+
+def _unread(metadata: Any, snapshot: Any, error: Exception) -> TableUnavailable:
+    return TableUnavailable(f"the snapshot {snapshot.snapshot_id} of {metadata.location!r} cannot be read: {error}")
 
 
 class _Naming:

@@ -220,6 +220,29 @@ class Executor:
             self._process.wait()
 
 
+def peak(bench: Cluster) -> float:
+    """MB that an executor's child and what it has started (its JVM, Python workers) each had resident at their peaks,
+    together; of several executors the most.
+    """
+    from tests.support.processes import children, children_of_guardian, machine
+
+    found = []
+    for executor in bench.executors:
+        guarding = children(executor.pid)
+        beside = {executor.pid, *guarding}
+        beside |= {pid for guard in guarding for pid in children(guard) if pid not in children_of_guardian(guard)}
+        found.append(sum(_high_water(pid) for pid in machine(executor.pid) if pid not in beside))
+    return max(found)
+
+
+def _high_water(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), 0.0)
+
+
 def install(folder: Path, behavior: type[Behavior]) -> dict[str, str]:
     """The environment of executors whose children know this operation type of ours, too."""
     name = behavior.type_name

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Cluster, Result, Row, cluster, median, say
+from benchmarks.common import Cluster, Result, Row, cluster, median, peak, say
 from benchmarks.validate import table
 from distop.core.model import TableRecord
 from distop_behaviors.index import lookup
@@ -39,6 +39,7 @@ def run(scale: float = 1, runs: int = 7) -> Result:
         location = Path(shutil.copytree(table(scale), Path(folder) / "lineitem"))
         bench.client.add_table(TableRecord(TABLE, "parquet", str(location)))
         _builds(result, bench, spark, location, runs)
+        result.rows.append(Row("build, the child's memory at its peak", peak(bench), "MB"))
         _lookups(result, spark, location, scale, runs)
     return result
 

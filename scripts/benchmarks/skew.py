@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import validate
-from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, say
+from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
 from benchmarks.statement import VIEW, Statement
 from distop.core.draining import NodeState
 from distop.core.model import TableRecord
@@ -93,6 +93,7 @@ def run(megabytes: int = 300, tiny: int = 2_000, runs: int = 7) -> Result:
             bench.client.add_table(TableRecord(name, "parquet", str(location)))
         for case in CASES:
             _measure(result, bench, case, tables, runs)
+        result.rows.append(Row("the larger child's memory at its peak, the statements' included", peak(bench), "MB"))
     return result
 
 

@@ -31,15 +31,17 @@ def _cases(orders: Mapping[str, Path]) -> list[Case]:
     repeated = "SELECT count(*) FROM (SELECT {0} FROM {1} GROUP BY {0} HAVING count(*) > 1)"
     alone = "SELECT count(*) FROM {0} LEFT ANTI JOIN {1} ON l_orderkey = o_orderkey"
 
-    def case(name: str, check: Mapping[str, Any], sql: str, **others: Path) -> Case:
-        return Case(name, [(check, "")], "never", 1.2, sql, others)
+    def case(name: str, check: Mapping[str, Any], sql: str, statistics: str = "never", **others: Path) -> Case:
+        return Case(name, [(check, "")], statistics, 1.2, sql, others)
 
     def refers(other: str) -> dict[str, Any]:
         return {"references": {"column": "l_orderkey", "table": other, "to": "o_orderkey"}}
 
     key = ["l_orderkey", "l_linenumber"]
+    within = ["ship_month", *key]
     return [
         case("unique, a key of two numbers", {"unique": key}, repeated.format(", ".join(key), VIEW)),
+        case("unique, and the month", {"unique": within}, repeated.format(", ".join(within), VIEW), "auto"),
         case("references, all found", refers(ORDERS), alone.format(VIEW, ORDERS), **{ORDERS: orders[ORDERS]}),
         case("references, some not found", refers(SOME), alone.format(VIEW, SOME), **{SOME: orders[SOME]}),
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, say
+from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
 from benchmarks.statement import VIEW, Statement
 from distop.core.model import TableRecord
 
@@ -27,6 +27,7 @@ WARM = 40
 """Rounds before those that count: a JVM goes on compiling a query for about forty runs of it, on both sides alike."""
 Pair = tuple[Mapping[str, Any], str]
 """A check, and the SQL condition of the rows that violate it."""
+Pairs = Sequence[Pair]
 
 SIMPLE: Sequence[Pair] = (
     ({"not_null": "l_orderkey"}, "l_orderkey IS NULL"),
@@ -119,6 +120,8 @@ class Medians:
     listing: float
     fresh: float | None
     """Ours, of files that were not seen before."""
+    memory: float
+    """MB of the executor's child at its peak; what the statement took is in it."""
 
 
 def _life(result: Result, subject: Subject, case: Case, life: int, warm: int) -> Medians:
@@ -139,27 +142,27 @@ def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, life:
     ours: list[float] = []
     for n in range(warm + runs):
         time.sleep(REST)
-        expected, plain = _by_hand(bench, case, subject)
+        expected, plain = by_hand(bench, case, subject)
         time.sleep(REST)
-        found, seconds = _by_distop(bench, case)
+        found, seconds = by_distop(bench, case)
         if found != expected:
             raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
         if n >= warm:
             hand.append(plain)
             ours.append(seconds)
-    listing = [_by_hand(bench, case, subject, listing=True)[1] for _ in range(runs)]
+    listing = [by_hand(bench, case, subject, listing=True)[1] for _ in range(runs)]
     fresh = [_unseen(bench, subject, case) for _ in range(runs)] if case.statistics == "auto" else []
     say(f"{result.benchmark}, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
     key = f"{case.name}, life {life}"
     result.samples |= {f"{key}: distop": ours, f"{key}: by hand": hand, f"{key}: listing": listing}
-    return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None)
+    return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None, peak(bench))
 
 
 def _unseen(bench: Cluster, subject: Subject, case: Case) -> float:
     """Seconds where nothing of the table is remembered."""
     subject.renew(subject.location)
     time.sleep(REST)
-    return _by_distop(bench, case)[1]
+    return by_distop(bench, case)[1]
 
 
 def _touch(location: Path) -> None:
@@ -181,9 +184,11 @@ def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
     listing = ", ".join(f"{one.listing:.3f} s" for one in lives)
     note = f"by hand, with the listing: {listing}"
     result.rows.append(Row(f"{case.name}, the listing on both sides", median(both), "×", note=note))
+    name = f"{case.name}, the child's memory at its peak, the statement's included"
+    result.rows.append(Row(name, max(one.memory for one in lives), "MB"))
 
 
-def _by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = False) -> tuple[list[int], float]:
+def by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = False) -> tuple[list[int], float]:
     """The statement's counts and seconds; ``listing``: making its DataFrame is inside."""
     arg = {
         "location": str(subject.location),
@@ -199,7 +204,7 @@ def _by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = Fa
     return done.report["row"], done.report["seconds"]
 
 
-def _by_distop(bench: Cluster, case: Case) -> tuple[list[int], float]:
+def by_distop(bench: Cluster, case: Case) -> tuple[list[int], float]:
     """The report's counts, and the seconds from the call to the report."""
     began = time.perf_counter()
     done = bench.client.start_operation("validate", TABLE, case.arg()).wait(600)

@@ -12,7 +12,8 @@ from pyiceberg.types import LongType, NestedField
 from distop.behavior import TableRecord
 from distop.errors import JobCancelled, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.changes import new_files
+from distop.tables.avro import ManifestIO
+from distop.tables.changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import read_metadata
 from tests.support.lake import Folder
 
@@ -65,12 +66,34 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
     table = grown(tmp_path)
     assert since(tmp_path, 12345) is None
     empty = Folder(tmp_path / "empty").new(SCHEMA)
-    assert new_files(empty.metadata, empty.io, "12345") == []
+    assert new_files(empty.metadata, ManifestIO(empty.io), "12345") == []
     snapshot = table.metadata.snapshots[0]
     for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
         manifest.unlink()
     with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
-        new_files(table.metadata, table.io, str(snapshot.snapshot_id))
+        new_files(table.metadata, ManifestIO(table.io), str(snapshot.snapshot_id))
+
+
+def test_files_that_are_gone_are_replaced_and_those_that_stay_are_not(tmp_path: Path) -> None:
+    table = grown(tmp_path)
+    before, former = files(tmp_path), str(table.metadata.current_snapshot_id)
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == frozenset()
+    table.append(pa.table({"id": [7]}))
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == frozenset()
+    table.delete("id = 1")
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == before - files(tmp_path)
+    assert len(before - files(tmp_path)) == 1
+    assert replaced_files(table.metadata, ManifestIO(table.io), "12345") is None
+    assert equality_ids(table.metadata, ManifestIO(table.io)) == []
+
+
+def test_what_cannot_be_read_of_former_files_is_told_of(tmp_path: Path) -> None:
+    table = grown(tmp_path)
+    former = str(table.metadata.snapshots[0].snapshot_id)
+    for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
+        manifest.unlink()
+    with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
+        replaced_files(table.metadata, ManifestIO(table.io), former)
 
 
 def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
@@ -80,4 +103,4 @@ def test_it_can_be_told_to_stop(tmp_path: Path) -> None:
         raise JobCancelled("enough")
 
     with pytest.raises(JobCancelled):
-        new_files(table.metadata, table.io, str(table.metadata.snapshots[0].snapshot_id), stop)
+        new_files(table.metadata, ManifestIO(table.io), str(table.metadata.snapshots[0].snapshot_id), stop)

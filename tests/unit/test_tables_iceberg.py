@@ -245,7 +245,18 @@ def test_a_dropped_table_is_unavailable(tmp_path: Path) -> None:
         plan_table(record(tmp_path / "t"))
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:-9] + b"\xff" * 9, lambda b: b""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[: len(b) // 2],
+        lambda b: b[:-9] + b"\xff" * 9,
+        lambda b: b"",
+        lambda b: b[::-1],
+        lambda b: b[:4] + b[4:][::-1],
+        lambda b: b[:-20],
+        lambda b: b + b"\0",
+    ],
+)
 @pytest.mark.parametrize("what", ["list", "manifest"])
 def test_a_damaged_manifest_is_told_of(tmp_path: Path, what: str, damage: Callable[[bytes], bytes]) -> None:
     table = Folder(tmp_path / "t").new(SCHEMA)

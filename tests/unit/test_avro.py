@@ -1,0 +1,153 @@
+"""Damaged manifests of Iceberg tables, of which pyiceberg's reader may never end."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from distop.core.model import TableRecord
+from distop.errors import TableUnavailable
+from distop.tables import avro, plan_table
+from distop.tables.avro import Damaged, ManifestIO, check
+from distop_behaviors.reading.facts import Unreadable
+from distop_behaviors.reading.manifests import snapshot_of
+from tests.support.lake import Folder
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
+MARK = bytes(range(16))
+
+
+def number(value: int) -> bytes:
+    """As Avro writes one."""
+    left = (value << 1) ^ (value >> 63)
+    found = b""
+    while left > 0x7F:
+        found += bytes([left & 0x7F | 0x80])
+        left >>= 7
+    return found + bytes([left])
+
+
+def text(value: bytes) -> bytes:
+    return number(len(value)) + value
+
+
+def file_of(*blocks: tuple[int, bytes], schema: str = '"long"') -> bytes:
+    header = [(b"avro.schema", schema.encode()), (b"avro.codec", b"null")]
+    meta = number(len(header)) + b"".join(text(name) + text(value) for name, value in header) + number(0)
+    return b"Obj\x01" + meta + MARK + b"".join(number(n) + text(block) + MARK for n, block in blocks)
+
+
+def table_of(tmp_path: Path) -> tuple[Any, Path]:
+    """A table, and the file with the list of its manifests."""
+    table = Folder(tmp_path / "t").new(SCHEMA)
+    table.append(pa.table({"id": [1]}))
+    path = table.metadata.current_snapshot().manifest_list
+    return table, tmp_path / "t" / "metadata" / path.rsplit("/", 1)[1]
+
+
+def leading_back(whole: Path, table: Any) -> bytes:
+    """A list of manifests whose summaries of partitions have one more field, a text that is to be skipped: by a length
+    that is negative, so that whoever skips it comes to the summaries again.
+    """
+    with AvroFile[Any](table.io.new_input(str(whole))) as reader:
+        schema = json.loads(reader.header.meta["avro.schema"])
+    record = b""
+    for field in schema["fields"]:
+        if field["name"] != "partitions":
+            record += number(0)  # zero, an empty text, or none
+            continue
+        (summaries,) = [kind for kind in field["type"] if kind != "null"]
+        columns = summaries["items"]["fields"]
+        record += number(1) + number(1) + bytes(len(columns)) + number(-len(columns) - 2)
+        columns.append({"name": "more", "type": "string", "field-id": 99_999})
+    return file_of((1, record), schema=json.dumps(schema))
+
+
+def test_what_is_whole_passes(tmp_path: Path) -> None:
+    table, path = table_of(tmp_path)
+    check(path.read_bytes(), "x")
+    for manifest in table.metadata.current_snapshot().manifests(table.io):
+        check(Path(manifest.manifest_path.removeprefix("file://")).read_bytes(), "x")
+    check(file_of(), "x")
+    check(file_of((2, b"\2\4"), (0, b""), (1, b"\6")), "x")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"Obj\x02" + file_of()[4:],
+        b"Obj\x01",
+        b"Obj\x01" + b"\xff" * 40,  # a number without an end
+        b"Obj\x01" + number(1) + number(-5) + b"abcdef",
+        b"Obj\x01" + number(1 << 40) + file_of()[5:],
+        file_of()[:-1],
+        file_of((1, b"\2"))[:-1],
+        file_of((1, b"\2")) + b"\0",
+        file_of((-1, b"\2")),
+        file_of() + number(1) + number(-3) + MARK,
+        file_of() + number(1) + number(1 << 40) + MARK,
+        file_of() + number(1) + text(b"\2") + MARK[::-1],
+    ],
+)
+def test_what_is_not_whole_is_named(wrong: bytes) -> None:
+    with pytest.raises(Damaged, match=r"^the file /a/b\.avro is damaged: "):
+        check(wrong, "/a/b.avro")
+
+
+def test_a_header_in_blocks_with_sizes_is_one() -> None:
+    entry = text(b"avro.schema") + text(b'"long"')
+    check(b"Obj\x01" + number(-1) + number(len(entry)) + entry + number(0) + MARK, "x")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that met a finalizer
+def test_a_list_of_manifests_whose_reader_would_never_end_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(avro, "STALLED", 0.2)
+    table, path = table_of(tmp_path)
+    path.write_bytes(leading_back(path, table))
+    check(path.read_bytes(), "x")
+    told = rf"the file \S*{re.escape(path.name)} is damaged: its reader did not get on within 0\.2 s"
+    with pytest.raises(TableUnavailable, match=rf"the snapshot .* cannot be read: {told}"):
+        plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
+    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
+        snapshot_of(table.metadata_location, frozenset())
+
+
+class _Deaf:
+    """Loses what is raised while it goes, as any finalizer does."""
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_reader_is_stopped_though_a_finalizer_has_lost_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro, "STALLED", 0.05)
+    with pytest.raises(Damaged), ManifestIO(None).watched():
+        _Deaf()
+        while True:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro, "STALLED", 0.05)
+    manifests = ManifestIO(None)
+    for _ in range(3):
+        with pytest.raises(Damaged), manifests.watched():
+            while True:
+                pass
+    assert sum(range(100_000)) == 4_999_950_000
