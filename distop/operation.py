@@ -62,6 +62,10 @@ def parse_ref(text: str | OperationRef) -> OperationRef:
     return ref
 
 
+class _Changed(Exception):
+    """The operation is not as it was a moment ago: look again."""
+
+
 class Operation:
     """An operation that was started. It is only a name with a connection: losing it changes nothing.
 
@@ -278,7 +282,7 @@ class Operation:
         keys, ref = self._keys, self._ref
         kv = await self._etcd.get(keys.of(ref, "spec"))
         if kv is None:
-            raise no_operation(self.ref)
+            raise _Changed  # it has ended since its state was read
         spec = read(Spec.decode, kv)
         kv = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
         record = read(Hold.decode, kv) if kv is not None else None
@@ -396,7 +400,10 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            try:
+                txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            except _Changed:
+                continue
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

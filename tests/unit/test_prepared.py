@@ -138,6 +138,36 @@ def test_C13_what_was_abandoned_or_cancelled_cannot_be_confirmed() -> None:
     run(work)
 
 
+def test_a_cancel_of_one_that_ends_while_it_is_looked_at_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 22409 of the simulator: its keys were gone between two reads, and it was said that there is none."""
+
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd)
+        former = etcd.get
+
+        async def ends_first(key: str) -> Any:
+            if key == KEYS.of(REF, "spec") and etcd.store.get(KEYS.history(REF)) is None:
+                await etcd.client.operation("t/noop/1").cancel("by somebody else")
+                first, after = KEYS.type_range(TABLE, "noop")
+                kept = etcd.value(KEYS.next_instance(TABLE, "noop")) or b""
+                etcd.store.apply(Txn((), (Delete(first, after), Delete(KEYS.pending(REF)))))
+                etcd.put(KEYS.next_instance(TABLE, "noop"), kept)
+            return await former(key)
+
+        async def once(key: str) -> Any:
+            monkeypatch.setattr(etcd, "get", former)
+            return await ends_first(key)
+
+        monkeypatch.setattr(etcd, "get", once)
+        with pytest.raises(NotAllowed, match="ended as cancelled"):
+            await op.cancel()
+
+    async def main() -> None:
+        await work(Etcd())  # the keys are deleted by hand, which no history of distop's shows
+
+    asyncio.run(main())
+
+
 def test_C13_what_was_not_prepared_is_neither_confirmed_nor_abandoned() -> None:
     async def work(etcd: Etcd) -> None:
         (op,) = (await etcd.client.transaction(start=noop())).operations
