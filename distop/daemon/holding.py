@@ -27,6 +27,8 @@ GRAPH_LIMIT = 60.0
 """Seconds for which the hold of a graph may stay as it is, by this node's own clock."""
 DENIED_KEPT = 3_600.0
 """Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
+FEW = 64
+"""Entries of holds that are gone, which are not worth to be looked for."""
 AGAIN = 1.0
 """Seconds until it is looked again whether a verification has come to an end, or begun."""
 _PAGE = 100
@@ -59,6 +61,9 @@ class HoldKeeper:
                 self._seen[id_] = hold.mod, now
                 if hold.value.state is HoldState.HELD and (terms := prepared.Terms.of(hold.value)) is not None:
                     heapq.heappush(self._due, (now + prepared.due_after(terms, 0, asking=False), id_, hold.mod))
+        if len(self._due) > 2 * len(holds) + FEW:  # most are confirmed long before they would be due
+            self._due = [one for one in self._due if self._seen.get(one[1], (0, 0.0))[0] == one[2]]
+            heapq.heapify(self._due)
         self._set_timer(now)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.core import prepared as p
+from distop.core.draining import NodeState
 from distop.core.links import HoldState
 from distop.core.model import OperationRef, State
 from distop.core.records import read, word
@@ -36,7 +37,10 @@ class Verifying:
     def due(self, terms: p.Terms, age: float) -> float:
         """Seconds until it is this executor's turn to see to a hold that was last written ``age`` seconds ago."""
         ctx = self._ctx
-        rank = p.rank(terms, ctx.incarnation, ctx.cluster.nodes)
+        nodes = ctx.cluster.nodes
+        able = [inc for inc, node in nodes.items() if node.state is NodeState.ACTIVE]
+        # Those that are drained come last: they ask where nobody else is there.
+        rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
         return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
 
     def begin(self, id_: str, terms: p.Terms, mod: int) -> None:
