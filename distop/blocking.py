@@ -206,6 +206,24 @@ class Operation:
         """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
         self._loop.run(self._inner.abandon(text))
 
+    def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        self._loop.run(
+            self._inner.alter(
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
     def rerun(
         self,
         *,
@@ -323,6 +341,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
@@ -343,6 +366,11 @@ class Client:
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+                where=where,
                 every=every,
             )
         )

@@ -20,7 +20,7 @@ from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.core.records import read
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
-from distop.graphs import requests, steps
+from distop.graphs import Start, requests, steps
 from distop.inspection import asking
 from distop.inspection import history as past
 from distop.inspection.status import alarms, judge, live_nodes, take
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from distop.core.model import Node
     from distop.core.txn import Compare, Txn
     from distop.core.txn import Operation as TxnOperation
-    from distop.graphs import Start, Step
+    from distop.graphs import Step
     from distop.inspection.history import HistoryPage
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
@@ -133,6 +133,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
@@ -151,6 +156,12 @@ class Client:
         it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
         operation of its own, until one is cancelled.
 
+        ``priority`` (-100 to 100, default 0): executors serve the higher first; ten seconds of waiting count as one.
+        ``max_jobs``, ``max_jobs_per_executor``: so many of its jobs run at once, in all and on each executor.
+        ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
+        policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
+        :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
+
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
         that the sentence names.
@@ -168,6 +179,11 @@ class Client:
             not_before=not_before,
             delay=delay,
             after=after,
+            priority=priority,
+            max_jobs=max_jobs,
+            max_jobs_per_executor=max_jobs_per_executor,
+            max_failed=max_failed,
+            where=where,
             every=every,
         )
         started = await self._starts.start(wanted)
@@ -248,13 +264,8 @@ class Client:
         verify_after: float = 60.0,
         verify_attempts: int = 5,
         verify_pause: float = 5.0,
-        partitions: Sequence[str] | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        submitter: str | None = None,
-        not_before: datetime | str | None = None,
-        delay: float | None = None,
         after: Iterable[Any] | None = None,
+        **options: Any,
     ) -> Operation:
         """Insert an operation that begins once :meth:`confirm` says that the sender's own transaction, which has this
         ``external_id``, was completed (C13). Prepared again under the same id it is the same operation, and another
@@ -265,24 +276,18 @@ class Client:
         (``GET``, with ``external_id`` and ``op`` as parameters; its answer: ``{"completed": true}`` or false). Where
         the answer is no, or none of ``verify_attempts`` gets one (``verify_pause`` seconds apart, then twice as long
         each time), or there is nobody to ask, the operation ends as cancelled without having begun, and its record has
-        an ``alarm``. The other parameters are those of :meth:`start_operation`.
+        an ``alarm``. ``options``: the other parameters of :meth:`start_operation`, but ``every``.
 
         Raises as that does; OutcomeUnknown: prepare it again.
         """
         known = prepared.external(external_id)
-        wanted = request(
-            type_name,
-            table,
-            encode_argument(arg),
-            partitions,
-            prepared.request_id(known),
-            failure_policy,
-            retry_attempts,
-            submitter if submitter is not None else whoami(),
-            not_before=not_before,
-            delay=delay,
-            after=after,
-        )
+        for name in ("every", "request_id"):
+            if name in options:
+                raise InvalidArgument(f"{name} is no option of an operation that is prepared: it has its external id")
+        if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
+            raise InvalidArgument(f"after is a list of operations, such as [{after!r}]")
+        options["request_id"] = prepared.request_id(known)
+        (wanted,), _ = requests([Start(type_name, table, arg, after=tuple(after or ()), options=options)], None)
         terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
         started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)

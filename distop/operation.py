@@ -19,7 +19,10 @@ from distop.core.due import ended_waiting
 from distop.core.keys import Keys
 from distop.core.links import Hold, HoldState
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
-from distop.core.prepared import Terms, denied_with
+from distop.core.options import DEFAULT, Options, Terms
+from distop.core.plan import Gate
+from distop.core.prepared import Terms as Prepared
+from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
@@ -29,6 +32,7 @@ from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
 from distop.submission import prepared
+from distop.submission.options import changes
 from distop.submission.prepared import never_ran
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
@@ -55,15 +59,15 @@ _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
 
 
+class _Ended(Exception):
+    """Its records have gone since its state was read."""
+
+
 def parse_ref(text: str | OperationRef) -> OperationRef:
     """The name of an operation, checked without looking it up. Raises InvalidArgument."""
     ref = text if isinstance(text, OperationRef) else OperationRef.parse(check_text(text, "an operation's name"))
     Keys().root(ref)
     return ref
-
-
-class _Changed(Exception):
-    """The operation is not as it was a moment ago: look again."""
 
 
 class Operation:
@@ -282,7 +286,7 @@ class Operation:
         keys, ref = self._keys, self._ref
         kv = await self._etcd.get(keys.of(ref, "spec"))
         if kv is None:
-            raise _Changed  # it has ended since its state was read
+            raise _Ended
         spec = read(Spec.decode, kv)
         kv = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
         record = read(Hold.decode, kv) if kv is not None else None
@@ -290,7 +294,7 @@ class Operation:
             raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
         if record is not None and record.kind == "graph":
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
-        terms = Terms.of(record) if record is not None else None
+        terms = Prepared.of(record) if record is not None else None
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
         history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm)
         end = w.end_waiting(keys, ref, mod, history, why)
@@ -354,9 +358,53 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            return t.resume(self._keys, self._ref, mod, planned)
+            return t.resume(self._keys, self._ref, mod, planned, (await self._terms())[0])
 
         await self._command("resumed", step)
+
+    async def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
+        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
+        to the failure policy again.
+
+        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        """
+        wanted = changes(
+            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+        )
+        if not wanted:
+            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state not in t.ALTERABLE:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
+            terms, opened = await self._terms()
+            new = terms.options.altered(wanted)
+            if new == terms.options:
+                return None
+            return t.alter(self._keys, self._ref, state, mod, terms, new, opened)
+
+        await self._command("altered", step)
+
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
+        """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
+        keys, ref = self._keys, self._ref
+        spec, said, gate = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
+        )
+        if spec.kv is None:
+            raise _Ended
+        where = read(Spec.decode, spec.kv).where
+        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
+        return Terms(options, mod, where), opened
 
     async def rerun(
         self,
@@ -402,7 +450,7 @@ class Operation:
             phase = pending.kv.value if pending.kv is not None else b""
             try:
                 txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
-            except _Changed:
+            except _Ended:
                 continue
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return

@@ -176,6 +176,8 @@ class OperationStatus:
     rerun_of: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     doing: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Priority, limits, failure budget and selector, as far as they were given."""
 
     @property
     def ended(self) -> bool:
@@ -213,6 +215,8 @@ class OperationStatus:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.options:
+            data["options"] = dict(self.options)
         if self.labels:
             data["labels"] = dict(self.labels)
         return data

@@ -389,7 +389,15 @@ class Ending:
         )
         try:
             started = await submit(
-                self._ctx.client, self._keys, replace(wanted, not_before=one.not_before, series=one.series)
+                self._ctx.client,
+                self._keys,
+                replace(
+                    wanted,
+                    not_before=one.not_before,
+                    series=one.series,
+                    options=op.terms.options,
+                    where=spec.where,
+                ),
             )
         except (InvalidArgument, UnknownBehavior, NotFound, OperationStartError) as error:
             self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})

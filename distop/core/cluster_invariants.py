@@ -4,14 +4,16 @@ requests (14).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
 from distop.core.links import Hold, HoldState
+from distop.core.model import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
@@ -30,8 +32,8 @@ class ClusterTrace:
     """Nodes, elections, counters: as they are after the last revision that was folded."""
 
     def __init__(self) -> None:
-        self.live: set[str] = set()
-        """Incarnations with a node key."""
+        self.labels: dict[str, Mapping[str, str]] = {}
+        """Of the incarnations with a node key."""
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
@@ -51,7 +53,7 @@ class ClusterTrace:
         value = change.kv.value
         try:
             if key.family == K.NODE:
-                yield from self._node(key.id, change.deleted)
+                yield from self._node(key.id, change)
             elif key.family == K.HOLD:
                 yield from self._hold(key.id, None if change.deleted else Hold.decode(value).state)
             elif key.family == K.COORDINATOR:
@@ -117,16 +119,23 @@ class ClusterTrace:
         if state is HoldState.DENIED:
             self.denied.add(id_)
 
-    def _node(self, incarnation: str, deleted: bool) -> Iterator[Fault]:
-        if deleted:
-            self.live.discard(incarnation)
+    @property
+    def live(self) -> Collection[str]:
+        """Incarnations with a node key."""
+        return self.labels.keys()
+
+    def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
+        if change.deleted:
+            self.labels.pop(incarnation, None)
             self._gone[incarnation] = None
             if len(self._gone) > GONE:
                 del self._gone[next(iter(self._gone))]
             return
         if incarnation in self._gone:
             yield 4, f"the incarnation {incarnation} came back after its session had ended"
-        self.live.add(incarnation)
+        self.labels.setdefault(incarnation, {})
+        with suppress(*UNREADABLE):
+            self.labels[incarnation] = Node.decode(change.kv.value).labels
 
     def _election(self, place: tuple[str, str], new: str | None) -> Iterator[Fault]:
         if new is None:

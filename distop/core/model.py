@@ -169,6 +169,8 @@ class Spec:
     """Another one like it follows (``core.series``)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the caller finds it by (``core.labels``)."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have to work for it."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -187,6 +189,8 @@ class Spec:
                 data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
+        if self.where:
+            data["where"] = dict(self.where)
         return dumps(data)
 
     @classmethod
@@ -208,6 +212,7 @@ class Spec:
             data.get("hold", ""),
             data.get("series"),
             data.get("labels") or {},
+            data.get("where") or {},
         )
 
 

@@ -19,6 +19,7 @@ from distop.core import waiting as w
 from distop.core.frozen import frozen
 from distop.core.links import Hold, HoldState
 from distop.core.model import OperationRef, Spec
+from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, absent, value_is
 from distop.errors import DistopError, InvalidArgument, OperationStartError
@@ -238,13 +239,15 @@ class _Insertion:
                 self._wanted[n].arg,
                 waits=True,
                 after=self._after[n],
+                options=self._wanted[n].options,
             )
             for number, n in enumerate(places)
         ]
 
     def _in_one(self) -> Txn | None:
         """One transaction for all, where etcd takes it."""
-        if 4 * len(self._wanted) + 2 * len(self._links) > MAX_OPERATIONS:
+        said = sum(one.options != DEFAULT for one in self._wanted)
+        if 4 * len(self._wanted) + said + 2 * len(self._links) > MAX_OPERATIONS:
             return None
         parts = []
         for subject, places in self._places.items():
