@@ -245,6 +245,11 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
         ({"verify_attempts": 0}, "1 to 1000"),
         ({"verify_attempts": True}, "1 to 1000"),
         ({"verify_pause": -1}, "from 0 to 300"),
+        ({"every": 5}, "every is no option"),
+        ({"request_id": "x"}, "request_id is no option"),
+        ({"colour": "red"}, "no such options"),
+        ({"after": "t/noop/7"}, "after is a list"),
+        ({"after": 7}, "after is a list"),
     ],
     ids=str,
 )
