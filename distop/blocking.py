@@ -12,6 +12,7 @@ import atexit
 import os
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.callbacks import check_callback, log
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from distop.claims.model import OfferedJob, Outcome, OwnedJob
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
-    from distop.graphs import Start
+    from distop.core.txn import Compare
+    from distop.core.txn import Operation as TxnOperation
+    from distop.graphs import Start, Step
     from distop.inspection.history import HistoryPage
     from distop.inspection.outcomes import JobResult
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
-    from distop.results import OperationResult, OperationStatus
+    from distop.results import OperationResult, OperationStatus, Transaction
+    from distop.submission import within
     from distop.submission.request import Every
 
 __all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
@@ -194,6 +198,14 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def confirm(self) -> None:
+        """Let it begin, where it was prepared; again changes nothing. See :meth:`distop.aio.Operation.confirm`."""
+        self._loop.run(self._inner.confirm())
+
+    def abandon(self, text: str = "") -> None:
+        """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
+        self._loop.run(self._inner.abandon(text))
+
     def alter(
         self,
         *,
@@ -244,6 +256,33 @@ async def _next(stream: AsyncGenerator[T, None]) -> T | None:
 
 async def _close(stream: Any) -> None:
     await stream.aclose()
+
+
+class Submission:
+    """:class:`distop.submission.within.Submission` with blocking methods."""
+
+    def __init__(self, loop: _Loop, inner: within.Submission) -> None:
+        self._loop = loop
+        self._inner = inner
+        self.compares = inner.compares
+        self.puts = inner.puts
+
+    @property
+    def refs(self) -> tuple[OperationRef, ...]:
+        """The operations, which exist once the transaction has been committed."""
+        return self._inner.refs
+
+    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
+        """The compares and the operations as an ``etcd3`` client's transaction takes them."""
+        return self._inner.etcd3(client)
+
+    def stale(self) -> bool:
+        """After a refusal: whether a new submission is needed; else it was a compare of the caller's."""
+        return self._loop.run(self._inner.stale())
+
+    def committed(self) -> bool:
+        """Where the outcome is not known: whether it was committed; where it was not, it never will be."""
+        return self._loop.run(self._inner.committed())
 
 
 class _InThread:
@@ -344,6 +383,42 @@ class Client:
         inner = self._loop.run(self._inner.start_operations(starts, request_id=request_id))
         return [Operation(self._loop, one) for one in inner]
 
+    def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
+        """Operations to be started by a transaction of the caller's own: see :meth:`distop.aio.Client.submission`."""
+        return Submission(self._loop, self._loop.run(self._inner.submission(starts, request_id=request_id)))
+
+    def transaction(
+        self,
+        *,
+        compare: Iterable[Compare] = (),
+        success: Iterable[TxnOperation] = (),
+        failure: Iterable[TxnOperation] = (),
+        start: Step | Iterable[Start],
+        request_id: str | None = None,
+    ) -> Transaction:
+        """One transaction of the caller's that also starts operations: see :meth:`distop.aio.Client.transaction`."""
+        done = self._loop.run(
+            self._inner.transaction(
+                compare=compare, success=success, failure=failure, start=start, request_id=request_id
+            )
+        )
+        return replace(done, operations=[Operation(self._loop, one) for one in done.operations])
+
+    def prepare_operation(
+        self, type_name: str, table: str, arg: Any = None, *, external_id: str, **options: Any
+    ) -> Operation:
+        """Insert an operation that begins once it is confirmed: see :meth:`distop.aio.Client.prepare_operation`."""
+        inner = self._inner.prepare_operation(type_name, table, arg, external_id=external_id, **options)
+        return Operation(self._loop, self._loop.run(inner))
+
+    def confirm(self, external_id: str) -> Operation:
+        """Let the operation begin that was prepared under this id. Raises NotFound, NotAllowed, OutcomeUnknown."""
+        return Operation(self._loop, self._loop.run(self._inner.confirm(external_id)))
+
+    def prepared_operation(self, external_id: str) -> Operation:
+        """The operation that was prepared under this id. Raises NotFound."""
+        return Operation(self._loop, self._loop.run(self._inner.prepared_operation(external_id)))
+
     def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Let operations wait for others as well: see :meth:`distop.aio.Client.add_dependencies`."""
         self._loop.run(self._inner.add_dependencies(pairs))
@@ -411,6 +486,7 @@ class Client:
         until: float | str | datetime | None = None,
         labels: Mapping[str, str] | None = None,
         request_id: str | None = None,
+        alarms: bool = False,
         after: str | None = None,
     ) -> HistoryPage:
         """How operations ended, the newest first; see :meth:`distop.aio.Client.history`."""
@@ -425,6 +501,7 @@ class Client:
                 until=until,
                 labels=labels,
                 request_id=request_id,
+                alarms=alarms,
                 after=after,
             )
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.claims import model as claims
 from distop.claims import types as declared
-from distop.clock import time
+from distop.clock import time, uuid
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
@@ -19,19 +20,22 @@ from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.core.records import read
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
-from distop.graphs import requests
+from distop.graphs import Start, requests, steps
 from distop.inspection import asking
 from distop.inspection import history as past
 from distop.inspection.status import alarms, judge, live_nodes, take
 from distop.inspection.survey import Filter, counts, open_states, survey
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
+from distop.results import Transaction
 from distop.schema import encode_argument
+from distop.submission import prepared
 from distop.submission.dependencies import add_dependencies
 from distop.submission.graph import start_graph
 from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
+from distop.submission.within import commit_with, own, submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -42,16 +46,28 @@ if TYPE_CHECKING:
     from distop.claims.owner import Owner
     from distop.core.declaration import Retry
     from distop.core.model import Node
-    from distop.core.txn import Txn
-    from distop.graphs import Start
+    from distop.core.txn import Compare, Txn
+    from distop.core.txn import Operation as TxnOperation
+    from distop.graphs import Step
     from distop.inspection.history import HistoryPage
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
     from distop.results import OperationStatus
     from distop.store.client import EtcdClient
-    from distop.submission.request import Every
+    from distop.submission.graph import Link
+    from distop.submission.request import Every, Request
+    from distop.submission.within import Submission
 
 _AT_ONCE = 8
+
+
+def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[Request], list[Link], str]:
+    """What shall be started, and the request id of all together: where the caller chose none, one that it can be
+    told.
+    """
+    name = request_id if request_id is not None else str(uuid.uuid4())
+    wanted, links = requests(steps(starts), name)
+    return [replace(one, own_id=one.own_id and request_id is not None) for one in wanted], links, name
 
 
 class Client:
@@ -200,6 +216,96 @@ class Client:
             raise InvalidArgument("dependencies are pairs: (the operation to wait for, the one that waits)") from None
         await add_dependencies(self._etcd, self._keys, given)
 
+    # --------------------------------------------- within transactions, in two phases
+
+    async def submission(self, starts: Step | Iterable[Start], *, request_id: str | None = None) -> Submission:
+        """Operations to be started by a transaction of the caller's own, of ``distop.core.txn`` values or of an
+        ``etcd3`` client: its ``compares`` and ``puts`` (or ``etcd3(client)``) are added to that one, and its ``refs``
+        exist exactly if it commits (C8-C10). One ``Start``, or a graph of them, that fits one transaction. Nothing is
+        written here. They wait first, as those of :meth:`start_operations` do.
+
+        Raises as :meth:`start_operations` does; InvalidArgument for more than one transaction takes;
+        OperationStartError where ``request_id`` has started them before.
+        """
+        wanted, links, _ = _once(starts, request_id)
+        return await submission(self._etcd, self._keys, wanted, links)
+
+    async def transaction(
+        self,
+        *,
+        compare: Iterable[Compare] = (),
+        success: Iterable[TxnOperation] = (),
+        failure: Iterable[TxnOperation] = (),
+        start: Step | Iterable[Start],
+        request_id: str | None = None,
+    ) -> Transaction:
+        """One transaction of the caller's (``distop.core.txn``: ``value_is``, ``unchanged``, ``Put``, …) that also
+        starts operations: all of ``success`` and the operations, if all of ``compare`` hold; else ``failure`` alone.
+        Where others start operations meanwhile, nothing was done, and it is tried again here.
+
+        Raises as :meth:`submission` does; InvalidArgument for what is no part of a transaction, or writes distop's own
+        keys; EtcdRejected for what etcd does not take; OutcomeUnknown: call again with the request id that the sentence
+        names (where it was committed it is not committed again, and the answer has ``earlier``).
+        """
+        mine = own(self._keys, compare, success, failure)
+        wanted, links, name = _once(start, request_id)
+        done = await commit_with(self._etcd, self._keys, wanted, links, mine, name)
+        handles = [Operation(self._etcd, self._keys, ref, already_started=done.earlier) for ref in done.refs]
+        return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
+
+    async def prepare_operation(
+        self,
+        type_name: str,
+        table: str,
+        arg: Any = None,
+        *,
+        external_id: str,
+        verify: str | None = None,
+        verify_after: float = 60.0,
+        verify_attempts: int = 5,
+        verify_pause: float = 5.0,
+        after: Iterable[Any] | None = None,
+        **options: Any,
+    ) -> Operation:
+        """Insert an operation that begins once :meth:`confirm` says that the sender's own transaction, which has this
+        ``external_id``, was completed (C13). Prepared again under the same id it is the same operation, and another
+        request is refused.
+
+        Where it is not confirmed within ``verify_after`` seconds, ``verify`` is asked whether the transaction was
+        completed: a function that executors have installed (entry point of the group ``distop.verifiers``), or a URL
+        (``GET``, with ``external_id`` and ``op`` as parameters; its answer: ``{"completed": true}`` or false). Where
+        the answer is no, or none of ``verify_attempts`` gets one (``verify_pause`` seconds apart, then twice as long
+        each time), or there is nobody to ask, the operation ends as cancelled without having begun, and its record has
+        an ``alarm``. ``options``: the other parameters of :meth:`start_operation`, but ``every``.
+
+        Raises as that does; OutcomeUnknown: prepare it again.
+        """
+        known = prepared.external(external_id)
+        for name in ("every", "request_id"):
+            if name in options:
+                raise InvalidArgument(f"{name} is no option of an operation that is prepared: it has its external id")
+        if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
+            raise InvalidArgument(f"after is a list of operations, such as [{after!r}]")
+        options["request_id"] = prepared.request_id(known)
+        (wanted,), _ = requests([Start(type_name, table, arg, after=tuple(after or ()), options=options)], None)
+        terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
+        started = await prepared.prepare(self._etcd, self._keys, wanted, terms)
+        return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
+
+    async def confirm(self, external_id: str) -> Operation:
+        """Let the operation begin that was prepared under this id; again changes nothing.
+
+        Raises NotFound; NotAllowed, with the reason, where it was given up, abandoned or cancelled; OutcomeUnknown:
+        confirm it again.
+        """
+        ref = await prepared.confirm(self._etcd, self._keys, prepared.external(external_id))
+        return Operation(self._etcd, self._keys, ref)
+
+    async def prepared_operation(self, external_id: str) -> Operation:
+        """The operation that was prepared under this id. Raises NotFound."""
+        ref = await prepared.find(self._etcd, self._keys, prepared.external(external_id))
+        return Operation(self._etcd, self._keys, ref, already_started=True)
+
     async def rerun(
         self,
         ref: str | OperationRef,
@@ -287,6 +393,7 @@ class Client:
         until: float | str | datetime | None = None,
         labels: Mapping[str, str] | None = None,
         request_id: str | None = None,
+        alarms: bool = False,
         after: str | None = None,
     ) -> HistoryPage:
         """How operations ended, the newest first: a list of at most ``limit`` results, whose ``after`` is the token of
@@ -294,7 +401,8 @@ class Client:
 
         ``states``: success, failed, cancelled. ``since`` and ``until``: when it finished, from the first on and before
         the second; seconds since the epoch, RFC 3339 text, or a ``datetime``, with a zone. ``labels``: it has all of
-        these. ``request_id``: of its start. ``after``: the token of the page before, asked for in the same way.
+        these. ``request_id``: of its start. ``alarms``: those alone whose record has an alarm (prepared, never
+        confirmed, never run). ``after``: the token of the page before, asked for in the same way.
 
         Raises InvalidArgument.
         """
@@ -310,6 +418,7 @@ class Client:
             request_id=request_id,
             limit=limit,
             after=after,
+            alarms=alarms,
         )
         return await past.ask(self._etcd, self._keys, wanted)
 

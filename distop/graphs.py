@@ -78,6 +78,11 @@ def _graph(step: Any) -> Graph:
     raise InvalidArgument(f"{step!r} is no operation to start: give Start(type, table, argument), or a group of them")
 
 
+def steps(given: Step | Iterable[Start]) -> Iterable[Start]:
+    """The operations of a list, of a graph, or one alone."""
+    return (given,) if isinstance(given, Start) else given
+
+
 def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Request], list[tuple[int, int, str]]]:
     """What a graph asks for, and who waits for whom in it, by their places: (waited for, waiting, ``on``). Raises
     InvalidArgument.

@@ -17,10 +17,12 @@ from distop.core import waiting as w
 from distop.core.codec import rfc3339, shorten
 from distop.core.due import ended_waiting
 from distop.core.keys import Keys
-from distop.core.links import Hold
+from distop.core.links import Hold, HoldState
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options, Terms
 from distop.core.plan import Gate
+from distop.core.prepared import Terms as Prepared
+from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
@@ -29,7 +31,9 @@ from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
+from distop.submission import prepared
 from distop.submission.options import changes
+from distop.submission.prepared import never_ran
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
@@ -275,18 +279,58 @@ class Operation:
 
         await self._command("cancelled", step)
 
-    async def _not_begun(self, mod: int, why: Cancel) -> Txn:
-        """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted."""
+    async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
+        """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
+        (``held``) where its hold is gone.
+        """
         keys, ref = self._keys, self._ref
         kv = await self._etcd.get(keys.of(ref, "spec"))
         if kv is None:
-            raise no_operation(self.ref)
+            raise _Ended
         spec = read(Spec.decode, kv)
-        held = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
-        if held is not None and read(Hold.decode, held).kind == "graph":
+        kv = await self._etcd.get(keys.hold(spec.hold)) if spec.hold else None
+        record = read(Hold.decode, kv) if kv is not None else None
+        if record is None and held:
+            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+        if record is not None and record.kind == "graph":
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
-        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why)
-        return w.end_waiting(keys, ref, mod, history, why)
+        terms = Prepared.of(record) if record is not None else None
+        alarm = record.text if record is not None and terms is not None and terms.alarm else ""
+        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm)
+        end = w.end_waiting(keys, ref, mod, history, why)
+        if kv is None or record is None or terms is None or record.state is not HoldState.HELD:
+            return end
+        return denied_with(keys, end, terms, kv.mod_revision, why.text or "it was cancelled")
+
+    async def confirm(self) -> None:
+        """Let it begin, where it was prepared (C13); again changes nothing.
+
+        Raises NotAllowed (it was not prepared; or, with the reason, it was given up, abandoned or cancelled), NotFound,
+        OutcomeUnknown (confirm it again).
+        """
+        await prepared.confirm_operation(self._etcd, self._keys, self._ref)
+
+    async def abandon(self, text: str = "") -> None:
+        """End it, where it was prepared and not confirmed: it never runs. Again changes nothing. ``text``: why.
+
+        Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
+        """
+        why = Cancel("user", shorten(check_text(text, "the reason") or "its sender abandoned it", _LONGEST_CANCEL_TEXT))
+        external_id = await prepared.held_by(self._etcd, self._keys, self._ref)
+        if external_id is None:
+            raise NotAllowed(f"{self.ref} was not prepared: cancel it, if it shall not run")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state is State.PENDING:
+                return await self._not_begun(mod, why, held=True)
+            raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
+
+        try:
+            await self._command("abandoned", step)
+        except NotAllowed:
+            kv = await self._etcd.get(self._keys.history(self._ref))
+            if kv is None or not never_ran(read(History.decode, kv)):
+                raise
 
     async def pause(self, *, now: bool = False) -> None:
         """No more jobs start until :meth:`resume`; running ones finish. With ``now`` they are told to stop: those that

@@ -10,7 +10,7 @@ from distop.core.model import State
 from distop.errors import InvalidArgument, NotAllowed, OperationCancelled, OperationFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distop.core.model import History
 
@@ -90,6 +90,11 @@ class OperationResult:
     def success(self) -> bool:
         """The operation ended as success."""
         return self.state == State.SUCCESS
+
+    @property
+    def alarm(self) -> str:
+        """What somebody has to look at, or "": a prepared operation that was not confirmed, and never ran."""
+        return str(self.record.get("alarm") or "")
 
     def sentence(self) -> str:
         """How it ended, in one line for people."""
@@ -215,3 +220,20 @@ class OperationStatus:
         if self.labels:
             data["labels"] = dict(self.labels)
         return data
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What became of a transaction that was to start operations.
+
+    ``committed``: its compares held; then ``operations`` are its handles, in their order. ``answers``: what etcd
+    answered to the caller's own operations (those of ``failure`` where it was not committed). ``earlier``: an earlier
+    call with the same request id had committed it; there are no answers then, nor where an answer was lost on its way.
+    ``revision``: that of the commit; 0 where it is not known.
+    """
+
+    committed: bool
+    operations: Sequence[Any]
+    answers: tuple[Any, ...] = ()
+    earlier: bool = False
+    revision: int = 0

@@ -172,9 +172,7 @@ class Candidates:
         self._operations[ref] = op
         return op
 
-    async def _look(
-        self, actor: str, refs: list[OperationRef], but: list[OpenOperation]
-    ) -> list[OpenOperation]:
+    async def _look(self, actor: str, refs: list[OperationRef], but: list[OpenOperation]) -> list[OpenOperation]:
         """List the jobs of some operations of which nothing is known to be free."""
         now, skip = time.monotonic(), {op.ref for op in but}
         due = [ref for ref in refs if ref not in skip and now - self._looked.get(ref, -LOOK_PAUSE) >= LOOK_PAUSE]
@@ -252,4 +250,3 @@ def takings(
         op.again.pop(p, None)
         op.suspects.pop(p, None)
     return result
-

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from distop.cli import audit, catalog, daemons, doctor, operations, starting
+from distop.cli import audit, catalog, daemons, doctor, operations, preparing, starting
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import one_line
 from distop.errors import DistopError, describe
@@ -86,7 +86,7 @@ app.add_typer(table, name="table")
 _MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
 _OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
 _OTHERS: tuple[Callable[..., None], ...] = (
-    *(starting.start, starting.apply, starting.rerun),
+    *(starting.start, starting.apply, starting.rerun, preparing.prepare, preparing.confirm, preparing.abandon),
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.alter, operations.history),
     *(catalog.nodes, catalog.drain, catalog.behaviors),

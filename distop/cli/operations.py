@@ -353,6 +353,9 @@ def history(
     limit: Annotated[
         int, typer.Option(metavar="N", parser=count("--limit"), help="At most so many, the newest first.")
     ] = 50,
+    alarms: Annotated[
+        bool, typer.Option("--alarms", help="Only those with an alarm: prepared, not confirmed, never run.")
+    ] = False,
     after: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after a page that ended with it.")] = None,
 ) -> None:
     """List the operations that have ended."""
@@ -372,7 +375,7 @@ def history(
     query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)
 
     async def work(client: Client) -> HistoryPage:
-        page = await client.history(table, limit, type=of_type, after=after, **wanted)
+        page = await client.history(table, limit, type=of_type, after=after, alarms=alarms, **wanted)
         if not page:
             await _nothing(client, table)
         return page
@@ -385,9 +388,17 @@ def history(
         output.write_json(records)
         return
     which = " of that kind" if any(value is not None for value in (*wanted.values(), of_type, after)) else ""
+    which += " with an alarm" if alarms else ""
+    further = ("alarm",) if alarms else ()
     output.table(
-        ("op", "state", "jobs", "took", "finished"),
-        [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found],
+        ("op", "state", "jobs", "took", "finished", *further),
+        [
+            (
+                *(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")),
+                *((r.alarm,) if alarms else ()),
+            )
+            for r in found
+        ],
         f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
     )
     if found.after is not None:

@@ -102,6 +102,7 @@ def show_result(result: OperationResult) -> None:
             "failed jobs": _places(result.record.get("failed"), truncated=bool(result.record.get("failed_truncated"))),
             "without an end": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
+            "alarm": result.alarm or None,
         }
     )
     if result.report is not None:

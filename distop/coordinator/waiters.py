@@ -174,11 +174,13 @@ class Waiters:
                 history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
                 txn = w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
             else:
-                history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why)
+                history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why, decided.alarm)
                 txn = w.end_waiting(keys, ref, op.state_mod, history, decided.why, self._guard)
             if await self._commit(txn):
                 self._over.pop(ref, None)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
+                if history.alarm:
+                    self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
                 return True
         return False
 
@@ -189,10 +191,17 @@ class Waiters:
         chosen: list[w.Beginning] = []
         objects: set[str] = set()
         whole = whole_plan() if self._view.table == CLUSTER_TABLE else None
+        now, holds = time.time(), self._ctx.cluster.holds
         for ref in self._in_turn():
             op = self._view.operations.get(ref)
             if op is None or op.spec is None or op.stage is not Stage.WAITING:
                 del self._ready[ref]
+                continue
+            if not isinstance(fate(op, holds, now), Begin):
+                # Its hold came into view after itself: they are watched apart.
+                del self._ready[ref]
+                self._sort(op, now)
+                self._set_timer(now)
                 continue
             alone = op.spec.one_at_a_time
             if alone and (ref.object in self._view.current or ref.object in objects):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
+from distop.core.links import Hold, HoldState
 from distop.core.model import Node
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ClusterTrace:
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
         self.holds: set[str] = set()
+        self.denied: set[str] = set()
+        """Those of them that will never let go."""
         self._gone: dict[str, None] = {}
         """The last incarnations that ended, in order."""
         self._run_ops: dict[str, dict[str, int]] = {}
@@ -52,7 +55,7 @@ class ClusterTrace:
             if key.family == K.NODE:
                 yield from self._node(key.id, change)
             elif key.family == K.HOLD:
-                (self.holds.discard if change.deleted else self.holds.add)(key.id)
+                yield from self._hold(key.id, None if change.deleted else Hold.decode(value).state)
             elif key.family == K.COORDINATOR:
                 yield from self._election((key.table, key.type), None if change.deleted else value.decode())
             elif key.name == "runOps":
@@ -102,6 +105,19 @@ class ClusterTrace:
                 yield 6, f"the first instance has the number {first}"
         if new != list(range(first, following)):
             yield 6, f"the counter went from {first} to {following} while the instances {new} began"
+
+    def _hold(self, id_: str, state: HoldState | None) -> Iterator[Fault]:
+        """A receipt is no hold, and holds nothing."""
+        if state is None:
+            self.holds.discard(id_)
+            self.denied.discard(id_)
+            return
+        if id_ in self.denied and state is not HoldState.DENIED:
+            yield 15, f"the hold, which was denied, was written as {state}"
+        if state is not HoldState.CONFIRMED:
+            self.holds.add(id_)
+        if state is HoldState.DENIED:
+            self.denied.add(id_)
 
     @property
     def live(self) -> Collection[str]:

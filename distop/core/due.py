@@ -8,6 +8,7 @@ from distop.core.decide import newer, parse_time
 from distop.core.frozen import frozen
 from distop.core.links import HoldState
 from distop.core.model import Cancel, History, State
+from distop.core.prepared import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,8 @@ class EndWaiting:
     """It never will begin."""
 
     why: Cancel
+    alarm: str = ""
+    """What people have to be told of."""
 
 
 @frozen
@@ -60,7 +63,10 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
         return None
     hold = holds.get(spec.hold) if spec.hold else None
     if hold is not None and hold.value.state is HoldState.DENIED:
-        return EndWaiting(Cancel("aborted", hold.value.text))
+        terms = Terms.of(hold.value)
+        return EndWaiting(
+            Cancel("aborted", hold.value.text), hold.value.text if terms is not None and terms.alarm else ""
+        )
     if hold is not None:
         return Blocked(spec.hold)
     broken = next((text for text in op.after.values() if text), "")
@@ -74,7 +80,9 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
     return Join() if spec.rules.joins else Begin()
 
 
-def ended_waiting(ref: OperationRef, spec: Spec, state: State, finished: str, why: Cancel | None) -> History:
+def ended_waiting(
+    ref: OperationRef, spec: Spec, state: State, finished: str, why: Cancel | None, alarm: str = ""
+) -> History:
     """The history record of an operation that ended without having begun."""
     return History(
         op=str(ref),
@@ -88,6 +96,7 @@ def ended_waiting(ref: OperationRef, spec: Spec, state: State, finished: str, wh
         request_digest=spec.request_digest,
         cancel=why,
         submitter=spec.submitter[:SUBMITTER_KEPT],
+        alarm=alarm,
         rerun_of=spec.rerun_of,
         labels=spec.labels,
     )

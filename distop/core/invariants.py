@@ -134,6 +134,8 @@ class Checker:
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
         for key, change in cluster:
+            if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
+                self._denied_gone(key.id, change.kv.key)
             self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
                 places.add((key.table, key.type, key.object))
@@ -141,7 +143,7 @@ class Checker:
                 tables.add(key.table)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE):  # many come and go
+            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
                 del self._cluster_log[change.kv.key]
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
@@ -385,6 +387,12 @@ class Checker:
             self._found(15, where, f"went on although it waits for {left}", op)
         if op.spec is not None and op.spec.hold in self._cluster.holds:
             self._found(15, where, f"went on although the hold {op.spec.hold} is there", op)
+
+    def _denied_gone(self, id_: str, where: str) -> None:
+        """What a denied hold held would begin without it (15)."""
+        for op in self._operations.values():
+            if op.state is State.PENDING and op.spec is not None and op.spec.hold == id_:
+                self._found(15, where, f"the hold was denied, and is taken away while {op.ref} waits for it", op)
 
     def _let_go(
         self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]

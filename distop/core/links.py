@@ -44,6 +44,8 @@ class HoldState(StrEnum):
     HELD = "held"
     DENIED = "denied"
     """It never will: its coordinator ends it."""
+    CONFIRMED = "confirmed"
+    """No hold, but the receipt of one that was taken away (``core.prepared``)."""
 
 
 @frozen

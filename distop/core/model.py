@@ -390,6 +390,8 @@ class History:
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
+    alarm: str = ""
+    """What somebody has to look at: a prepared operation that was not confirmed, and never ran (C14)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """As in the spec."""
 
@@ -414,6 +416,8 @@ class History:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.alarm:
+            data["alarm"] = self.alarm
         if self.labels:
             data["labels"] = dict(self.labels)
         return data
@@ -443,5 +447,6 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
+            alarm=data.get("alarm", ""),
             labels=data.get("labels") or {},
         )

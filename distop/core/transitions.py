@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import (
+    CLUSTER_TABLE,
     Attempts,
     Cancel,
     Decision,
@@ -101,10 +102,11 @@ class NewOperation:
         return Terms(self.options, 0, self.spec.where)
 
 
-def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
+def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registered: bool = False) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
     what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
-    to run at once. Those that wait for others are guarded by these as well: they have not ended.
+    to run at once; else (``registered``) it is compared that the table's record is there, which is removed under the
+    guard of runOps. Those that wait for others are guarded by these as well: they have not ended.
 
     The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
     (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
@@ -120,6 +122,7 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     alone = [keys.current(first.table, first.type, one.ref.object) for one in running if one.spec.one_at_a_time]
     if len(set(alone)) < len(alone):
         raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
+    there = (exists(keys.table(first.table)),) if registered and first.table != CLUSTER_TABLE else ()
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
@@ -134,7 +137,7 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
     ]
     return Txn(
         (
-            *((unchanged(run_ops, seen.run_ops_mod),) if running else ()),
+            *((unchanged(run_ops, seen.run_ops_mod),) if running else there),
             unchanged(following, seen.next_instance_mod),
             *(absent(current) for current in alone),
             *_not_ended(keys, new),

@@ -1,57 +1,121 @@
-"""Sees to the holds that nobody sees to any more: of a graph whose caller died while it inserted it."""
+"""Sees to the holds that nobody sees to any more: of a graph whose caller died while it inserted it, and of a prepared
+operation that is not confirmed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core import catalog, waiting
+from distop.core import catalog, prepared, waiting
 from distop.core import keys as K
 from distop.core.links import Hold, HoldState
 from distop.core.model import Phase, Spec
 from distop.core.records import read
 from distop.core.txn import Delete, Get, Txn, unchanged
+from distop.daemon.verifying import Verifying
 from distop.errors import UnreadableRecord, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from distop.node.context import Context
 
 GRAPH_LIMIT = 60.0
 """Seconds for which the hold of a graph may stay as it is, by this node's own clock."""
 DENIED_KEPT = 3_600.0
-"""Seconds for which a denied hold stays: its absence would let begin what it held."""
+"""Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
+FEW = 64
+"""Entries of holds that are gone, which are not worth to be looked for."""
+AGAIN = 1.0
+"""Seconds until it is looked again whether a verification has come to an end, or begun."""
 _PAGE = 100
 _GIVEN_UP = "the graph that it was part of was not inserted as a whole: its caller was not seen any more"
 
 
 class HoldKeeper:
-    """Looks at the holds with each poll. Any daemon may: each write compares what was seen."""
+    """Looks at the holds with each poll, and when the next prepared one is due. Any daemon may: each write compares
+    what was seen.
+    """
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._seen: dict[str, tuple[int, float]] = {}
         """Hold → its mod revision, and since when it is that."""
+        self._verifying = Verifying(ctx)
+        self._due: list[tuple[float, str, int]] = []
+        """When a prepared hold may be due, by this node's clock, with the revision for which that is so: a heap."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def changed(self, ids: Collection[str] | None = None) -> None:
+        """These holds (None: any) came, went, or were written: from now on their time counts."""
+        now, holds = time.monotonic(), self._ctx.cluster.holds
+        for id_ in self._seen.keys() | holds.keys() if ids is None else ids:
+            hold = holds.get(id_)
+            if hold is None:
+                self._seen.pop(id_, None)
+            elif self._seen.get(id_, (0, 0.0))[0] != hold.mod:
+                self._seen[id_] = hold.mod, now
+                if hold.value.state is HoldState.HELD and (terms := prepared.Terms.of(hold.value)) is not None:
+                    heapq.heappush(self._due, (now + prepared.due_after(terms, 0, asking=False), id_, hold.mod))
+        if len(self._due) > 2 * len(holds) + FEW:  # most are confirmed long before they would be due
+            self._due = [one for one in self._due if self._seen.get(one[1], (0, 0.0))[0] == one[2]]
+            heapq.heapify(self._due)
+        self._set_timer(now)
+
+    def close(self) -> None:
+        """Stop at once."""
+        self._closed = True
+        self._verifying.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, now: float) -> None:
+        """For the next prepared hold that may be due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due and not self._closed:
+            pause = min(max(0.0, self._due[0][0] - now), prepared.LONGEST_PAUSE)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._see_to_prepared)
+
+    def _see_to_prepared(self) -> None:
+        """Those whose time has come, where it is this executor's turn; it is looked again until they are written."""
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, id_, mod = heapq.heappop(self._due)
+            hold, since = self._ctx.cluster.holds.get(id_), self._seen.get(id_, (0, now))[1]
+            terms = prepared.Terms.of(hold.value) if hold is not None and hold.mod == mod else None
+            if terms is None:
+                continue
+            left = self._verifying.due(terms, now - since)
+            if left <= 0:
+                self._verifying.begin(id_, terms, mod)
+            heapq.heappush(self._due, (now + min(left, prepared.TURN) if left > 0 else now + AGAIN, id_, mod))
+        self._set_timer(now)
 
     async def look(self) -> None:
         """Raises SessionLost."""
-        now, holds = time.monotonic(), dict(self._ctx.cluster.holds)
-        self._seen = {id_: one for id_, one in self._seen.items() if id_ in holds}
-        for id_, hold in holds.items():
-            mod, since = self._seen.get(id_, (0, now))
-            if mod != hold.mod:
-                self._seen[id_] = hold.mod, now
-            elif hold.value.kind == "graph" and hold.value.state is HoldState.HELD and now - since > GRAPH_LIMIT:
+        self.changed()
+        now = time.monotonic()
+        for id_, hold in list(self._ctx.cluster.holds.items()):
+            _, since = self._seen.get(id_, (0, now))
+            age, state = now - since, hold.value.state
+            if hold.value.kind == "graph" and state is HoldState.HELD and age > GRAPH_LIMIT:
                 denied = Hold("graph", HoldState.DENIED, _GIVEN_UP, hold.value.options)
                 if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, hold.mod))).succeeded:
-                    self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", now - since)
-            elif hold.value.state is HoldState.DENIED and now - since > DENIED_KEPT:
+                    self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
+            elif state is not HoldState.HELD and age > DENIED_KEPT:
                 await self._forget(id_, hold.mod)
 
     async def _forget(self, id_: str, mod: int) -> None:
-        """Delete a denied hold that nothing is held by any more: no operation can come to it."""
+        """Delete a denied hold that nothing is held by any more, or a receipt of one: no operation can come to it."""
         ctx = self._ctx
         try:
-            if not await self._in_use(id_):
+            if not await self._in_use(prepared.held_as(id_)):
                 key = ctx.keys.hold(id_)
                 await ctx.commit(Txn((unchanged(key, mod),), (Delete(key),), (), "forget_hold"))
         except UnreadableRecord as error:

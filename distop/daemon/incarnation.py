@@ -182,6 +182,7 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
+        self._holds.changed()
         age = self.config.history_age
         await together(
             self._reconciler.begin(),
@@ -236,6 +237,9 @@ class Incarnation(Context):
             return
         gone = any(inc not in nodes for inc in before)
         self.capability.nodes_changed(before)
+        holds = [key.id for key in changed if key.family == K.HOLD]
+        if holds or listing:
+            self._holds.changed(None if listing else holds)
         released = any(
             key.family == K.NODE
             and key.id != self.incarnation
@@ -369,6 +373,7 @@ class Incarnation(Context):
 
     async def _tear_down(self, graceful: bool) -> None:
         self.doing.close()
+        self._holds.close()
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):

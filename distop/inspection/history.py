@@ -73,11 +73,17 @@ class Query:
     request_id: str | None = None
     limit: int = 100
     before: Place | None = None
+    alarms: bool = False
+    """Those alone whose record has an alarm."""
 
     @property
     def by_key(self) -> bool:
         """The keys alone tell what fits."""
-        return not (self.labels or self.states or self.request_id) and self.since is None and self.until is None
+        return (
+            not (self.labels or self.states or self.request_id or self.alarms)
+            and self.since is None
+            and self.until is None
+        )
 
     def fits(self, ref: OperationRef) -> bool:
         return self.type in (None, ref.type) and self.ref in (None, ref)
@@ -89,6 +95,7 @@ class Query:
             and (self.since is None or finished >= self.since)
             and (self.until is None or finished < self.until)
             and (self.request_id is None or record.request_id == self.request_id)
+            and (not self.alarms or record.alarm != "")
             and has(record.labels, self.labels or {})
         )
 
@@ -110,6 +117,7 @@ def query(
     request_id: Any,
     limit: Any,
     after: Any,
+    alarms: bool = False,
 ) -> Query:
     """What a caller asks for, checked. Raises InvalidArgument."""
     ref: OperationRef | None = op if op is None or isinstance(op, OperationRef) else OperationRef.parse(str(op))
@@ -128,6 +136,7 @@ def query(
         request_id,
         asking.limit_of(limit),
         _place(keys, after),
+        alarms,
     )
     if wanted.since is not None and wanted.until is not None and wanted.since >= wanted.until:
         raise InvalidArgument("since must be before until: nothing ends at no time")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time, uuid
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.frozen import frozen
 from distop.core.links import Hold, HoldState
 from distop.core.model import OperationRef, Spec
 from distop.core.options import DEFAULT
@@ -77,6 +78,29 @@ async def start_graph(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], l
             await asyncio.sleep(pause(tries))
 
 
+@frozen
+class Whole:
+    """Operations that one transaction starts, as it was read. ``earlier``: an earlier call with their request ids has
+    started them, and there is nothing to commit.
+    """
+
+    refs: tuple[OperationRef, ...]
+    txn: Txn
+    earlier: bool = False
+
+
+async def in_one(
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
+) -> Whole:
+    """What would start these operations, all of which wait (be it for nobody, or for a hold), in one transaction of
+    somebody else's; nothing is written. It compares mod revisions, and that tables are there.
+
+    Raises as :func:`start_graph` does; InvalidArgument where one transaction does not take them.
+    """
+    _check(wanted, links)
+    return await _Insertion(etcd, keys, wanted, links, hold).in_one()
+
+
 def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
     """Raises InvalidArgument: too many, the same request twice, a cycle."""
     if not wanted:
@@ -111,7 +135,9 @@ def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
 class _Insertion:
     """One try."""
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> None:
+    def __init__(
+        self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
+    ) -> None:
         self._etcd = etcd
         self._keys = keys
         self._wanted = wanted
@@ -124,7 +150,7 @@ class _Insertion:
         self._objects: list[str] = [""] * len(wanted)
         self._after: list[tuple[t.Predecessor, ...]] = []
         self._refs = [OperationRef(one.table, one.type, "", 0) for one in wanted]
-        self._hold, self._value, self._shown = "", b"", 0.0
+        self._hold, self._value, self._shown = hold, b"", 0.0
 
     async def run(self) -> list[Started]:
         """Raises Lost where it is to be tried again."""
@@ -138,6 +164,20 @@ class _Insertion:
         else:
             await self._in_pages()
         return [Started(ref) for ref in self._refs]
+
+    async def in_one(self) -> Whole:
+        """Raises InvalidArgument where it is too much for one transaction."""
+        await self._read()
+        if (earlier := await self._earlier()) is not None:
+            return Whole(tuple(one.ref for one in earlier), Txn(), earlier=True)
+        await self._read_predecessors()
+        whole = self._in_one()
+        if whole is None:
+            raise InvalidArgument(
+                f"{len(self._wanted)} operations are more than one transaction takes (31, and 1 MiB of arguments in "
+                "all): start them by themselves (start_operations), or several times fewer"
+            )
+        return Whole(tuple(self._refs), whole)
 
     # ------------------------------------------------------------------- read
 
@@ -211,10 +251,10 @@ class _Insertion:
             return None
         parts = []
         for subject, places in self._places.items():
-            new = self._operations(subject, places)
+            new = self._operations(subject, places, self._hold)
             for n, one in zip(places, new, strict=True):
                 self._refs[n] = one.ref
-            parts.append(t.starts(self._keys, self._counters[subject], new))
+            parts.append(t.starts(self._keys, self._counters[subject], new, registered=True))
         edges = [put for pred, succ, on in self._links for put in w.link(self._keys, *self._ends(pred, succ), on)]
         whole = Txn(
             tuple({compare: None for part in parts for compare in part.compares}),
@@ -264,7 +304,7 @@ class _Insertion:
             counters = self._counters[subject]
             page = self._operations(subject, places[first : first + t.STARTS_PER_TXN], self._hold)
             page = page[: t.start_together(self._keys, page)]
-            result = await self._commit_held(t.starts(self._keys, counters, page))
+            result = await self._commit_held(t.starts(self._keys, counters, page, registered=True))
             if not result.succeeded:
                 found = t.found_instead(result)[0].spec
                 wanted = self._wanted[places[first]]

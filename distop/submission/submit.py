@@ -222,7 +222,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     if len(new) > 1:
         new = new[: t.start_together(keys, new)]
     chosen = chosen[: len(new)]
-    txn = t.starts(keys, counters, new)
+    txn = t.starts(keys, counters, new, registered=True)
     try:
         result = await etcd.commit(txn, deadline=WRITE_LIMIT)
     except OutcomeUnknown as error:

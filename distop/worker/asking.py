@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import protocol
-from distop.worker.model import CompleteResult, PlanResult, RunRequest
+from distop.worker.model import CompleteResult, PlanResult, RunRequest, Verified
 from distop.worker.sinks import Sources
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from distop.worker.gate import Gate
     from distop.worker.model import JobItem, PlanPages, WorkerConfig
     from distop.worker.sinks import Fetch, FindTable, Page
+
+
+CHILD_LIMIT = 60.0
+"""Seconds for a verification in all, with the wait for a child."""
 
 
 class Asking:
@@ -84,6 +88,14 @@ class Asking:
         """Remove what planning left of an operation in the shared directory. Raises WorkerError."""
         message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
         await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+
+    async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
+        """Ask a verifier, which has ``limit`` seconds. Raises WorkerError where the child did not see to it."""
+        message = protocol.VerifyMessage(
+            t="verify", call=0, op=op, table=None, external_id=external_id, verify=verify, limit=limit
+        )
+        value, _ = await self._caller.call(message, gate=self._gate, limit=max(CHILD_LIMIT, 2 * limit))
+        return Verified(value["completed"], value["why"])
 
     async def cleanup(
         self,

@@ -18,13 +18,25 @@ if TYPE_CHECKING:
     from distop.worker.gate import Gate
     from distop.worker.keeper import Keeper
 
-    CallMessage = protocol.PlanMessage | protocol.CompleteMessage | protocol.CleanupMessage | protocol.SweepMessage
+    CallMessage = (
+        protocol.PlanMessage
+        | protocol.CompleteMessage
+        | protocol.CleanupMessage
+        | protocol.SweepMessage
+        | protocol.VerifyMessage
+    )
     Answer = tuple[Any, list[bytes]]
     Rows = Callable[[], Iterable[str]]
     Spawn = Callable[[Coroutine[Any, Any, Answer]], asyncio.Task[Answer]]
 
 NOTHING = Sources()
-WORDS = {"plan": "the planning", "complete": "the completion", "cleanup": "the cleanup", "sweep": "the sweep"}
+WORDS = {
+    "plan": "the planning",
+    "complete": "the completion",
+    "cleanup": "the cleanup",
+    "sweep": "the sweep",
+    "verify": "the verification",
+}
 
 
 class _Asked:

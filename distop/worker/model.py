@@ -137,6 +137,14 @@ class CompleteResult:
     follow_ups: tuple[Mapping[str, Any], ...] = ()
 
 
+@frozen
+class Verified:
+    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``."""
+
+    completed: bool | None
+    why: str = ""
+
+
 class WorkerError(DistopError):
     """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
     that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``crash``: the

@@ -177,6 +177,19 @@ class SweepMessage(TypedDict):
     table: Mapping[str, Any] | None
 
 
+class VerifyMessage(TypedDict):
+    """Ask a verifier whether the transaction of this external id was completed: its result is {completed: true, false
+    or null (nobody can tell), why}. ``limit``: seconds."""
+
+    t: Literal["verify"]
+    call: int
+    op: str
+    table: None
+    external_id: str
+    verify: str
+    limit: float
+
+
 class ReplyMessage(TypedDict):
     """The answer to a ``progress``, ``table`` or ``fetch`` of the child: to a ``fetch``, ``value`` is the ordinal to go
     on from, and ``items`` are rows {partition, success, outcome}. With ``more``, further rows follow."""
@@ -206,6 +219,7 @@ ToChild = (
     | CompleteMessage
     | CleanupMessage
     | SweepMessage
+    | VerifyMessage
     | ReplyMessage
     | StopMessage
 )

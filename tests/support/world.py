@@ -344,9 +344,7 @@ class World:
             lost, seen = not old.waiting, self.fence(ref, partition)
             attempt, failures, dead = old.attempt + 1, old.failures + lost, old.incarnation
             if lost and self.rules.at_limit(failures):
-                over = Outcome(
-                    f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost"
-                )
+                over = Outcome(f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost")
         claim = Claim(actor, "", attempt, failures, actor=actor, duration=5.0, grant=grant)
         gate = self.store.mod(self.keys.gate(ref)) or 1
         return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over)])

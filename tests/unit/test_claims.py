@@ -60,9 +60,7 @@ def test_a_declaration_without_code_says_so_and_others_are_as_they_were() -> Non
     assert "code" not in Rules().to_json()
 
 
-@pytest.mark.parametrize(
-    ("duration", "margin"), [(0.1, 0.5), (5.0, 0.5), (10.0, 1.0), (60.0, 5.0), (3600.0, 5.0)]
-)
+@pytest.mark.parametrize(("duration", "margin"), [(0.1, 0.5), (5.0, 0.5), (10.0, 1.0), (60.0, 5.0), (3600.0, 5.0)])
 def test_a_claim_is_left_alone_for_its_duration_and_a_margin(duration: float, margin: float) -> None:
     claim = replace(CLAIM, duration=duration)
     assert decide.abandoned_in(claim, 0.0) == pytest.approx(duration + margin)

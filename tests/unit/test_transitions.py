@@ -623,10 +623,7 @@ def test_the_largest_transactions_fit() -> None:
         ),
         owning.extend(
             keys,
-            [
-                owning.Extending(owning.Token(ref, p, 7, "0" * 16), claim, 7)
-                for p in range(owning.OWNED_PER_TXN)
-            ],
+            [owning.Extending(owning.Token(ref, p, 7, "0" * 16), claim, 7) for p in range(owning.OWNED_PER_TXN)],
         ),
         claiming.claim(keys, ref, 1, "a", wants),
         claiming.claim(keys, ref, 1, "a", wants, dead),

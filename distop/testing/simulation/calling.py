@@ -10,7 +10,7 @@ from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import PIPE, Child, fail, settle
 from distop.testing.simulation.keeping import Keeping
-from distop.worker.model import CompleteResult, JobItem, PlanResult, WorkerConfig, WorkerError
+from distop.worker.model import CompleteResult, JobItem, PlanResult, Verified, WorkerConfig, WorkerError
 from distop.worker.sinks import first
 
 if TYPE_CHECKING:
@@ -108,6 +108,21 @@ class Calling(Keeping):
             return PlanResult(chunks, count, f"v{grown}")
 
         result: PlanResult = await self._call(op, "plan", work)
+        return result
+
+    async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
+        """A verifier is called what it answers."""
+
+        async def work(child: Child) -> Verified:
+            chance = self._machine.chance
+            await asyncio.sleep(chance.uniform(0.01, 0.4))
+            if chance.uniform(0.0, 1.0) < 0.05:
+                child.guilty = (op, -1)
+                self._machine.loop.world_at(self._machine.loop.now, child.kill, "exited")
+                await asyncio.sleep(3600)
+            return Verified({"yes": True, "no": False}.get(verify), "" if verify != "nothing" else "it is silent")
+
+        result: Verified = await self._call(op, "verify", work)
         return result
 
     async def sweep(self, op: str, table: Any) -> None:

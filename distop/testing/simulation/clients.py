@@ -23,8 +23,10 @@ from distop.errors import (
     WaitTimeout,
 )
 from distop.graphs import Start, chord
+from distop.submission import prepared
 from distop.submission.request import After
 from distop.testing.simulation.bounds import altered
+from distop.testing.simulation.preparing import PATIENCE, decide
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class Told:
         self.reruns: list[Rerun] = []
         self.refused = 0
         self.surprises: list[str] = []
+        self.senders: dict[str, str] = {}
+        """Operation → what its sender said of it at last, of those that were prepared: ``confirming`` (it may have been
+        heard), ``confirmed``, ``refused``."""
 
 
 async def set_up(config: ClientConfig, tables: tuple[str, ...]) -> None:
@@ -174,11 +179,13 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
     for one in started:
         if one is not None:
-            _begun(told, f"{request}#{wish.graph}" if wish.graph else request, one)
+            _begun(told, _request_id(request, wish), one)
     operation = started[0]
     if operation is None:
         told.refused += 1
         return
+    if wish.prepared:
+        await decide(client, operation, request, wish.prepared, told, _insist)
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:
@@ -191,6 +198,13 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     if wish.rerun and (again := await _rerun(operation, f"{request}-again", wish.rerun, told)) is not None:
         _begun(told, f"{request}-again", again)
         await _until_ended(again, told)
+
+
+def _request_id(request: str, wish: Wish) -> str:
+    """By which its operation is known."""
+    if wish.prepared:
+        return prepared.request_id(request)
+    return f"{request}#{wish.graph}" if wish.graph else request
 
 
 def _begun(told: Told, request: str, operation: Operation) -> None:
@@ -232,7 +246,8 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
     options |= wish.options
     after: list[After] = []
     for _ in range(TRIES):
-        known = [(told.started.get(f"request-{n}"), on) for n, on in wish.behind]
+        ids = [(f"request-{n}", on) for n, on in wish.behind]
+        known = [(told.started.get(one) or told.started.get(prepared.request_id(one)), on) for one, on in ids]
         if not all(name for name, _ in known):
             await asyncio.sleep(AGAIN)  # what it shall wait for has not been started, and perhaps never is
             continue
@@ -241,6 +256,11 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
     delay = wish.delay or None
     for _ in range(TRIES):
         try:
+            if wish.prepared:
+                return await client.prepare_operation(
+                    wish.type, wish.table, dict(wish.arg), external_id=request, verify=wish.verifier, delay=delay,
+                    after=after, **PATIENCE, **options,
+                )  # fmt: skip
             if wish.graph:
                 return await _start_graph(client, request, wish, options, told)
             return await client.start_operation(

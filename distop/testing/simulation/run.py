@@ -34,6 +34,7 @@ from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
 from distop.testing.simulation.offers import Offers
 from distop.testing.simulation.past import past
+from distop.testing.simulation.preparing import Prepared
 from distop.testing.simulation.promises import broken
 from distop.testing.simulation.registry import Registry
 from distop.testing.simulation.reruns import judge
@@ -152,6 +153,7 @@ class Simulation:
         self.registry = Registry(self._found)
         self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
+        self._prepared = Prepared()
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
@@ -183,6 +185,7 @@ class Simulation:
         self.registry.step(parsed)
         self._authors.step(parsed, sender)
         self._courses.step(parsed, sender)
+        self._prepared.step(parsed)
         for change in changes:
             key = change.kv.key
             if self.etcd.users.enabled and tells_of_users(change.kv.value):
@@ -380,6 +383,8 @@ class Simulation:
         """What can be judged only in the end."""
         for kind, op, text in broken(self.told, self._accepted, self._requests, self._ended):
             self._found(kind, op, text, op)
+        for op, text in self._prepared.broken(self.told.senders, self._ended):
+            self._found("two phases", op, text, op)
         for op in sorted(self._accepted - self._ended.keys()):
             if not any(str(self.keys.parse(key).ref) == op for key in self._open):
                 self._found("lost", op, f"{op} was accepted and is gone without a history", op)

@@ -70,6 +70,12 @@ class Wish:
     """The wishes whose operations it waits for, by their numbers, and for what: "success" or "end"."""
     graph: int = 0
     """It is started together with so many others, of which it waits for all: one job each, on no table."""
+    prepared: str = ""
+    """It is prepared, and its sender then ``confirms`` it, does so ``late`` (its verifier is asked meanwhile), ``dies``
+    before, or ``abandons`` it; "": it is started.
+    """
+    verifier: str = ""
+    """What the verifier of one that is prepared says: ``yes``, ``no``, or ``nothing``."""
 
 
 @frozen
@@ -219,6 +225,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     # A clock that is set back puts a time off, by as much: that is what a time is.
     steady = not any(fault.kind == "clock" for fault in listed)
     wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
+    wishes = _prepared(random.Random(f"prepared/{seed}"), wishes)
     if any(wish.graph for wish in wishes):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if limits != DEFAULT:
@@ -266,6 +273,22 @@ def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> t
             wish = replace(wish, graph=chance.choice((1, 4, 30)))
         found.append(wish)
     return tuple(found)
+
+
+def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """In some seeds operations are submitted in two phases."""
+    if chance.random() < 0.7:
+        return tuple(wishes)
+    return tuple(
+        replace(
+            wish,
+            prepared=chance.choice(("confirms", "confirms", "late", "dies", "dies", "abandons")),
+            verifier=chance.choice(("yes", "no", "nothing")),
+        )
+        if not wish.graph and chance.random() < 0.5
+        else wish
+        for wish in wishes
+    )
 
 
 def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:

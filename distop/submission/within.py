@@ -1,0 +1,255 @@
+"""Starting operations inside a transaction of the caller's: they exist exactly if it commits (C8, C9, C10).
+
+What starts them is compares and puts. A caller that speaks to etcd through distop has them committed here, beside its
+own (:func:`commit_with`); one that has an ``etcd3`` client adds them to a transaction of that
+(:meth:`Submission.etcd3`). All of them wait first, be it for nobody, as those of a graph do: so they compare the
+counter of instances alone, and nothing that begins or ends on the table makes the caller's transaction fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.core.frozen import frozen
+from distop.core.model import History, Spec
+from distop.core.records import read
+from distop.core.txn import (
+    MAX_OPERATIONS,
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    operations,
+)
+from distop.errors import InvalidArgument, OperationStartError, OutcomeUnknown
+from distop.submission.graph import in_one
+from distop.submission.submit import WRITE_LIMIT, overdue, pause, too_contended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distop.core.keys import Keys
+    from distop.core.model import OperationRef
+    from distop.core.txn import KeyValue, Operation, Result
+    from distop.store.client import EtcdClient
+    from distop.submission.graph import Link, Whole
+    from distop.submission.request import Request
+
+
+class Submission:
+    """Operations that a transaction of the caller's may start: add ``compares`` to what it compares, and ``puts`` to
+    what it does then. It is good for one transaction, soon: where others start operations of these types meanwhile, its
+    compares fail.
+    """
+
+    def __init__(self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], whole: Whole) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._wanted = wanted
+        self._refs = whole.refs
+        self.compares: tuple[Compare, ...] = whole.txn.compares
+        self.puts: tuple[Put, ...] = tuple(op for op in whole.txn.success if isinstance(op, Put))
+
+    @property
+    def refs(self) -> tuple[OperationRef, ...]:
+        """The operations, which exist once the transaction has been committed."""
+        return self._refs
+
+    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
+        """The compares and the operations as an ``etcd3`` client's transaction takes them:
+        ``client.transaction(compare=[*mine, *compares], success=[*mine, *puts], failure=[…])``.
+        """
+        kinds = client.transactions
+        return [_compare3(kinds, one) for one in self.compares], [kinds.put(put.key, put.value) for put in self.puts]
+
+    async def stale(self) -> bool:
+        """After a refusal: whether one of distop's own compares fails by now, so that a new submission is needed; else
+        it was a compare of the caller's.
+        """
+        found = await self._etcd.read(*(Get(one.key) for one in self.compares))
+        return not all(_holds(one, answer.kv) for one, answer in zip(self.compares, found, strict=True))
+
+    async def committed(self) -> bool:
+        """Where the outcome of the caller's transaction is not known: whether it was committed. Where it was not, it
+        never will be: no copy of it that is still on its way applies after this has answered. (As long as the
+        operations or their history are there: ask soon.)
+
+        Raises OutcomeUnknown; EtcdUnavailable.
+        """
+        return await _committed(self._etcd, self._keys, self._wanted[0], self._refs[0], self.puts)
+
+
+def _holds(one: Compare, kv: KeyValue | None) -> bool:
+    if one.target is Target.MOD:
+        return (kv.mod_revision if kv is not None else 0) == one.value
+    return kv is not None
+
+
+def _compare3(kinds: Any, one: Compare) -> Any:
+    """All that a submission compares is mod revisions, and that tables are there."""
+    if one.target is Target.MOD:
+        assert one.relation is Relation.EQUAL
+        return kinds.mod(one.key) == one.value
+    assert (one.target, one.relation, one.value) == (Target.CREATE, Relation.GREATER, 0)
+    return kinds.create(one.key) > 0
+
+
+async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:
+    """Read and check everything, write nothing. Raises as ``graph.start_graph`` does; InvalidArgument for what one
+    transaction does not take; OperationStartError where an earlier call with these request ids has started them.
+    """
+    whole = await in_one(etcd, keys, wanted, links)
+    if whole.earlier:
+        raise OperationStartError(
+            f"{', '.join(map(str, whole.refs[:3]))} {'was' if len(whole.refs) == 1 else 'were'} started by an earlier "
+            "transaction with this request id: choose a new id for another one"
+        )
+    return Submission(etcd, keys, wanted, whole)
+
+
+@frozen
+class Committed:
+    """What became of the caller's transaction. ``earlier``: an earlier call with its request id had committed it.
+    ``answers``: those of the caller's own operations, in the order of the branch that was taken; none where
+    ``earlier``, or where the answer was lost and it was found out.
+    """
+
+    committed: bool
+    refs: tuple[OperationRef, ...] = ()
+    answers: tuple[Result, ...] = ()
+    earlier: bool = False
+    revision: int = 0
+
+
+@frozen
+class Own:
+    """What the caller's own transaction compares and does."""
+
+    compare: tuple[Compare, ...]
+    success: tuple[Operation, ...]
+    failure: tuple[Operation, ...]
+
+
+def own(keys: Keys, compare: Iterable[Any], success: Iterable[Any], failure: Iterable[Any]) -> Own:
+    """Raises InvalidArgument for what is no part of a transaction, or writes keys of distop's."""
+    parts = []
+    for given, what in ((compare, "compare"), (success, "success"), (failure, "failure")):
+        if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+            raise InvalidArgument(f"{what} is a list, not {given!r}")
+        parts.append(tuple(given))
+    for one in parts[0]:
+        if not isinstance(one, Compare):
+            raise InvalidArgument(
+                f"{one!r} is no compare: take those of distop.core.txn, such as unchanged(key, revision)"
+            )
+    for one in (*parts[1], *parts[2]):
+        _check_operation(keys, one)
+    return Own(*parts)
+
+
+def _check_operation(keys: Keys, one: Any) -> None:
+    if isinstance(one, Txn):
+        for inner in (*one.success, *one.failure):
+            _check_operation(keys, inner)
+        return
+    if not isinstance(one, Put | Delete | Get):
+        raise InvalidArgument(
+            f"{one!r} is nothing that a transaction does: take Put, Delete, Get or Txn of distop.core.txn"
+        )
+    if isinstance(one, Get):
+        return
+    first, after = keys.everything()
+    end = (one.range_end if isinstance(one, Delete) else "") or f"{one.key}\0"
+    if one.key < after and (end > first or end == "\0"):  # "\0" as an end: all keys from there on
+        raise InvalidArgument(
+            f"the key {one.key!r} is distop's own: a transaction of the caller's writes none of these"
+        )
+
+
+async def commit_with(
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], mine: Own, name: str
+) -> Committed:
+    """Commit the caller's compares and operations together with the starts. Where only distop's own counters moved,
+    nothing of the caller's was done, and it is tried again. ``name``: the request id that an OutcomeUnknown names.
+
+    distop's compares stand outside, the caller's within: a copy that finds that an earlier one was applied is refused
+    before the caller's failure branch, which it must not run.
+    """
+    began, tries = time.monotonic(), 0
+    while True:
+        whole = await in_one(etcd, keys, wanted, links)
+        if whole.earlier:
+            return Committed(True, whole.refs, earlier=True)
+        txn = _joined(keys, whole, mine)
+        try:
+            result = await etcd.commit(txn, deadline=WRITE_LIMIT)
+            if not result.succeeded:
+                if result.repeated and _is_there(wanted[0], result):
+                    return Committed(True, whole.refs, revision=result.revision)
+            else:
+                inner = result.responses[0]
+                assert isinstance(inner, TxnResult)
+                puts = len(whole.txn.success)
+                if inner.succeeded:
+                    return Committed(True, whole.refs, inner.responses[puts:], revision=result.revision)
+                # An earlier copy may still be on its way, and the caller's compares may come to hold.
+                if result.repeated and await _committed(etcd, keys, wanted[0], whole.refs[0], whole.txn.success):
+                    return Committed(True, whole.refs)
+                return Committed(False, (), inner.responses, revision=result.revision)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(
+                "whether the transaction was committed, and its operations were started, is not known, because etcd "
+                f"stopped answering: call again with request_id={name!r}, which commits it only if it was not"
+            ) from error
+        tries += 1
+        if overdue(began):
+            raise too_contended(wanted[0])
+        await asyncio.sleep(pause(tries))
+
+
+def _joined(keys: Keys, whole: Whole, mine: Own) -> Txn:
+    ref = whole.refs[0]
+    inner = Txn(mine.compare, (*whole.txn.success, *mine.success), mine.failure, "own")
+    txn = Txn(whole.txn.compares, (inner,), (Get(keys.of(ref, "spec")), Get(keys.history(ref))), "transaction")
+    if operations(txn) > MAX_OPERATIONS:
+        raise InvalidArgument(
+            f"the transaction has {operations(txn)} operations with what starts its {len(whole.refs)}, over the "
+            f"{MAX_OPERATIONS} that etcd takes: do less at once"
+        )
+    return txn
+
+
+def _is_there(wanted: Request, result: TxnResult) -> bool:
+    """The failure branch found that an earlier copy had won (T9)."""
+    spec, history = (one.kv if isinstance(one, GetResult) else None for one in result.responses[:2])
+    return (spec is not None and read(Spec.decode, spec).request_id == wanted.request_id) or (
+        history is not None and read(History.decode, history).request_id == wanted.request_id
+    )
+
+
+async def _committed(
+    etcd: EtcdClient, keys: Keys, wanted: Request, ref: OperationRef, puts: Sequence[Operation]
+) -> bool:
+    """Whether the operation was started by this request. Where it was not, the counter is written as it stands, so that
+    whatever compared its revision is refused from here on.
+    """
+    counter = keys.next_instance(ref.table, ref.type)
+    gets = (Get(keys.of(ref, "spec")), Get(keys.history(ref)))
+    while True:
+        (seen,) = await etcd.read(Get(counter))
+        number = int(seen.kv.value) if seen.kv is not None else 1
+        if number > ref.instance:
+            found = await etcd.read(*gets)
+            return _is_there(wanted, TxnResult(False, 0, tuple(found)))
+        mod = seen.kv.mod_revision if seen.kv is not None else 0
+        again = Compare(counter, Target.MOD, Relation.EQUAL, mod)
+        txn = Txn((again,), (Put(counter, str(number).encode()),), gets, "withdraw")
+        if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+            return False

@@ -1,0 +1,197 @@
+"""Operations inside the caller's own transaction, with real daemons on a real etcd, whose history is audited."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop import Start, chain
+from distop.core.txn import Get, GetResult, Put, absent, value_is
+from distop.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tests.support.daemons import Daemons
+
+pytestmark = pytest.mark.etcd
+
+TABLE = "t"
+LIMIT = 60
+
+
+def noop(sleep: float = 0) -> Start:
+    return Start("noop", TABLE, {"sleep": sleep})
+
+
+def value(group: Daemons, key: str) -> bytes | None:
+    """What stands at a key of the caller's, read by a transaction of its own."""
+    done = group.client.transaction(compare=[absent("never"), value_is("never", b"")], failure=[Get(key)], start=noop())
+    assert not done.committed
+    answer = done.answers[0]
+    assert isinstance(answer, GetResult)
+    return answer.kv.value if answer.kv is not None else None
+
+
+def test_C8_C9_what_is_committed_with_the_callers_writes_runs(group: Daemons) -> None:
+    group.start("e1")
+    done = group.client.transaction(
+        compare=[absent("order")], success=[Put("order", b"paid")], start=chain(noop(0.2), noop())
+    )
+    assert done.committed
+    first, second = done.operations
+    assert second.wait(LIMIT).state == "success"
+    assert first.wait(LIMIT).record["finished"] <= second.wait(LIMIT).record["finished"]
+    assert value(group, "order") == b"paid"
+
+
+def test_C10_where_the_callers_compare_fails_there_is_no_stray_operation(group: Daemons) -> None:
+    group.start("e1")
+    assert group.client.transaction(success=[Put("order", b"paid")], start=noop()).committed
+    refused = group.client.transaction(
+        compare=[absent("order")], success=[Put("order", b"again")], failure=[Get("order")], start=noop()
+    )
+    assert (refused.committed, refused.operations) == (False, [])
+    assert refused.answers[0].kv.value == b"paid"
+    with pytest.raises(InvalidArgument, match="colour"):
+        group.client.transaction(success=[Put("order", b"no")], start=Start("noop", TABLE, {"colour": "red"}))
+    group.eventually(lambda: not group.client.operations(), "the one has ended", "e1")
+    assert len(group.client.history()) == 1
+
+
+def test_C8_a_submission_that_is_not_used_leaves_nothing(group: Daemons) -> None:
+    group.start("e1")
+    found = group.client.submission([noop(), noop()])
+    assert [str(ref) for ref in found.refs] == ["t/noop/1", "t/noop/2"]
+    assert not found.stale()
+    assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).op == "t/noop/1"
+    assert found.stale()
+    assert not found.committed()
+
+
+WITH_ETCD3 = """
+import sys
+import distop, distop.compat
+from distop import Start
+endpoint = sys.argv[1]
+host, _, port = endpoint.rpartition(":")
+etcd3 = distop.compat.etcd3()
+mine = etcd3.client(host=host, port=int(port))
+client = distop.connect(endpoint)
+t = mine.transactions
+
+def submit(compare, put):
+    while True:
+        found = client.submission(Start("noop", "t", {}))
+        compares, puts = found.etcd3(mine)
+        look = [t.get("order")]
+        done, answers = mine.transaction(compare=[*compare(), *compares], success=[*put, *puts], failure=look)
+        if done or not found.stale():
+            return done, answers, found
+
+done, _, found = submit(lambda: [t.version("order") == 0], [t.put("order", "paid")])
+assert done and found.committed()
+op = client.operation(found.refs[0])
+assert op.wait(60).state == "success"
+done, answers, refused = submit(lambda: [t.version("order") == 0], [t.put("order", "again")])
+assert not done and answers[0][0][0] == b"paid", (done, answers)
+assert not refused.committed()
+stale = client.submission(Start("noop", "t", {}))
+client.start_operation("noop", "t", {}).wait(60)
+compares, puts = stale.etcd3(mine)
+done, _ = mine.transaction(compare=compares, success=puts, failure=[])
+assert not done and stale.stale()
+for compare in (lambda: [t.value("order") == "paid"], lambda: [t.create("order") > 0], lambda: [t.mod("order") > 1]):
+    done, _, found = submit(compare, [t.put("seen", "1")])
+    assert done
+    assert client.operation(found.refs[0]).wait(60).state == "success"
+print("ended", len(client.history("t")))
+"""
+
+
+def test_C12_an_etcd3_client_adds_them_to_its_own_transaction(group: Daemons) -> None:
+    group.start("e1")
+    ran = subprocess.run(
+        [sys.executable, "-c", WITH_ETCD3, group.endpoint], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "ended 5\n"
+
+
+WRITES = """
+import sys
+import distop
+from distop import Start
+from distop.core.txn import Get, Put, absent, value_is
+client, me, count = distop.connect(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("connected", flush=True)
+made = 0
+while made < count:
+    # A counter of all writers', and a key of each operation's: both are written exactly with the operation.
+    seen = client.transaction(compare=[absent("counter")], success=[Put("counter", b"0")],
+                              failure=[Get("counter")], start=Start("noop", "t", {}, options={"submitter": "first"}))
+    if seen.committed:
+        continue
+    value = seen.answers[0].kv.value
+    number = int(value) + 1
+    done = client.transaction(
+        compare=[value_is("counter", value)],
+        success=[Put("counter", str(number).encode()), Put(f"made/{number}", me.encode())],
+        start=Start("noop", "t", {}, options={"submitter": f"{me}/{number}"}),
+    )
+    if done.committed:
+        made += 1
+        print("made", number, done.operations[0].ref, flush=True)
+"""
+
+
+def writers(group: Daemons, number: int, each: int) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITES, group.endpoint, f"w{n}", str(each)], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(number)
+    ]
+
+
+def submitters(group: Daemons) -> list[str]:
+    """Who started what has ended."""
+    group.eventually(lambda: not group.client.operations(), "all of them have ended", "e1", seconds=60)
+    return sorted(one.record["submitter"] for one in group.client.history(TABLE, limit=10_000))
+
+
+def test_C9_C10_eight_writers_lose_nothing_and_start_exactly_what_they_committed(group: Daemons) -> None:
+    group.start("e1")
+    told: dict[str, str] = {}
+    for n, writer in enumerate(writers(group, 8, 6)):
+        out, _ = writer.communicate(timeout=100)
+        assert writer.returncode == 0
+        made = [line.split() for line in out.splitlines() if line.startswith("made ")]
+        assert len(made) == 6
+        told |= {f"w{n}/{number}": ref for _, number, ref in made}
+    numbers = sorted(int(one.partition("/")[2]) for one in told)
+    assert numbers == list(range(1, 49)), "no update of the counter was lost"
+    assert submitters(group) == sorted([*told, "first"])
+    assert value(group, "counter") == b"48"
+    assert {one.op for one in group.client.history(TABLE, limit=100)} >= set(told.values())
+
+
+def test_C9_C10_a_writer_that_is_killed_at_any_point_has_done_all_of_it_or_nothing(group: Daemons) -> None:
+    group.start("e1")
+    told = 0
+    for lines in (1, 2, 4, 7):
+        (writer,) = writers(group, 1, 1_000)
+        with writer:
+            assert writer.stdout is not None
+            for number, _ in enumerate(writer.stdout):
+                if number == lines:
+                    os.kill(writer.pid, signal.SIGKILL)
+                told += number > 0
+    done = submitters(group)
+    count = int(value(group, "counter") or b"0")
+    assert done == sorted([*(f"w0/{n}" for n in range(1, count + 1)), "first"])
+    assert count >= told >= 4
+    assert all(value(group, f"made/{n}") == b"w0" for n in range(1, count + 1))

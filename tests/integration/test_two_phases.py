@@ -1,0 +1,271 @@
+"""Submission in two phases with real daemons on a real etcd, whose history is audited."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.errors import InvalidArgument, NotAllowed, NotFound
+from tests.support.answering import Server, answering, ok
+from tests.support.command import distop_command
+from tests.support.daemons import distop_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from distop.blocking import Operation
+    from tests.support.command import Ran
+    from tests.support.daemons import Daemons
+
+__all__ = ["distop_command"]
+
+pytestmark = pytest.mark.etcd
+
+TABLE = "t"
+LIMIT = 60
+SOON = {"verify_after": 0.2, "verify_pause": 0.1}
+YES, NO = ok(b'{"completed": true}'), ok(b'{"completed": false}')
+
+VERIFIERS = """\
+import os, time
+from pathlib import Path
+
+def orders(external_id, op):
+    with open(os.environ["ASKED"], "a") as asked:
+        asked.write(f"{external_id} {op}\\n")
+    return external_id == "tx-done"
+
+def hangs(external_id, op):
+    time.sleep(3600)
+
+def dies(external_id, op):
+    os._exit(1)
+"""
+ENTRY_POINTS = """\
+[distop.verifiers]
+orders = some_verifiers:orders
+hangs = some_verifiers:hangs
+dies = some_verifiers:dies
+gone = some_verifiers:gone
+"""
+
+
+@pytest.fixture
+def verifiers(tmp_path: Path) -> dict[str, str]:
+    """The environment of executors in which they are installed."""
+    folder = tmp_path / "site"
+    info = folder / "some_verifiers-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-verifiers\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (folder / "some_verifiers.py").write_text(VERIFIERS)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
+    return {"PYTHONPATH": path, "ASKED": str(tmp_path / "asked")}
+
+
+def prepare(group: Daemons, external_id: str = "tx-17", **options: object) -> Operation:
+    return group.client.prepare_operation("noop", TABLE, {}, external_id=external_id, **options)
+
+
+def test_C13_it_begins_once_it_is_confirmed_and_not_before(group: Daemons) -> None:
+    group.start("e1")
+    op = prepare(group, verify_after=3600)
+    behind = group.client.start_operation("noop", TABLE, {}, after=[op])
+    other = group.client.start_operation("noop", TABLE, {})
+    assert other.wait(LIMIT).state == "success", "others go on"
+    assert op.status().state == "pending"
+    assert prepare(group, verify_after=3600).ref == op.ref
+    with pytest.raises(InvalidArgument, match="by another request"):
+        prepare(group, verify_after=7)
+    assert group.client.confirm("tx-17").ref == op.ref
+    assert op.wait(LIMIT).state == "success"
+    assert behind.wait(LIMIT).state == "success"
+    op.confirm()
+    assert group.client.confirm("tx-17").wait(LIMIT).state == "success"
+
+
+def test_C13_what_is_abandoned_never_runs(group: Daemons) -> None:
+    group.start("e1")
+    op = prepare(group, verify_after=3600)
+    op.abandon("the order was withdrawn")
+    ended = op.wait(LIMIT)
+    assert (ended.state, ended.record["cancel"]["text"], ended.alarm) == ("cancelled", "the order was withdrawn", "")
+    with pytest.raises(NotAllowed, match="never runs: the order was withdrawn"):
+        group.client.confirm("tx-17")
+    assert group.client.history(alarms=True) == []
+
+
+@pytest.mark.parametrize("answer", [YES, NO])
+def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes) -> None:
+    group.start("e1", "e2")
+    with answering(answer) as server:
+        op = prepare(group, verify=server.url, **SOON)
+        ended = op.wait(LIMIT)
+        assert len(server.asked) == 1, "one daemon has asked, once"
+        assert server.asked[0].startswith("GET /check?external_id=tx-17&op=t%2Fnoop%2F1 ")
+    if answer is YES:
+        assert (ended.state, ended.alarm) == ("success", "")
+        assert group.client.confirm("tx-17").ref == op.ref
+    else:
+        assert ended.state == "cancelled"
+        assert ended.alarm == ended.record["cancel"]["text"]
+        assert "its sender's transaction was not completed" in ended.alarm
+        assert [one.op for one in group.client.history(alarms=True)] == [op.ref]
+        with pytest.raises(NotAllowed, match="never runs: 'tx-17' was not confirmed, and its sender"):
+            group.client.confirm("tx-17")
+        assert "ERROR" in group.tails()
+
+
+def ten_gigabytes(server: Server) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
+    while not server.over.is_set():
+        yield b" " * 65_536
+
+
+@pytest.mark.parametrize("answer", [ok(b"nonsense"), ten_gigabytes], ids=["nonsense", "10 GB"])
+def test_C14_a_url_that_cannot_be_understood_is_asked_again_and_then_it_is_an_alarm(
+    group: Daemons, answer: object
+) -> None:
+    group.start("e1")
+    with answering(answer) as server:  # type: ignore[arg-type]
+        ended = prepare(group, verify=server.url, verify_attempts=3, **SOON).wait(LIMIT)
+        assert len(server.asked) == 3
+    assert ended.state == "cancelled"
+    assert "asked 3 times, did not tell" in ended.alarm
+    assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).state == "success", "the node works on"
+
+
+def test_C14_registered_functions_decide(group: Daemons, verifiers: dict[str, str]) -> None:
+    group.start("e1", env=verifiers)
+    done, undone = prepare(group, "tx-done", verify="orders", **SOON), prepare(group, "tx-not", verify="orders", **SOON)
+    gone = prepare(group, "tx-3", verify="gone", verify_attempts=2, **SOON)
+    missing = prepare(group, "tx-4", verify="missing", verify_attempts=2, **SOON)
+    assert done.wait(LIMIT).state == "success"
+    assert undone.wait(LIMIT).alarm.endswith("was not completed, as orders says")
+    asked = Path(verifiers["ASKED"]).read_text().split("\n")
+    assert sorted(filter(None, asked)) == [f"tx-done {done.ref}", f"tx-not {undone.ref}"]
+    assert "AttributeError" in gone.wait(LIMIT).alarm
+    assert "no verifier 'missing' is installed" in missing.wait(LIMIT).alarm
+
+
+def test_C14_a_function_that_kills_its_process_is_no_answer_and_jobs_go_on(
+    group: Daemons, verifiers: dict[str, str]
+) -> None:
+    group.start("e1", env=verifiers)
+    running = group.client.start_operation("noop", TABLE, {"sleep": 3})
+    ended = prepare(group, verify="dies", verify_attempts=2, **SOON).wait(LIMIT)
+    assert "the worker process died" in ended.alarm
+    assert running.wait(LIMIT).state == "success"
+
+
+def test_C14_without_a_verifier_what_is_not_confirmed_is_an_alarm(group: Daemons) -> None:
+    group.start("e1")
+    op = prepare(group, verify_after=0.2)
+    assert "it names nobody who could be asked" in op.wait(LIMIT).alarm
+    shown = distop_process(group, "show", op.ref)
+    assert shown.returncode == 0
+    assert "alarm" in shown.stdout
+    listed = distop_process(group, "history", "--alarms")
+    assert op.ref in listed.stdout
+    assert "nobody who could be asked" in listed.stdout
+
+
+def test_C14_another_executor_asks_where_the_one_that_asked_dies(group: Daemons) -> None:
+    """Its attempt is counted, and nothing comes of it: after a while it is another one's turn."""
+    first, _ = group.start("e1", "e2")
+
+    def kills(server: Server) -> Iterator[bytes]:
+        if len(server.asked) == 1:
+            asker[0].kill()
+            yield b""
+        else:
+            yield YES
+
+    asker = [first]
+    with answering(kills) as server:
+        op = prepare(group, verify=server.url, **SOON)
+        group.eventually(lambda: len(server.asked) == 1, "somebody asks")
+        assert op.wait(110).state == "success"
+
+
+PREPARES = """
+import sys
+import distop
+client = distop.connect(sys.argv[1])
+print("connected", flush=True)
+for n in range(int(sys.argv[2]), int(sys.argv[2]) + 1000):
+    op = client.prepare_operation("noop", "t", {}, external_id=f"tx-{n}", verify=sys.argv[3], verify_after=0.5)
+    print("prepared", n, op.ref, flush=True)
+    client.confirm(f"tx-{n}")
+    print("confirmed", n, op.ref, flush=True)
+"""
+
+
+def test_C13_a_caller_that_is_killed_at_any_point_leaves_what_its_verifier_says(group: Daemons) -> None:
+    """Its transaction is what it printed last: all that is completed by the verifier runs, all else does not."""
+    group.start("e1")
+    with answering(NO) as server:
+        told: dict[str, str] = {}
+        for first in (0, 1_000, 2_000):
+            command = [sys.executable, "-c", PREPARES, group.endpoint, str(first), server.url]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                for number, line in enumerate(process.stdout):
+                    told |= _told(line)
+                    if number == 5 + first // 500:
+                        os.kill(process.pid, signal.SIGKILL)
+        group.eventually(lambda: group.client.operations() == [], "all of them have ended", "e1")
+        ended = {one.op: one.state for one in group.client.history(TABLE)}
+        assert len(told) >= 9
+        for op, what in told.items():
+            if what == "confirmed":
+                assert ended[op] == "success", op
+        unconfirmed = [op for op, state in ended.items() if state == "cancelled"]
+        assert all(one.alarm for one in group.client.history(TABLE) if one.state == "cancelled")
+        assert len(unconfirmed) <= 3, "at most the last one of each"
+        assert not [op for op in unconfirmed if told.get(op) == "confirmed"]
+
+
+def _told(line: str) -> dict[str, str]:
+    words = line.split()
+    return {words[2]: words[0]} if len(words) == 3 else {}
+
+
+def test_C13_the_command_line(group: Daemons, distop_command: Callable[..., Ran]) -> None:
+    def run(*words: str) -> Ran:
+        return distop_command(*words, "--etcd", group.endpoint)
+
+    group.start("e1")
+    prepares = ("prepare", "noop", TABLE, "--verify-after", "3600", "--external-id")
+    assert (made := run(*prepares, "tx-1")).out == "prepared t/noop/1\n", made.err
+    assert run(*prepares, "tx-1").out == "already prepared t/noop/1\n"
+    assert run("confirm", "--external-id", "tx-1").out == "confirmed t/noop/1\n"
+    assert group.client.operation("t/noop/1").wait(LIMIT).state == "success"
+    assert run("confirm", "t/noop/1").code == 0
+    assert "cannot be abandoned" in (refused := run("abandon", "t/noop/1")).sentence
+    assert refused.code == 5
+    assert run(*prepares, "tx-2", "--json").json["op"] == "t/noop/2"
+    assert run("abandon", "--external-id", "tx-2", "--reason", "no").out == "abandoned t/noop/2\n"
+    assert run("confirm", "--external-id", "tx-2").code == 5
+    assert run("confirm", "--external-id", "tx-3").code == 4
+    for words in (("confirm",), ("abandon", "t/noop/1", "--external-id", "x"), ("confirm", "nonsense")):
+        assert run(*words).code == 2
+    secret = run(*prepares, "tx-4", "--verify", "https://a:b@c/")
+    assert secret.code == 2
+    assert "neither a user, a password nor parameters" in secret.sentence
+
+
+def test_C13_nothing_is_prepared_for_what_is_refused(group: Daemons) -> None:
+    group.start("e1")
+    with pytest.raises(InvalidArgument):
+        group.client.prepare_operation("noop", TABLE, {"colour": "red"}, external_id="tx-1")
+    with pytest.raises(NotFound):
+        group.client.confirm("tx-1")
+    assert prepare(group, "tx-1").ref == "t/noop/1"
+    group.client.prepared_operation("tx-1").abandon()

@@ -1,0 +1,60 @@
+"""A client on the model of etcd, with a behavior and a table, for what is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distop import Start
+from distop.client import Client
+from distop.core.declaration import Declaration
+from distop.core.invariants import check
+from distop.core.keys import Keys
+from distop.core.model import TableRecord
+from distop.core.txn import Put, Txn
+from tests.support.modelclient import ModelClient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+KEYS = Keys()
+TABLE = "t"
+
+
+class Etcd(ModelClient):
+    def __init__(self) -> None:
+        super().__init__()
+        self.put(KEYS.behavior("noop"), Declaration("noop").encode())
+        self.put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode())
+        self.client = Client.__new__(Client)
+        self.client._etcd, self.client._keys = self, KEYS  # type: ignore[assignment]
+
+    def put(self, key: str, value: bytes) -> None:
+        self.store.apply(Txn((), (Put(key, value),)))
+
+    def value(self, key: str) -> bytes | None:
+        kv = self.store.get(key)
+        return kv.value if kv is not None else None
+
+    def operations(self) -> list[str]:
+        listing = self.store.range("distOp.", "distOp/")
+        return [str(KEYS.parse(kv.key).ref) for kv in listing if kv.key.endswith(".spec")]
+
+    def moved(self) -> None:
+        """Somebody else starts an operation."""
+        counter = KEYS.next_instance(TABLE, "noop")
+        self.put(counter, self.value(counter) or b"1")
+
+
+def noop(**options: Any) -> Start:
+    return Start("noop", TABLE, {}, options=options)
+
+
+def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        etcd = Etcd()
+        answer = await work(etcd)
+        assert [str(one) for one in check(KEYS, etcd.store.history)] == []
+        return answer
+
+    return asyncio.run(main())

@@ -1,0 +1,98 @@
+"""What a daemon does about holds, and when: its own clock counts since it saw them written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distop.core import prepared as p
+from distop.core.draining import NodeState
+from distop.core.links import HoldState
+from distop.core.view import Seen
+from distop.daemon import holding
+from distop.daemon.holding import HoldKeeper
+from distop.daemon.verifying import Verifying
+
+TERMS = p.Terms("x", "t/noop/1", "", "orders", 60.0)
+
+
+class Daemon:
+    """One of some nodes, whose clock stands where it is put."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: NodeState) -> None:
+        self.now = 0.0
+        self.incarnation, self.log = "e1", logging.getLogger("distop.test")
+        self.config = SimpleNamespace(poll=30.0)
+        found = {name: SimpleNamespace(state=state) for name, state in (nodes or {"e1": NodeState.ACTIVE}).items()}
+        self.cluster: Any = SimpleNamespace(holds={}, nodes=found)
+        monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.begun: list[tuple[str, int]] = []
+        monkeypatch.setattr(Verifying, "begin", lambda _, id_, terms, mod: self.begun.append((id_, mod)))
+        self.keeper = HoldKeeper(self)  # type: ignore[arg-type]
+
+    def sees(
+        self, mod: int, terms: p.Terms = TERMS, state: HoldState = HoldState.HELD, id_: str = "prepared:x"
+    ) -> None:
+        self.cluster.holds[id_] = Seen(terms.hold(state), mod)
+        self.keeper.changed([id_])
+
+    def at(self, now: float) -> list[tuple[str, int]]:
+        """What it begins until then."""
+        self.now, self.begun = now, []
+        self.keeper._see_to_prepared()
+        return self.begun
+
+
+def run(monkeypatch: pytest.MonkeyPatch, work: Any, **nodes: NodeState) -> None:
+    async def main() -> None:
+        daemon = Daemon(monkeypatch, **nodes)
+        work(daemon)
+        daemon.keeper.close()
+
+    asyncio.run(main())
+
+
+def test_C14_a_verifier_is_asked_so_long_after_the_hold_was_last_seen_to_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(daemon: Daemon) -> None:
+        daemon.sees(5)
+        assert daemon.at(59.9) == []
+        assert daemon.at(60.1) == [("prepared:x", 5)]
+        assert daemon.at(61.2) == [("prepared:x", 5)], "until it is written"
+        daemon.sees(6, p.begun(TERMS, "e1") or TERMS)
+        assert daemon.at(62.3) == [], "it asks"
+        daemon.sees(7, TERMS, HoldState.DENIED)
+        assert daemon.at(1_000.0) == []
+
+    run(monkeypatch, work)
+
+
+def test_C14_what_is_confirmed_in_time_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(daemon: Daemon) -> None:
+        for n in range(1_000):
+            daemon.sees(n + 5, id_=f"prepared:{n}")
+            del daemon.cluster.holds[f"prepared:{n}"]
+            daemon.keeper.changed([f"prepared:{n}"])
+        assert daemon.keeper._seen == {}
+        assert len(daemon.keeper._due) <= holding.FEW + 1
+        daemon.sees(2_000)
+        assert daemon.at(60.1) == [("prepared:x", 2_000)]
+
+    run(monkeypatch, work)
+
+
+@pytest.mark.parametrize(("other", "when"), [(NodeState.ACTIVE, 60.0 + p.TURN), (NodeState.DRAINED, 60.0)])
+def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, this one is drained."""
+
+    def work(daemon: Daemon) -> None:
+        daemon.sees(5)
+        assert daemon.at(when - 0.1) == []
+        assert daemon.at(when + 0.1 if when == 60.0 else when + 5.1) == [("prepared:x", 5)]
+
+    run(monkeypatch, work, e1=NodeState.DRAINED, e2=other)

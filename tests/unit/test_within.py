@@ -1,0 +1,308 @@
+"""Operations inside a transaction of the caller's, on the model of etcd: what is sent, and what copies of it do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import Start, chain
+from distop.core.txn import Delete, Get, GetResult, Put, Txn, TxnResult, absent, operations, unchanged, value_is
+from distop.errors import InvalidArgument, NotFound, OperationStartError, OutcomeUnknown, UnknownBehavior
+from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+
+if TYPE_CHECKING:
+    pass
+
+
+class Mod:
+    """As etcd3 has it: to be compared is to take the value."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.value: object = None
+
+    def __eq__(self, other: object) -> Mod:  # type: ignore[override]
+        self.value = other
+        return self
+
+    def __gt__(self, other: object) -> Mod:
+        self.value = other
+        return self
+
+
+def test_C8_a_submission_reads_and_writes_nothing() -> None:
+    async def work(etcd: Etcd) -> None:
+        before = etcd.store.revision
+        found = await etcd.client.submission(chain(noop(), noop()))
+        assert etcd.store.revision == before
+        assert etcd.committed == []
+        assert [str(ref) for ref in found.refs] == ["t/noop/1", "t/noop/2"]
+        assert await found.stale() is False
+        etcd.store.apply(Txn(found.compares, found.puts))
+        assert etcd.operations() == ["t/noop/1", "t/noop/2"]
+        assert await found.stale() is True
+        assert await found.committed() is True
+
+    run(work)
+
+
+def test_C8_no_operation_that_begins_or_ends_on_the_table_is_in_its_way() -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop())
+        assert {one.key for one in found.compares} == {KEYS.next_instance(TABLE, "noop"), KEYS.table(TABLE)}
+        assert etcd.value(KEYS.of(found.refs[0], "state")) is None
+        assert Put(KEYS.of(found.refs[0], "state"), b"pending") in found.puts
+
+    run(work)
+
+
+def test_C9_it_is_committed_with_what_the_caller_does() -> None:
+    async def work(etcd: Etcd) -> None:
+        etcd.put("mine", b"1")
+        done = await etcd.client.transaction(
+            compare=[value_is("mine", b"1")], success=[Put("mine", b"2"), Get("mine")], start=noop()
+        )
+        assert done.committed
+        assert [op.ref for op in done.operations] == etcd.operations() == ["t/noop/1"]
+        assert isinstance(done.answers[1], GetResult)
+        assert etcd.value("mine") == b"2"
+        assert len(etcd.committed) == 1
+
+    run(work)
+
+
+def test_C10_where_a_compare_of_the_callers_fails_nothing_is_started_and_it_is_not_tried_again() -> None:
+    async def work(etcd: Etcd) -> None:
+        done = await etcd.client.transaction(
+            compare=[absent(KEYS.table(TABLE))], success=[Put("mine", b"2")], failure=[Get(KEYS.table(TABLE))],
+            start=noop(),
+        )  # fmt: skip
+        assert (done.committed, list(done.operations)) == (False, [])
+        assert isinstance(done.answers[0], GetResult)
+        assert done.answers[0].kv is not None
+        assert etcd.operations() == []
+        assert etcd.value("mine") is None
+        assert len(etcd.committed) == 1
+
+    run(work)
+
+
+def test_C9_where_a_counter_of_distops_moved_it_is_tried_again_and_the_callers_failure_branch_is_not_run() -> None:
+    async def work(etcd: Etcd) -> None:
+        def moved(txn: Txn) -> TxnResult:
+            etcd.moved()
+            return etcd.store.apply(txn)
+
+        etcd.fates.extend([moved, moved])
+        done = await etcd.client.transaction(success=[Put("mine", b"2")], failure=[Put("lost", b"")], start=noop())
+        assert done.committed
+        assert len(etcd.committed) == 3
+        assert etcd.value("lost") is None
+
+    run(work)
+
+
+def test_C9_an_answer_that_was_lost_is_found_out_and_what_the_caller_did_is_done_once() -> None:
+    """Its own compare fails for the second copy: the first has changed the key."""
+
+    async def work(etcd: Etcd) -> None:
+        def twice(txn: Txn) -> TxnResult:
+            etcd.store.apply(txn)
+            return replace(etcd.store.apply(txn), repeated=True)
+
+        etcd.fates.append(twice)
+        done = await etcd.client.transaction(
+            compare=[absent("mine")], success=[Put("mine", b"2")], failure=[Put("lost", b"")], start=noop()
+        )
+        assert done.committed
+        assert done.answers == ()
+        assert [op.ref for op in done.operations] == etcd.operations() == ["t/noop/1"]
+        assert etcd.value("lost") is None
+
+    run(work)
+
+
+def test_C10_a_late_copy_of_one_that_was_told_to_be_refused_never_applies() -> None:
+    async def work(etcd: Etcd) -> None:
+        etcd.put("mine", b"taken")
+
+        def repeated(txn: Txn) -> TxnResult:
+            return replace(etcd.store.apply(txn), repeated=True)
+
+        etcd.fates.append(repeated)
+        done = await etcd.client.transaction(compare=[absent("mine")], success=[Put("mine", b"2")], start=noop())
+        assert not done.committed
+        etcd.store.apply(Txn((), (Delete("mine"),)))
+        assert not etcd.store.apply(etcd.committed[0]).succeeded, "the first copy comes now"
+        assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C9_an_outcome_that_stays_unknown_is_found_out_by_the_same_request() -> None:
+    async def work(etcd: Etcd, applied: bool) -> None:
+        def cut(txn: Txn) -> TxnResult:
+            if applied:
+                etcd.store.apply(txn)
+            raise OutcomeUnknown("etcd stopped answering")
+
+        etcd.fates.append(cut)
+        with pytest.raises(OutcomeUnknown, match="request_id='mine'"):
+            await etcd.client.transaction(success=[Put("n", b"1")], start=noop(), request_id="mine")
+        etcd.put("n", b"0")
+        again = await etcd.client.transaction(success=[Put("n", b"2")], start=noop(), request_id="mine")
+        assert (again.committed, again.earlier) == (True, applied)
+        assert etcd.operations() == ["t/noop/1"]
+        assert etcd.value("n") == (b"0" if applied else b"2")
+        assert again.operations[0].already_started is applied
+
+    run(lambda etcd: work(etcd, applied=True))
+    run(lambda etcd: work(etcd, applied=False))
+
+
+def test_C9_an_unknown_outcome_names_a_request_id_also_where_the_caller_chose_none() -> None:
+    async def work(etcd: Etcd) -> None:
+        def cut(txn: Txn) -> TxnResult:
+            etcd.store.apply(txn)
+            raise OutcomeUnknown("etcd stopped answering")
+
+        etcd.fates.append(cut)
+        with pytest.raises(OutcomeUnknown) as caught:
+            await etcd.client.transaction(start=noop())
+        name = str(caught.value).partition("request_id='")[2].partition("'")[0]
+        again = await etcd.client.transaction(start=noop(), request_id=name)
+        assert again.earlier
+        assert etcd.operations() == ["t/noop/1"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_C12_committed_settles_an_outcome_that_is_unknown_for_good(applied: bool) -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop())
+        copy = Txn(found.compares, found.puts)
+        if applied:
+            etcd.store.apply(copy)
+        assert await found.committed() is applied
+        assert not etcd.store.apply(copy).succeeded
+        assert await found.committed() is applied
+        assert await found.stale()
+        assert etcd.operations() == (["t/noop/1"] if applied else [])
+
+    run(work)
+
+
+def test_C12_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
+    async def work(etcd: Etcd) -> None:
+        first, second = await etcd.client.submission(noop()), await etcd.client.submission(noop())
+        etcd.store.apply(Txn(second.compares, second.puts))
+        assert await first.committed() is False
+        assert await second.committed() is True
+
+    run(work)
+
+
+def test_C12_it_is_told_in_the_classes_of_etcd3() -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop())
+        compares, puts = found.etcd3(
+            SimpleNamespace(transactions=SimpleNamespace(mod=Mod, create=Mod, put=lambda *put: put))
+        )
+        assert [(one.key, one.value) for one in compares] == [(c.key, c.value) for c in found.compares]
+        assert puts == [(put.key, put.value) for put in found.puts]
+
+    run(work)
+
+
+def test_C8_a_request_that_has_started_them_before_is_refused() -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop(), request_id="mine")
+        etcd.store.apply(Txn(found.compares, found.puts))
+        with pytest.raises(OperationStartError, match="t/noop/1 was started by an earlier transaction"):
+            await etcd.client.submission(noop(), request_id="mine")
+
+    run(work)
+
+
+def test_C8_what_is_more_than_a_transaction_takes_is_refused() -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission([noop() for _ in range(31)])
+        assert operations(Txn(found.compares, found.puts)) <= 128
+        for much in ([noop() for _ in range(32)], [Start("noop", TABLE, {"x": "y" * 200_000}) for _ in range(6)]):
+            with pytest.raises(InvalidArgument, match="more than one transaction takes"):
+                await etcd.client.submission(much)
+        with pytest.raises(InvalidArgument, match="over the 128 that etcd takes"):
+            await etcd.client.transaction(
+                success=[Put(f"k{n}", b"") for n in range(10)], start=[noop() for _ in range(31)]
+            )
+        assert etcd.operations() == []
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"compare": [("k", 1)]}, "is no compare"),
+        ({"compare": "k"}, "compare is a list"),
+        ({"success": [object()]}, "nothing that a transaction does"),
+        ({"success": [Put("distOp.t.runOps", b"")]}, "is distop's own"),
+        ({"failure": [Delete("a", "\0")]}, "is distop's own"),
+        ({"success": [Txn((), (Delete("dist", "dz"),))]}, "is distop's own"),
+        ({"start": []}, "the list is empty"),
+        ({"start": 7}, "a graph is a list"),
+        ({"start": [Start("noop", TABLE, {"x": object()})]}, "JSON"),
+    ],
+    ids=str,
+)
+def test_C9_what_is_no_transaction_is_refused(given: dict[str, Any], sentence: str) -> None:
+    async def work(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument, match=sentence):
+            await etcd.client.transaction(**{"start": noop(), **given})
+        assert etcd.committed == []
+
+    run(work)
+
+
+def test_C9_keys_beside_distops_own_are_the_callers() -> None:
+    async def work(etcd: Etcd) -> None:
+        writes = [Put("distOo", b""), Put("distOq", b""), Delete("a", "b"), Delete("distOq0", "\0")]
+        done = await etcd.client.transaction(compare=[unchanged("x", 0)], success=writes, start=noop())
+        assert done.committed
+
+    run(work)
+
+
+def test_what_waits_is_not_started_on_a_table_that_is_removed_meanwhile() -> None:
+    """A table is removed under the guard of runOps, which what waits does not write (seed 689 of the simulator)."""
+
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission(noop())
+
+        def removed(txn: Txn) -> TxnResult:
+            etcd.store.apply(Txn((), (Delete(KEYS.table(TABLE)),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(removed)
+        with pytest.raises(NotFound, match="no table"):
+            await etcd.client.transaction(start=noop())
+        assert await found.stale()
+        assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C8_a_type_that_nobody_offers_and_a_table_that_is_not_there_are_refused() -> None:
+    async def work(etcd: Etcd) -> None:
+        with pytest.raises(UnknownBehavior):
+            await etcd.client.submission(Start("nothing", TABLE))
+        with pytest.raises(NotFound, match="no table"):
+            await etcd.client.submission(Start("noop", "nowhere"))
+
+    run(work)
