@@ -145,10 +145,10 @@ def chain(*steps: Step) -> Graph:
     """Each of these once the one before it has succeeded, as a whole (L31)."""
     if not steps:
         raise InvalidArgument("a chain needs a step at least")
-    before, *rest = (_graph(step) for step in steps)
+    before, *rest = [found for found in map(_graph, steps) if found.starts] or [Graph((), (), ())]
     for step in rest:
         joins: tuple[Start, ...] = ()
-        if len(before.last) > 1 and len(before.last) * len(step.first) >= WIDE:
+        if len(before.last) > 1 and len(step.first) > 1 and len(before.last) * len(step.first) >= WIDE:
             joins = (Start(JOIN, CLUSTER_TABLE, after=before.last),)
         for one in step.first:
             one.waiting_for(joins or before.last)

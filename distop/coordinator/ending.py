@@ -49,6 +49,7 @@ SUBMITTER_KEPT = 1_000
 FOLLOW_UP_TIME = 600.0
 """Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
+SERIES_PAUSE = (1.0, 5.0)
 
 
 class Later(Exception):
@@ -399,7 +400,10 @@ class Ending:
                     where=spec.where,
                 ),
             )
-        except (InvalidArgument, UnknownBehavior, NotFound, OperationStartError) as error:
+        except OperationStartError as error:
+            self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
+            raise Later(now + random.uniform(*SERIES_PAUSE)) from None
+        except (InvalidArgument, UnknownBehavior, NotFound) as error:
             self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
         else:
             self._log.info("%s is the next of its series", started.ref, extra={"operation": str(ref)})

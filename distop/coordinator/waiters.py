@@ -72,6 +72,8 @@ class Waiters:
         self._work: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._apart = False
+        """A group was refused, and nothing told why: the next ones are tried one by one, each another one first."""
 
     def look(self, refs: Iterable[OperationRef]) -> None:
         """Something about these changed; those that do not wait are left out."""
@@ -102,9 +104,12 @@ class Waiters:
                 running.cancel()
 
     def _sort(self, op: OperationView, now: float) -> None:
+        """Where it belongs by now: what was ready once may have come to wait for another one since."""
+        since = self._ready.pop(op.ref, None)
+        self._over.pop(op.ref, None)
         match fate(op, self._ctx.cluster.holds, now):
             case Begin():
-                self._ready.setdefault(op.ref, time.monotonic())
+                self._ready[op.ref] = since if since is not None else time.monotonic()
                 (self._urgent.add if op.terms.options.priority else self._urgent.discard)(op.ref)
             case Join() | EndWaiting():
                 self._over.setdefault(op.ref)
@@ -142,10 +147,14 @@ class Waiters:
                 self._changed.clear()
                 try:
                     done = await self._end_some() or await self._begin_some()
+                except SessionLost:
+                    return
                 except (DistopError, OSError) as error:
-                    if isinstance(error, SessionLost):
-                        return
                     self._log.warning("those that wait have to wait on: %s", describe(error), extra={"error": error})
+                    await asyncio.sleep(trouble.pause())
+                    continue
+                except Exception:
+                    self._log.exception("beginning what waits broke; it goes on shortly")
                     await asyncio.sleep(trouble.pause())
                     continue
                 trouble.reset()
@@ -230,11 +239,17 @@ class Waiters:
         group = self._group()
         if not group:
             return False
+        if self._apart:
+            group = group[:1]
+            self._ready[group[0].ref] = self._ready.pop(group[0].ref)  # if it is the one, others come before it
         keys, table = self._ctx.keys, self._view.table
         (found,) = await self._ctx.client.read(Get(keys.run_ops(table)))
         running = catalog.running(found.kv)
-        if await self._excluded(running):
+        own, excluded = await self._excluded(running)
+        if excluded:
             return False
+        if self._view.type in own:
+            group = group[:1]  # those of this type exclude each other
         mod = found.kv.mod_revision if found.kv is not None else 0
         try:
             result = await self._ctx.commit(w.begins(keys, self._guard, running, mod, group))
@@ -248,12 +263,16 @@ class Waiters:
             for one in group:
                 self._log.info("begins", extra={"operation": str(one.ref)})
                 self._ready.pop(one.ref, None)
+            self._apart = False
             return True
         refused = w.begin_refused(result, mod, group)
+        if not refused.moved and len(group) > 1:
+            # One of them holds up the others: an edge or a hold that this view does not show yet.
+            self._apart = True
         return refused.moved  # the next look is made from what stands there now
 
-    async def _excluded(self, running: dict[str, int]) -> bool:
-        """What runs on the table excludes operations of this type."""
+    async def _excluded(self, running: dict[str, int]) -> tuple[tuple[str, ...], bool]:
+        """The types that exclude this one by its own declaration; and whether one that runs on the table does."""
         own = self._view.type
         names = sorted({own, *running})
         answers = await self._ctx.client.read(*(Get(self._ctx.keys.behavior(name)) for name in names))
@@ -262,4 +281,4 @@ class Waiters:
             for name, one in zip(names, answers, strict=True)
         }
         others = {name: declared[name] for name in running}
-        return bool(catalog.excluded_by(own, declared[own], others))
+        return declared[own], bool(catalog.excluded_by(own, declared[own], others))

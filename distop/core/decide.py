@@ -6,6 +6,7 @@ whose records are of a newer version is left alone (rolling upgrades).
 
 from __future__ import annotations
 
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
@@ -154,7 +155,7 @@ def next_step(
             return WakeAt(due)
         return Complete(decision)
     if stage is Stage.CLEANING and op.next and op.state is not None:
-        page = dict(sorted(op.next.items())[: w.SIGNALS_PER_TXN])
+        page = dict(islice(op.next.items(), w.SIGNALS_PER_TXN))
         return Commit(w.signal(keys, op.ref, election, op.state_mod, op.state, page))
     if stage is Stage.CLEANING:
         follow_ups = op.decision.value.follow_ups if op.decision is not None else ()

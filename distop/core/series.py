@@ -76,8 +76,9 @@ def following(series: Series, op: str, state: State, finished: float, now: float
         return None
     if series.since == "start":
         due = (parse_time(series.due) or finished) + series.interval
-        if due < now:  # the last of those that were missed
-            due += math.floor((now - due) / series.interval) * series.interval
+        last = min(now, parse_time(series.until)) if series.until else now
+        if due < last:  # the last of those that were missed
+            due += math.floor((last - due) / series.interval) * series.interval
     else:
         due = finished + series.interval
     if series.until and due > parse_time(series.until):
@@ -93,4 +94,5 @@ def following(series: Series, op: str, state: State, finished: float, now: float
         rfc3339(due),
         series.first or op,
     )
-    return Next(rfc3339(due + luck * series.jitter), after)
+    begins = due + luck * series.jitter
+    return Next(rfc3339(min(begins, parse_time(series.until)) if series.until else begins), after)

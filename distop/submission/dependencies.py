@@ -4,6 +4,7 @@ that no cycle comes about.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from distop.clock import time
@@ -13,7 +14,7 @@ from distop.core.model import OperationRef, Spec, State
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OperationStartError
-from distop.submission.submit import WRITE_LIMIT, overdue
+from distop.submission.submit import WRITE_LIMIT, overdue, pause
 from distop.submission.waiting import Standing, standings
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.store.client import EtcdClient
     from distop.submission.request import After
-
-PAGE = 200
-"""Edges of one operation that are read at once."""
 
 
 async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> None:
@@ -35,10 +33,17 @@ async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[
     be waited for ended so that the other could never begin, or too much would have to be compared; InvalidArgument for
     a cycle.
     """
-    began = time.monotonic()
-    while not await _try(etcd, keys, wanted):
+    pairs: dict[tuple[OperationRef, OperationRef], str] = {}
+    for after, run in wanted:
+        if pairs.setdefault((after.ref, run), after.on) != after.on:
+            raise InvalidArgument(f"{run} is to wait for {after.ref} once: for its success, or for its end")
+    unique = list(dict.fromkeys(wanted))
+    began, tries = time.monotonic(), 0
+    while not await _try(etcd, keys, unique):
+        tries += 1
         if overdue(began):
             raise OperationStartError("the operations that are waited for change all the time: try again")
+        await asyncio.sleep(pause(tries))
 
 
 async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> bool:
@@ -54,8 +59,8 @@ async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, Opera
             raise OperationStartError(f"{after.ref} ended as {pred.state}, so {run} could never begin")
     if not links:
         return True
-    await _check_holds(etcd, keys, {run.ref for _, run, _ in links})
     above = await _above(etcd, keys, links)
+    await _check_holds(etcd, keys, {one.ref for link in links for one in link[:2]} | {one.ref for one in above})
     names = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links} | {one.ref for one in above}
     if len(names) > w.SEEN_PER_TXN:
         raise OperationStartError(

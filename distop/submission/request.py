@@ -217,7 +217,7 @@ def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidArgument(f"after is a list of operations, such as [{given!r}]")
     found: dict[OperationRef, After] = {}
-    for item in given:
+    for item in given:  # each of them an operation, and once
         one = after_one(item)
         if found.setdefault(one.ref, one) != one:
             raise InvalidArgument(f'{one.ref} is to be waited for once: either for its "success", or for its "end"')
@@ -227,7 +227,9 @@ def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
 def after_one(item: Any) -> After:
     """Raises InvalidArgument for what is no operation to wait for."""
     if isinstance(item, After):
-        return item
+        if item.on not in ("success", "end"):
+            raise InvalidArgument(f'{item.on!r} is no end to wait for: "success", or any "end"')
+        return After(after_one(item.ref).ref, item.on)
     if isinstance(item, OperationRef):
         return After(item)
     ref = getattr(item, "ref", item)

@@ -310,7 +310,7 @@ def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | Non
             return Started(ref)
     except InvalidArgument as error:
         return error
-    if begun.spec.one_at_a_time and instead.current is not None:
+    if begun.spec.one_at_a_time and not begun.waits and instead.current is not None:
         try:
             return _excluded(ref, OperationRef(ref.table, ref.type, ref.object, read(word(int), instead.current)))
         except UnreadableRecord as error:

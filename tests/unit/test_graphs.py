@@ -79,3 +79,22 @@ def test_more_than_a_graph_takes_are_refused() -> None:
 def test_L19_the_requests_of_a_graph_have_ids_by_their_places() -> None:
     wanted, _ = requests([noop(), noop(request_id="mine")], "nightly")
     assert [(one.request_id, one.own_id) for one in wanted] == [("nightly#0", True), ("mine", True)]
+
+
+def test_a_step_without_operations_keeps_the_order() -> None:
+    a, b = noop(), noop()
+    assert edges(chain(a, group(), b)) == {(0, 1, "success")}
+    assert edges(chain(group(), a, chain(group(), b))) == {(0, 1, "success")}
+    assert len(chain(group())) == 0
+
+
+def test_a_chord_has_no_join_before_a_single_step() -> None:
+    assert len(chord([noop() for _ in range(2 * WIDE)], noop())) == 2 * WIDE + 1
+
+
+def test_what_is_waited_for_may_be_named_in_each_way_and_an_unknown_end_is_refused() -> None:
+    for name in ("t/noop/8", OperationRef("t", "noop", "", 8)):
+        (found,) = requests([Start("noop", "t", after=[After(name, "end")])], None)[0][0].after  # type: ignore[arg-type]
+        assert found == After(OperationRef("t", "noop", "", 8), "end")
+    with pytest.raises(InvalidArgument, match="'sucess' is no end to wait for"):
+        requests([Start("noop", "t", after=[After("t/noop/8", "sucess")])], None)  # type: ignore[arg-type]

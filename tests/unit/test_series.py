@@ -81,3 +81,9 @@ def test_it_reads_back() -> None:
 def test_what_is_no_series_is_refused(every: object, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         request("noop", "t", b"{}", None, None, None, None, "me", every=every)  # type: ignore[arg-type]
+
+
+def test_what_was_missed_before_the_last_time_is_done_and_nothing_begins_after_it() -> None:
+    grid = Series(60, jitter=100, since="start", due=rfc3339(NOW), until=rfc3339(NOW + 130))
+    assert due(grid, NOW + 500, NOW + 500) == NOW + 120
+    assert due(grid, NOW + 70, NOW + 70, luck=0.9) == NOW + 130
