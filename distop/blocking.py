@@ -284,6 +284,9 @@ class Client:
         delay: float | None = None,
         after: Iterable[Any] | None = None,
         every: Every | float | None = None,
+        id: str | None = None,  # noqa: A002
+        one_off: bool = False,
+        on_duplicate: str | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -304,6 +307,9 @@ class Client:
                 delay=delay,
                 after=after,
                 every=every,
+                id=id,
+                one_off=one_off,
+                on_duplicate=on_duplicate,
             )
         )
         return Operation(self._loop, inner)

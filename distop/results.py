@@ -145,7 +145,7 @@ class OperationStatus:
     ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said. ``waiting_for``:
     why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again. ``failed``: the
     ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``, and none where
-    they are not told apart (``exact`` False). ``labels``: the caller's. ``doing``: what jobs that have run for a while
+    they are not told apart (``exact`` False). ``labels``: the caller's. ``id``: by which it has no like, or "". ``doing``: what jobs that have run for a while
     say of themselves, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and
     ``rerun_of`` are those of the start.
     """
@@ -170,6 +170,7 @@ class OperationStatus:
     submitter: str = ""
     rerun_of: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
 
     @property
@@ -206,8 +207,9 @@ class OperationStatus:
         }
         if self.failed_truncated:
             data["failed_truncated"] = True
-        if self.rerun_of:
-            data["rerun_of"] = self.rerun_of
+        for name in ("rerun_of", "id"):
+            if value := getattr(self, name):
+                data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
         return data

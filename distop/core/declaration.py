@@ -63,6 +63,10 @@ class Declaration:
     """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
     joins: bool = False
     """It does nothing but wait for others, and ends with the last of them (L36)."""
+    id_fields: tuple[str, ...] | None = None
+    """The fields of the argument from whose values an operation's id is computed (``core.ids``); None: it has none."""
+    combine: Mapping[str, str] = field(default_factory=dict)
+    """Field of the argument → the rule by which two values of it become one (``core.ids.RULES``)."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -77,6 +81,8 @@ class Declaration:
                 "instances": self.instances,
                 "conflicts_with": list(self.conflicts_with),
                 "needs_table": self.needs_table,
+                **({"id_fields": list(self.id_fields)} if self.id_fields is not None else {}),
+                **({"combine": dict(self.combine)} if self.combine else {}),
                 **self.rules().to_json(),
             }
         )
@@ -105,6 +111,8 @@ class Declaration:
             rules.cleans,
             rules.reports_only,
             rules.joins,
+            tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
+            data.get("combine") or {},
         )
 
     def rules(self) -> Rules:

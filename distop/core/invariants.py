@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.cluster_invariants import ClusterTrace, Requests
+from distop.core.cluster_invariants import ClusterTrace, Ids, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
@@ -73,6 +73,7 @@ class Checker:
         self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
         self._requests = Requests()
+        self._ids = Ids()
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
@@ -130,15 +131,19 @@ class Checker:
             self._operation(ref, writes, started)
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
+        known = (self._operations.get(ref) for ref in own)
+        ids = {place for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
                 places.add((key.table, key.type, key.object))
             elif key.name == "runOps":
                 tables.add(key.table)
+            elif key.family == K.UNIQUE:
+                ids.add((key.table, key.type, key.id))
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE):  # many come and go
+            if change.deleted and key.family in (K.NODE, K.TABLE, K.UNIQUE):  # many come and go
                 del self._cluster_log[change.kv.key]
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
@@ -147,6 +152,9 @@ class Checker:
                 self._found(7, self.keys.run_ops(table), text)
         for place in places:
             self._one_at_a_time(place)
+        for place in ids:
+            if text := self._ids.wrong(place, self._cluster.ids.get(place)):
+                self._found(18, self.keys.unique(*place), text)
         for ref in own:
             self._holds_current(ref)
 
@@ -328,8 +336,9 @@ class Checker:
             self._waited(op, where)
         if not op.state.terminal:
             return
-        if before is not State.PENDING or op.cancel is None or op.cancel.reason != "user":
-            self._elected(op, where)  # who cancels what has not begun ends it
+        by_caller = op.cancel is not None and (op.cancel.reason == "user" or op.cancel.replaced_by)
+        if before is not State.PENDING or not by_caller:
+            self._elected(op, where)  # who cancels, or replaces, what has not begun ends it
         if op.claims:
             self._found(5, where, f"finished while {op.claims} claims were left", op)
         if op.state is State.SUCCESS and before is not State.PENDING and not all_succeeded(op):

@@ -169,6 +169,10 @@ class Spec:
     """Another one like it follows (``core.series``)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the caller finds it by (``core.labels``)."""
+    id: str = ""
+    """Its id, which no other operation of the type on the table has before it ends (``core.unique``); "": a one-off."""
+    follows: str = ""
+    """The operation of the same id for whose end it waits."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -182,7 +186,7 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold", "series"):
+        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -208,6 +212,8 @@ class Spec:
             data.get("hold", ""),
             data.get("series"),
             data.get("labels") or {},
+            data.get("id", ""),
+            data.get("follows", ""),
         )
 
 
@@ -270,14 +276,23 @@ class Cancel:
 
     reason: str
     text: str = ""
+    replaced_by: str = ""
+    """The operation that took its id, and ended it thereby before it had begun."""
+
+    def to_json(self) -> dict[str, Any]:
+        by = {"replaced_by": self.replaced_by} if self.replaced_by else {}
+        return {"reason": self.reason, "text": self.text, **by}
 
     def encode(self) -> bytes:
-        return dumps({"v": SCHEMA_VERSION, "reason": self.reason, "text": self.text})
+        return dumps({"v": SCHEMA_VERSION, **self.to_json()})
 
     @classmethod
     def decode(cls, value: bytes) -> Cancel:
-        data = loads(value)
-        return cls(data.get("reason", "user"), data.get("text", ""))
+        return cls.from_json(loads(value))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cancel:
+        return cls(data.get("reason", "user"), data.get("text", ""), data.get("replaced_by", ""))
 
 
 @frozen
@@ -387,6 +402,10 @@ class History:
     """As in the spec, shortened."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """As in the spec."""
+    id: str = ""
+    """As in the spec."""
+    follows: str = ""
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -404,11 +423,12 @@ class History:
             "submitter": self.submitter,
         }
         if self.cancel is not None:
-            data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
+            data["cancel"] = self.cancel.to_json()
         if self.failed_truncated:
             data["failed_truncated"] = True
-        if self.rerun_of:
-            data["rerun_of"] = self.rerun_of
+        for name in ("rerun_of", "id", "follows"):
+            if value := getattr(self, name):
+                data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
         return data
@@ -433,10 +453,12 @@ class History:
             tuple(data.get("errors") or ()),
             data.get("failed", ""),
             data.get("request_id", ""),
-            Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
+            Cancel.from_json(cancel) if cancel else None,
             bool(data.get("failed_truncated", False)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
             labels=data.get("labels") or {},
+            id=data.get("id", ""),
+            follows=data.get("follows", ""),
         )

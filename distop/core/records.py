@@ -15,7 +15,18 @@ from distop.core.declaration import Declaration
 from distop.core.draining import Drain
 from distop.core.jobs import Claim
 from distop.core.links import Edge, Hold
-from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
+from distop.core.model import (
+    Attempts,
+    Cancel,
+    Decision,
+    History,
+    Node,
+    OperationRef,
+    Phase,
+    Spec,
+    State,
+    TableRecord,
+)
 from distop.core.plan import Plan
 from distop.errors import InvalidArgument, UnreadableRecord
 
@@ -97,6 +108,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.TABLE: TableRecord.decode,
     K.CLAIM: Claim.decode,
     K.HOLD: Hold.decode,
+    K.UNIQUE: word(OperationRef.parse),
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
 }

@@ -304,6 +304,7 @@ def judge(
             submitter=history.submitter,
             rerun_of=history.rerun_of,
             labels=history.labels,
+            id=history.id,
         )
     view = view_of(snapshot, nodes, now, alarms, unreadable)
     stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
@@ -335,6 +336,7 @@ def judge(
         submitter=spec.submitter,
         rerun_of=spec.rerun_of,
         labels=spec.labels,
+        id=spec.id,
         doing=_doing(snapshot, nodes),
     )
 
@@ -359,7 +361,7 @@ def stage_of(snapshot: Snapshot) -> Stage:
 
 
 def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
-    return {"reason": cancel.reason, "text": cancel.text} if cancel else None
+    return cancel.to_json() if cancel else None
 
 
 def _eta(pace: Pace, now: float, ended: int, total: int | None) -> float | None:
