@@ -370,7 +370,7 @@ def _id_fields(
             raise InvalidArgument(f"behavior {name}: id_fields names {one!r}, which is no field of its Arg")
         if arg.model_fields[one].default_factory is not None:
             raise InvalidArgument(
-                f"behavior {name}: id_fields names {one!r}, whose default is made by a function: give it a value, or none"
+                f"behavior {name}: id_fields names {one!r}, whose default a function makes: give it a value, or none"
             )
     return tuple(fields)
 

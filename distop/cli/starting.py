@@ -83,7 +83,8 @@ def start(
         str | None, typer.Option("--id", metavar="ID", help="Of one id, at most one goes on (default: the type's).")
     ] = None,
     on_duplicate: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on.")
+        str | None,
+        typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on."),
     ] = None,
     one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
 ) -> None:

@@ -24,7 +24,14 @@ from distop.core.records import read
 from distop.core.series import Series, following
 from distop.core.states import Stage
 from distop.core.txn import Get
-from distop.errors import Incompatible, InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
+from distop.errors import (
+    Incompatible,
+    InvalidArgument,
+    NotFound,
+    OperationStartError,
+    UnknownBehavior,
+    UnreadableRecord,
+)
 from distop.submission.request import FOLLOW, request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError

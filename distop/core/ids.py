@@ -103,8 +103,7 @@ def _fields(declaration: Declaration, arg: bytes) -> dict[str, Any]:
 
 
 def _combine(rule: str, name: str, a: Any, b: Any) -> Any:
-    """Two values of a field by its rule. One that is left out, or null, adds nothing; but null is the last, or first.
-    """
+    """Two values of a field by its rule. One that is left out, or null, adds nothing; but null may be the last one."""
     if rule in ("first", "last"):
         first, last = (a, b) if rule == "first" else (b, a)
         return last if first is _ABSENT else first
@@ -141,7 +140,10 @@ def _lists(a: Any, b: Any) -> bool:
 
 def _union(a: list[Any], b: list[Any]) -> list[Any]:
     """Each once, in the order in which they came."""
-    return list({canonical(one): one for one in reversed((*a, *b))}.values())[::-1]
+    found: dict[str, Any] = {}
+    for one in (*a, *b):
+        found.setdefault(canonical(one), one)
+    return list(found.values())
 
 
 _RULES: Mapping[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], Any]]] = {

@@ -132,7 +132,8 @@ class Checker:
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
         known = (self._operations.get(ref) for ref in own)
-        ids = {place for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        ids: dict[tuple[str, str, str], OperationTrace | None]
+        ids = {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
@@ -140,10 +141,10 @@ class Checker:
             elif key.name == "runOps":
                 tables.add(key.table)
             elif key.family == K.UNIQUE:
-                ids.add((key.table, key.type, key.id))
+                ids.setdefault((key.table, key.type, key.id), None)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE, K.UNIQUE):  # many come and go
+            if change.deleted and key.family in (K.NODE, K.TABLE):  # many come and go
                 del self._cluster_log[change.kv.key]
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
@@ -152,9 +153,8 @@ class Checker:
                 self._found(7, self.keys.run_ops(table), text)
         for place in places:
             self._one_at_a_time(place)
-        for place in ids:
-            if text := self._ids.wrong(place, self._cluster.ids.get(place)):
-                self._found(18, self.keys.unique(*place), text)
+        for place, one in ids.items():
+            self._one_of_an_id(place, one)
         for ref in own:
             self._holds_current(ref)
 
@@ -405,6 +405,13 @@ class Checker:
             if op is None or not op.active:
                 self._found(7, self.keys.current(*place), f"names the instance {instance}, which does not run")
 
+    def _one_of_an_id(self, place: tuple[str, str, str], op: OperationTrace | None) -> None:
+        key, named = self.keys.unique(*place), self._cluster.ids.get(place)
+        if text := self._ids.wrong(place, named):
+            self._found(18, key, text, op)
+        if named is None:  # many come and go
+            self._cluster_log.pop(key, None)
+
     def _holds_current(self, ref: OperationRef) -> None:
         op = self._operations.get(ref)
         if op is not None and op.active and op.spec is not None and op.spec.one_at_a_time:
@@ -446,7 +453,7 @@ class Checker:
         """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
         if self._quiet or (op is not None and op.newer):
             return
-        own = op.log if op is not None else self._cluster_log.get(key, ())
+        own = [*(op.log if op is not None else ()), *self._cluster_log.get(key, ())]
         of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
         known = sorted([*own, *of_job], key=lambda entry: entry[0])
         self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @frozen
 class Takes:
     """How a start takes its id. ``holder``: whom the key names, if anybody, with ``mod``, the revision of its state as
-    it was read (0: it is gone, and no part of distop left the key). It has ended, or is followed; or it is ``replaced``:
-    it waits, and ends in the same transaction, in this way; then nobody may wait for it (``alone``), or who does is
-    told that it ended.
+    it was read (0: it is gone). It has ended, by a release that knows no ids, or is followed; or it is ``replaced``: it
+    waits, and ends in the same transaction, in this way; then nobody may wait for it (``alone``), or who does is told
+    that it ended.
     """
 
     id: str

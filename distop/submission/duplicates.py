@@ -77,6 +77,7 @@ class Joined:
     """Nothing is to be started: this operation goes on, and stands for it."""
 
     ref: OperationRef
+    id: str
 
 
 @frozen
@@ -167,9 +168,9 @@ async def _by_policy(
         return Undecided()  # whether it will ever have been is not known yet
     if policy == "join":
         _check_same(declaration, wanted, id_, holder)
-        return Joined(holder.ref)
+        return Joined(holder.ref, id_)
     if policy == FOLLOW and holder.spec is not None and holder.spec.series is not None:
-        return Joined(holder.ref)
+        return Joined(holder.ref, id_)
     if policy == FOLLOW and state is State.PENDING:
         raise _taken(wanted, id_, holder, ", and of no series")
     if policy == "replace" and state is not State.PENDING:
@@ -225,7 +226,7 @@ async def _combined(
         raise _taken(wanted, id_, holder, f", and cannot be combined with this: {error}") from None
     due = min(former.not_before, wanted.not_before)  # "": at once
     if arg == holder.arg and due == former.not_before and not wanted.after and wanted.series is None:
-        return Joined(holder.ref)
+        return Joined(holder.ref, id_)
     edges = [read(Edge.decode, kv) for kv in (await etcd.list(*keys.edges_range(holder.ref, "after"))).kvs]
     if any(edge.broken for edge in edges):
         return Undecided()  # it is about to end
@@ -256,7 +257,7 @@ def _check_same(declaration: Declaration, wanted: Request, id_: str, holder: Hol
         raise _taken(wanted, id_, holder, " over other partitions")
     if differ := ids.differing(declaration, holder.arg, wanted.arg):
         fields = f" ({', '.join(differ)})" if differ != [""] else ""
-        raise _taken(wanted, id_, holder, f" with another argument{fields}, so this would not be what is joined")
+        raise _taken(wanted, id_, holder, f" with another argument{fields}: its result would be another one")
 
 
 def _names(partitions: Sequence[str] | None) -> list[str] | None:
@@ -266,5 +267,5 @@ def _names(partitions: Sequence[str] | None) -> list[str] | None:
 def _taken(wanted: Request, id_: str, holder: Holder, why: str) -> Incompatible:
     whose = "the same id" if id_.startswith(ids.COMPUTED) else f"the id {id_!r}"
     return Incompatible(
-        f"{wanted.type} on {wanted.table} was not started: {holder.ref} has {whose}, is {holder.state}{why}"
+        f"{wanted.type} on {wanted.table} was not started: {holder.ref} has {whose} and is {holder.state}{why}"
     )

@@ -172,7 +172,9 @@ def _check_id(id_: str | None, one_off: bool, on_duplicate: str | None) -> None:
         if not (isinstance(id_, str) and 0 < len(id_) <= 200):
             raise InvalidArgument("an id is a text of 1 to 200 characters")
         if id_.startswith(COMPUTED):
-            raise InvalidArgument(f"the id {id_!r} begins with {COMPUTED}, as those do that are computed: choose another")
+            raise InvalidArgument(
+                f"the id {id_!r} begins with {COMPUTED}, as those do that are computed: choose another"
+            )
         K.encode(id_)
     if not isinstance(one_off, bool):
         raise InvalidArgument(f"one_off is True or False, not {one_off!r}")

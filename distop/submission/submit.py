@@ -281,9 +281,7 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
     return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
 
 
-async def _by_id(
-    etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]
-) -> dict[Try, Asked]:
+async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]) -> dict[Try, Asked]:
     """What is to be started of these. Who joins an operation of the same id that goes on, or is refused for it, is
     told so. Of several with one id the first alone is here: the others have to see it. ``objects``: those that they
     work on, by their arguments.

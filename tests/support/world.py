@@ -14,11 +14,13 @@ from distop.core import waiting as w
 from distop.core.codec import loads, to_ranges
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
+from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
+from distop.core.unique import Takes
 from distop.core.view import Change, ClusterView, OperationView, TypeView
 from distop.testing import ModelStore
 
@@ -124,6 +126,10 @@ class World:
     def spec(self, ref: OperationRef) -> Spec:
         return Spec(f"request-{ref}", TIME, "tester", self.rules, one_at_a_time=self.one_at_a_time)
 
+    def own_spec(self, ref: OperationRef) -> Spec:
+        """As it stands there, or would."""
+        return self.op(ref).spec or self.spec(ref)
+
     def start(self, ref: OperationRef) -> Txn:
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}")])
 
@@ -138,6 +144,31 @@ class World:
         preds = tuple(t.Predecessor(one, on, self.mod(one, "state")) for one in after)
         spec = replace(self.spec(ref), hold=hold)
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, spec, b"{}", waits=True, after=preds)])
+
+    def start_of(self, id_: str, *, waits: bool) -> Txn:
+        """Start an operation of this id: in the place of one that waits, behind one that runs."""
+        ref, kv = self.next_ref(), self.store.get(self.keys.unique(TABLE, TYPE, id_))
+        takes, after, follows = Takes(id_), "", ""
+        if kv is not None:
+            holder = OperationRef.parse(kv.value.decode())
+            state, mod = self.op(holder).state, self.mod(holder, "state")
+            after = str(holder)
+            if state is State.PENDING:
+                why = Cancel("aborted", f"replaced by {ref}", str(ref))
+                takes = Takes(id_, holder, mod, (self._ended(holder, State.CANCELLED, why), why))
+                after = self.own_spec(holder).follows
+            else:
+                takes = Takes(id_, holder, mod)
+        preds: tuple[t.Predecessor, ...] = ()
+        if after and self.op(behind := OperationRef.parse(after)).state in (
+            State.RUNNING,
+            State.PAUSED,
+            State.CANCELLING,
+        ):
+            preds, follows = (t.Predecessor(behind, "end", self.mod(behind, "state")),), after
+        spec = replace(self.spec(ref), id=id_, follows=follows)
+        one = t.NewOperation(ref, spec, b"{}", waits=waits or bool(preds), after=preds, takes=takes)
+        return t.starts(self.keys, self.counters(), [one])
 
     def _state(self, ref: OperationRef) -> w.Seen:
         return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
@@ -157,8 +188,8 @@ class World:
     def begin_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
         return self.begin(ref, jobs)
 
-    def _ended(self, ref: OperationRef, state: State) -> History:
-        return History(str(ref), state, TIME, TIME, 0, 0, 0, request_id=f"request-{ref}")
+    def _ended(self, ref: OperationRef, state: State, why: Cancel | None = None) -> History:
+        return ended_waiting(ref, self.own_spec(ref), state, TIME, why)
 
     def joined(self, ref: OperationRef) -> Txn:
         mod, spec = self.mod(ref, "state"), self.op(ref).spec
@@ -247,9 +278,11 @@ class World:
     def history(self, ref: OperationRef) -> History:
         op = self.op(ref)
         d = op.decision.value if op.decision else self.verdict(ref)
+        spec = self.own_spec(ref)
         return History(
-            str(ref), d.verdict, TIME, TIME, d.total, d.success, d.failed, None, (), d.failed_ranges, f"request-{ref}"
-        )
+            str(ref), d.verdict, TIME, TIME, d.total, d.success, d.failed, None, (), d.failed_ranges, f"request-{ref}",
+            id=spec.id, follows=spec.follows,
+        )  # fmt: skip
 
     def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
         seen = self.counters()
