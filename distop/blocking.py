@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from distop import aio
+    from distop import aio, workers
+    from distop.claims.model import OfferedJob, Outcome, OwnedJob
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
     from distop.graphs import Start
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from distop.results import OperationResult, OperationStatus
     from distop.submission.request import Every
 
-__all__ = ["Client", "Operation", "connect", "start_operation"]
+__all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
 
 T = TypeVar("T")
 
@@ -422,6 +423,38 @@ class Client:
         """The operation types that executors have published."""
         return self._loop.run(self._inner.behaviors())
 
+    def register_type(
+        self, type_name: str, arg_schema: Mapping[str, Any] | None = None, *, replace: bool = False, **declared: Any
+    ) -> Declaration:
+        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for the options and for what is
+        raised.
+        """
+        return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **declared))
+
+    def own_jobs(
+        self,
+        actor: str,
+        types: Iterable[str] | Mapping[str, int | None],
+        max: int = 1,  # noqa: A002  # the name in the requirements
+        duration: float = 60.0,
+        *,
+        accept: Callable[[OfferedJob], bool] | None = None,
+    ) -> list[OwnedJob]:
+        """Claim jobs for a worker loop of one's own; see :meth:`distop.aio.Client.own_jobs`. (``accept`` is called in
+        the client's own thread.)
+        """
+        return self._loop.run(self._inner.own_jobs(actor, types, max, duration, accept=accept))
+
+    def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
+        """Keep jobs for longer; for each whether it is still owned. See :meth:`distop.aio.Client.extend`."""
+        return self._loop.run(self._inner.extend(tokens, duration))
+
+    def return_job(self, token: str, outcome: Outcome) -> None:
+        """Return a job; see :meth:`distop.aio.Client.return_job`. Raises InvalidToken, InvalidArgument,
+        OutcomeUnknown.
+        """
+        self._loop.run(self._inner.return_job(token, outcome))
+
     def tables(self) -> list[TableRecord]:
         """The registered tables."""
         return self._loop.run(self._inner.tables())
@@ -433,6 +466,89 @@ class Client:
     def remove_table(self, name: str) -> None:
         """Remove a table from the registry. Raises NotFound, NotAllowed."""
         self._loop.run(self._inner.remove_table(name))
+
+
+class Job:
+    """A job that a worker holds: :class:`distop.workers.Job` with blocking methods."""
+
+    def __init__(self, loop: _Loop, inner: workers.Job) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner.owned, name)
+
+    @property
+    def lost(self) -> bool:
+        """Another has it, or its operation is being cancelled: stop."""
+        return self._inner.lost
+
+    def complete(self, result: Any = None) -> None:
+        """It is done. Raises as :meth:`Client.return_job`, as the others do."""
+        self._loop.run(self._inner.complete(result))
+
+    def abort(self, message: str, result: Any = None) -> None:
+        """A verdict: it has failed."""
+        self._loop.run(self._inner.abort(message, result))
+
+    def retry(self, error: str = "") -> None:
+        """It broke: to be tried again."""
+        self._loop.run(self._inner.retry(error))
+
+    def release(self) -> None:
+        """As if it had not been claimed."""
+        self._loop.run(self._inner.release())
+
+
+class Worker:
+    """:class:`distop.workers.Worker` with plain functions for handlers, each called in a thread of its own, or for
+    ``for job in worker``; see there for the options. An interrupt of :meth:`run` releases what is held.
+    """
+
+    def __init__(self, client: Client, handlers: Mapping[str, Callable[[Job], Any]] | Iterable[str], **options: Any):
+        self._loop = client._loop
+        loop = self._loop
+
+        def wrapped(handler: Callable[[Job], Any]) -> Callable[[workers.Job], Any]:
+            return lambda inner: handler(Job(loop, inner))
+
+        async def make() -> workers.Worker:
+            from distop.workers import Worker as Inner
+
+            given: Any = handlers
+            if isinstance(handlers, dict):
+                given = {name: wrapped(one) if callable(one) else one for name, one in handlers.items()}
+            return Inner(client._inner, given, **options)
+
+        self._inner = self._loop.run(make())
+
+    @property
+    def actor(self) -> str:
+        """The name under which jobs are claimed."""
+        return self._inner.actor
+
+    def run(self) -> None:
+        """Have the handlers called, until :meth:`stop`, which another thread, or a handler, calls."""
+        self._loop.run(self._inner.run())
+
+    def stop(self) -> None:
+        """Claim nothing more: :meth:`run` returns, and the iteration ends, once what is held was returned."""
+
+        async def stop() -> None:
+            self._inner.stop()
+
+        self._loop.run(stop())
+
+    def __iter__(self) -> Iterator[Job]:
+        stream = self._inner.__aiter__()
+        try:
+            while True:
+                found = self._loop.run(_next(stream))
+                if found is None:
+                    return
+                yield Job(self._loop, found)
+        finally:
+            self._loop.run(_close(stream))
 
 
 def connect(

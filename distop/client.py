@@ -6,6 +6,8 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
+from distop.claims import model as claims
+from distop.claims import types as declared
 from distop.clock import time
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
@@ -32,10 +34,13 @@ from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
+    from distop.claims.model import OfferedJob, OwnedJob
+    from distop.claims.owner import Owner
+    from distop.core.declaration import Retry
     from distop.core.model import Node
     from distop.core.txn import Txn
     from distop.graphs import Start
@@ -62,6 +67,7 @@ class Client:
         self._keys = Keys(config.namespace)
         self._etcd = EtcdClient(config.etcd)
         self._starts = Starts(self._etcd, self._keys)
+        self._owner: Owner | None = None
 
     @property
     def etcd(self) -> EtcdClient:
@@ -81,7 +87,9 @@ class Client:
         await self._etcd.connect()
 
     async def close(self) -> None:
-        """Close the connection. Operations go on."""
+        """Close the connection. Operations go on; jobs that were owned and not returned are free once they expire."""
+        if self._owner is not None:
+            await self._owner.close()
         await self._etcd.close()
 
     async def __aenter__(self) -> Client:
@@ -324,6 +332,112 @@ class Client:
         listing = await self._etcd.list(*self._keys.family(K.BEHAVIOR))
         found = readable(self._etcd, Declaration.decode, listing.kvs)
         return sorted((declaration for _, declaration in found), key=lambda d: d.type_name)
+
+    async def register_type(
+        self,
+        type_name: str,
+        arg_schema: Mapping[str, Any] | None = None,
+        *,
+        result_schema: Mapping[str, Any] | None = None,
+        object_field: str | None = None,
+        instances: str = "many",
+        conflicts_with: Iterable[str] = (),
+        can_fail: bool = True,
+        retry: Retry | None = None,
+        lost: str = "retry",
+        failure_policy: str = "fail_fast",
+        description: str = "",
+        replace: bool = False,
+    ) -> Declaration:
+        """Declare an operation type of which no executor has code: its jobs are for :meth:`own_jobs`. Operations of it
+        are on ``@cluster``, with one job, or name their partitions; any live executor daemon brings them to their end.
+        ``arg_schema``: a JSON Schema of the argument. The rest is what a behavior declares (docs/behaviors.md).
+
+        Registering the same again changes nothing. Raises InvalidArgument, NotAllowed (there is another declaration:
+        ``replace``; one that executors have code for is never replaced), OutcomeUnknown.
+        """
+        declaration = declared.declaration(
+            type_name,
+            arg_schema,
+            result_schema,
+            object_field,
+            instances,
+            conflicts_with,
+            can_fail,
+            retry,
+            lost,
+            failure_policy,
+            description,
+        )
+        await declared.register(self._etcd, self._keys, declaration, replace=replace)
+        return declaration
+
+    # ------------------------------------------------------------------- jobs
+
+    @property
+    def _own(self) -> Owner:
+        if self._owner is None:
+            from distop.claims.owner import Owner
+
+            self._owner = Owner(self._etcd, self._keys)
+        return self._owner
+
+    async def own_jobs(
+        self,
+        actor: str,
+        types: Iterable[str] | Mapping[str, int | None],
+        max: int = 1,  # noqa: A002  # the name in the requirements
+        duration: float = 60.0,
+        *,
+        accept: Callable[[OfferedJob], bool] | None = None,
+    ) -> list[OwnedJob]:
+        """Claim jobs for a worker loop of one's own (L21): up to ``max`` of these types, what can be had now, perhaps
+        none. A mapping gives the most of each type. For ``duration`` seconds nobody else takes them; :meth:`extend`
+        keeps them for longer. ``accept``: is asked of each before it is claimed; where it says no, the job is left.
+
+        ``actor``: who that is, for people. What an actor has lost (it has not extended its claims in time), and what
+        executors have lost, is taken over as executors do: the time is measured by this client, from when it first
+        sees a claim, so that it can only be taken by a client that lives on.
+
+        Raises InvalidArgument; OutcomeUnknown: what may have been claimed is free again once it expires.
+        """
+        return await self._own.own(
+            claims.check_actor(actor),
+            claims.check_types(types),
+            claims.check_count(max, "the most to own"),
+            claims.check_duration(duration),
+            accept,
+        )
+
+    async def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
+        """Keep jobs for another ``duration`` seconds from now; for each whether it is still owned (L22). False: another
+        one has it, it was returned, its operation is being cancelled (stop then, and return it), or it is no token. A
+        claim that is overdue and that nobody has taken is extended: the token decides, not the clock.
+
+        Raises InvalidArgument (the duration), EtcdUnavailable, OutcomeUnknown (call again).
+        """
+        if isinstance(tokens, str):
+            raise InvalidArgument("extend() takes a list of tokens")
+        return await self._own.extend(tokens, claims.check_duration(duration))
+
+    async def return_job(self, token: str, outcome: claims.Outcome) -> None:
+        """Return a job (L24): :class:`distop.Complete`, ``Abort`` (a verdict: it has failed), ``Retry`` (it broke:
+        tried again with back-off, up to the type's limit) or ``Release`` (as if it had not been claimed). However late:
+        it counts unless somebody else was granted the job meanwhile (L17). The same once more changes nothing.
+
+        Raises InvalidToken: the token is none, or the job is somebody else's, or has ended; InvalidArgument (a result
+        that is no JSON, or over 64 KiB); nothing was changed then. OutcomeUnknown: return it again.
+        """
+        await self._own.give(token, claims.checked(outcome))
+
+    async def jobs_version(self) -> int:
+        """A number that grows whenever there may be more to own."""
+        await self._own.candidates.ready()
+        return self._own.candidates.version
+
+    async def jobs_changed(self, version: int, timeout: float) -> None:
+        """Wait until there may be more to own than at this version, at most so many seconds."""
+        await self._own.candidates.wait(version, timeout)
 
     # ----------------------------------------------------------------- tables
 

@@ -10,22 +10,30 @@ from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.digest import plan_digest
 from distop.core.model import Decision, State, TableRecord
-from distop.core.plan import Plan
+from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.records import read
 from distop.core.states import Stage
 from distop.node.openop import OpenOperation
-from distop.worker.model import WorkerError
+from distop.worker.model import PlanResult, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from distop.coordinator.reaping import Call
-    from distop.core.model import OperationRef
+    from distop.core.model import OperationRef, Spec
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView, TypeView
     from distop.node.context import Context
 
 CHUNKS_IN_FLIGHT = 8
+
+
+def _named(spec: Spec) -> PlanResult:
+    """The plan of a type without code: nobody can list partitions, but whoever started the operation named them."""
+    if not spec.partitions:
+        raise WorkerError("fatal", "the type has no code that could list the table's partitions, and none are named")
+    partitions = [PartitionPlan(n, name) for n, name in enumerate(spec.partitions)]
+    return PlanResult(chunked(partitions), len(partitions), "")
 
 
 class Planning:
@@ -62,14 +70,8 @@ class Planning:
         assert op.spec is not None
         spec, ref = op.spec, op.ref
         try:
-            if spec.table is None:
-                raise WorkerError("fatal", "an operation without a table must bring its own plan")
-            arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
-            planned = await self._call(
-                ref,
-                Stage.PLANNING,
-                lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
-            )
+            arg = await self._ctx.argument(ref)
+            planned = _named(spec) if not spec.rules.code else await self._list(ref, spec, arg)
         except WorkerError as error:
             return await self._failed(ref, error)
         op = self._view.operations.get(ref, op)  # a listing makes new objects
@@ -105,6 +107,17 @@ class Planning:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
             return await self._failed(ref, WorkerError("fatal", too_many))
         return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
+
+    async def _list(self, ref: OperationRef, spec: Spec, arg: Any) -> PlanResult:
+        if spec.table is None:
+            raise WorkerError("fatal", "an operation without a table must bring its own plan")
+        table, worker = spec.table.to_json(), self._ctx.worker
+        planned: PlanResult = await self._call(
+            ref,
+            Stage.PLANNING,
+            lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
+        )
+        return planned
 
     async def _find_table(self, name: str) -> Mapping[str, Any] | None:
         """The record of a table as it is registered now. Raises UnreadableRecord, and what etcd answers."""

@@ -229,8 +229,9 @@ class Coordinator:
                 op = self._view.operations.get(ref)
                 if op is None:
                     return
+                actors = decide.actors_of(op, time.monotonic()) if ref in self._cancelling else {}
                 step = decide.next_step(
-                    self._keys, op, self._ctx.cluster.nodes, self._guard, time.time(), self._ctx.config.poll
+                    self._keys, op, self._ctx.cluster.nodes, self._guard, time.time(), self._ctx.config.poll, actors
                 )
                 if step is None or isinstance(step, decide.WakeAt):
                     if step is not None:

@@ -62,6 +62,8 @@ class Waiters:
         self._over: dict[OperationRef, None] = {}
         """Those that end without having begun: joins, and what never will begin."""
         self._times: list[tuple[float, OperationRef]] = []
+        self._due_at: dict[OperationRef, float] = {}
+        """What stands in it of each: those that are looked at again are not added again."""
         self._held: dict[str, set[OperationRef]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._work: asyncio.Task[None] | None = None
@@ -102,7 +104,8 @@ class Waiters:
                 self._ready.setdefault(op.ref)
             case Join() | EndWaiting():
                 self._over.setdefault(op.ref)
-            case At(due):
+            case At(due) if self._due_at.get(op.ref) != due:
+                self._due_at[op.ref] = due
                 heapq.heappush(self._times, (due, op.ref))
             case Blocked(hold) if hold:
                 self._held.setdefault(hold, set()).add(op.ref)
@@ -123,6 +126,7 @@ class Waiters:
         now, come = time.time(), []
         while self._times and self._times[0][0] <= now:
             come.append(heapq.heappop(self._times)[1])
+            self._due_at.pop(come[-1], None)
         self.look(come)
 
     # ------------------------------------------------------------------- work
@@ -152,27 +156,26 @@ class Waiters:
             self._work = None
 
     async def _end_some(self) -> bool:
-        """End one of those that never will begin, or do nothing but wait."""
+        """End one that never will begin, or does nothing but wait; False: there is none, or the view was behind."""
+        keys = self._ctx.keys
         for ref in list(self._over):
             op = self._view.operations.get(ref)
-            self._over.pop(ref, None)
-            if op is None or op.stage is not Stage.WAITING or op.spec is None:
+            decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
+            if op is None or op.stage is not Stage.WAITING or not isinstance(decided, Join | EndWaiting):
+                self._over.pop(ref, None)
                 continue
-            decided, keys, now = fate(op, self._ctx.cluster.holds, time.time()), self._ctx.keys, rfc3339(time.time())
+            assert op.spec is not None
+            now = rfc3339(time.time())
             if isinstance(decided, Join):
                 history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
                 txn = w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
-            elif isinstance(decided, EndWaiting):
+            else:
                 history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why)
                 txn = w.end_waiting(keys, ref, op.state_mod, history, decided.why, self._guard)
-            else:
-                continue
             if await self._commit(txn):
+                self._over.pop(ref, None)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
-            else:
-                self._over.setdefault(ref)  # the view was behind
-                await asyncio.sleep(0)
-            return True
+                return True
         return False
 
     def _group(self) -> list[w.Beginning]:

@@ -233,14 +233,14 @@ def fail_lost(
     dead: str,
     lost: Sequence[tuple[int, int, Outcome]],
 ) -> Txn:
-    """Jobs whose executor is gone and whose limit is reached: failed, with an outcome that tells of the crash.
-    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``.
+    """Jobs whose holder is gone and whose limit is reached: failed, with an outcome that tells of the crash.
+    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``, or ("") of actors.
     """
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
             exists(keys.node(incarnation)),
-            absent(keys.node(dead)),
+            *((absent(keys.node(dead)),) if dead else ()),
         ),
         tuple(
             Txn(
@@ -265,8 +265,8 @@ CLAIMS_PER_REAP = 125
 def reap(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int, str]]
 ) -> Txn:
-    """While cancelling: delete claims that wait, or whose incarnation is gone, each decided alone. ``claims``:
-    (partition, the claim's mod revision, its incarnation or "" where it waits).
+    """While cancelling: delete claims that wait, or whose holder is gone, each decided alone. ``claims``: (partition,
+    the claim's mod revision, its incarnation, or "" where it waits or is an actor's).
     """
     return Txn(
         (

@@ -63,6 +63,8 @@ class Declaration:
     """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
     joins: bool = False
     """It does nothing but wait for others, and ends with the last of them (L36)."""
+    code: bool = True
+    """Executors have code for it. Otherwise actors alone run its jobs, and any daemon coordinates it."""
     id_fields: tuple[str, ...] | None = None
     """The fields of the argument from whose values an operation's id is computed (``core.ids``); None: it has none."""
     combine: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Declaration:
             rules.cleans,
             rules.reports_only,
             rules.joins,
+            rules.code,
             tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
             data.get("combine") or {},
         )
@@ -128,6 +131,7 @@ class Declaration:
             self.cleans,
             self.reports_only,
             self.joins,
+            self.code,
         )
 
 
@@ -145,6 +149,7 @@ class Rules:
     cleans: bool = True
     reports_only: bool = False
     joins: bool = False
+    code: bool = True
 
     @property
     def leaves_something(self) -> bool:
@@ -163,6 +168,7 @@ class Rules:
             "cleans": self.cleans,
             "reports_only": self.reports_only,
             **({"joins": True} if self.joins else {}),
+            **({} if self.code else {"code": False}),
         }
 
     @classmethod
@@ -178,6 +184,7 @@ class Rules:
             bool(data.get("cleans", True)),
             bool(data.get("reports_only", False)),
             bool(data.get("joins", False)),
+            bool(data.get("code", True)),
         )
 
     def at_limit(self, failures: int) -> bool:

@@ -127,6 +127,7 @@ class JobEvent(StrEnum):
     CLAIM = "claim"
     RECLAIM = "reclaim"
     TAKE_OVER = "take_over"
+    EXTEND = "extend"
     REPORT_SUCCESS = "report_success"
     REPORT_FAILED = "report_failed"
     RETRY = "retry"
@@ -139,6 +140,7 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
     JobStage.FREE: {JobEvent.CLAIM: JobStage.CLAIMED},
     JobStage.CLAIMED: {
         JobEvent.TAKE_OVER: JobStage.CLAIMED,
+        JobEvent.EXTEND: JobStage.CLAIMED,
         JobEvent.REPORT_SUCCESS: JobStage.SUCCESS,
         JobEvent.REPORT_FAILED: JobStage.FAILED,
         JobEvent.RETRY: JobStage.WAITING,
@@ -150,4 +152,6 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
     JobStage.SUCCESS: {},
     JobStage.FAILED: {},
 }
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone."""
+"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone; of one
+that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
+"""

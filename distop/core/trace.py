@@ -43,7 +43,7 @@ class JobTrace:
         self.attempt = 0
         """The highest attempt seen."""
         self.former: deque[tuple[str, int]] = deque(maxlen=STORY)
-        """(incarnation, attempt) of claims that were taken over, or set to waiting: the last ones."""
+        """(holder, attempt) of claims that were taken over, or set to waiting: the last ones."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
 
@@ -150,8 +150,8 @@ class OperationTrace:
         if delta.claim is not None:
             old, job.claim = job.claim, None if delta.claim.deleted else Claim.decode(delta.claim.kv.value)
             self.claims += (job.claim is not None) - (old is not None)
-            if old is not None and old.incarnation and job.claim is not None:
-                job.former.append((old.incarnation, old.attempt))
+            if old is not None and old.holder and job.claim is not None and job.claim.holder != old.holder:
+                job.former.append((old.holder, old.attempt))
             if job.claim is not None:
                 job.attempt = max(job.attempt, job.claim.attempt)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):

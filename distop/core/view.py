@@ -213,6 +213,8 @@ class OperationView:
     """What it waits for, by edge: "", or how that ended where it should have gone well."""
     next: dict[str, Edge] = field(default_factory=dict)
     """What waits for this one, by edge."""
+    seen_since: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Of claims by actors: their fence, and since when it is seen (:meth:`unchanged_for`)."""
     outcomes: dict[int, KeyValue] = field(default_factory=dict)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
@@ -236,6 +238,14 @@ class OperationView:
             return Stage.OPEN if self.plan is not None else Stage.PLANNING
         held = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
         return held[self.state]
+
+    def unchanged_for(self, partition: int, clock: float) -> float:
+        """Seconds for which a claim is seen as it is, at this moment of a clock that never goes back; 0 at first."""
+        mod = self.claims[partition].mod
+        since = self.seen_since.get(partition, (0, 0.0))
+        if since[0] != mod:
+            since = self.seen_since[partition] = (mod, clock)
+        return clock - since[1]
 
     @property
     def empty(self) -> bool:

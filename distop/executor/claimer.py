@@ -65,7 +65,7 @@ class Claimer:
                 over.append((p, seen, claim))
                 continue
             wants.append(claiming.Want(p, claim, mod))
-            if lost:
+            if lost and not seen.value.actor:
                 dead[p] = seen.value.incarnation
         won = Won()
         if over:
@@ -230,9 +230,7 @@ class Claimer:
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
         for p, seen, claim in over:
             old = seen.value
-            text = f"executor {old.executor} was lost while it ran attempt {old.attempt} ({claim.failures} failures)"
-            if old.error:
-                text += f"; the error before: {old.error}"
+            text = decide.lost_text(old, claim.failures)
             name = str(op.partition(p).get("name", p))
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))

@@ -57,6 +57,7 @@ class Code(StrEnum):
     LEASE_LOST = "lease-lost"
     SLOTS = "slots"
     UNCLAIMED = "unclaimed"
+    NO_WORKER = "no-worker"
     RETRY = "retry"
     JOB_LIMIT = "job-limit"
 
@@ -86,6 +87,8 @@ ADVICE: Mapping[Code, str] = {
     Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that has them",
     Code.UNCLAIMED: "look at the logs of the executors that offer `{type}`: they leave alone for a while what failed "
     "or could not be read there; else `distop doctor`",
+    Code.NO_WORKER: "start a worker that owns jobs of `{type}` (distop.Worker, own_jobs()): no executor has code for "
+    "it",
     Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
     Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
 }
@@ -196,6 +199,10 @@ def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
 
 def _executors(view: View) -> Iterator[tuple[Code, str]]:
     type_name, nodes = view.snapshot.ref.type, view.nodes.values()
+    if not _has_code(view):
+        if not view.nodes:
+            yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
+        return
     capable = [node for node in nodes if type_name in node.behaviors]
     if not capable:
         unable = [(node.executor, node.unable[type_name]) for node in nodes if type_name in node.unable]
@@ -211,6 +218,11 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo})"
     else:
         yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+
+
+def _has_code(view: View) -> bool:
+    """Executors may have code for its type: it was not declared without."""
+    return view.snapshot.spec is None or view.snapshot.spec.rules.code
 
 
 def _work(view: View) -> Iterator[tuple[Code, str]]:
@@ -256,6 +268,8 @@ def _lost(lost: list[Claim]) -> str:
 
 
 def _slots(view: View) -> tuple[Code, str]:
+    if not _has_code(view):
+        return Code.NO_WORKER, f"a worker that owns jobs of `{view.snapshot.ref.type}`"
     if view.elsewhere is None:
         return Code.SLOTS, "free slots"
     if not view.elsewhere:

@@ -272,7 +272,7 @@ def view_of(
     ended = snapshot.success + snapshot.failed
     if decision is not None:
         total, ended = decision.total, decision.success + decision.failed
-    running = sum(1 for c in snapshot.claims.values() if not c.waiting and c.incarnation in nodes)
+    running = sum(1 for c in snapshot.claims.values() if c.actor or c.incarnation in nodes)
     due = parse_time(snapshot.spec.not_before) if snapshot.spec is not None else 0.0
     full = "NOSPACE" in alarms
     return View(snapshot, stage_of(snapshot), nodes, running, ended, total, now, full, unreadable, not_before=due)

@@ -51,8 +51,7 @@ _warned: set[str] = set()
 
 
 def _behind(key: bytes, cut: int, last: bytes) -> bytes:
-    """The end of those keys that begin as this one but for so many characters at its end; ``last`` where that is less.
-    """
+    """The end of the keys that begin as this one but for its last ``cut`` bytes; ``last`` where that is less."""
     prefix = key.rstrip(b"\0")[:-cut]
     bound = prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else last
     return min(bound, last) if bound > key else last

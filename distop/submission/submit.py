@@ -456,6 +456,11 @@ def object_of(declaration: Declaration, wanted: Request) -> str:
     """The object that it works on, or "". Raises InvalidArgument where the argument does not fit."""
     from distop.schema import check_argument
 
+    if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has one job"
+        )
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
     if declaration.object_field is None:
         return ""

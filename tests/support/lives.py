@@ -50,6 +50,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
+    "own own own extend extend "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
     "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
     "signal signal pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
@@ -92,7 +93,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     ref = rng.choice(operations_)
     op = world.op(ref)
     stage = op.stage
-    if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
+    if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
     if elected is None and name not in ("pause", "pause_now", "resume", "cancel"):
         return None
@@ -119,7 +120,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return world.end(ref)
     if event is Event.REAP:
         for p, seen in op.claims.items():
-            if seen.value.waiting or seen.value.incarnation not in live:
+            if seen.value.waiting or (seen.value.incarnation not in live and (not seen.value.actor or chance(rng))):
                 return world.reap(ref, p)
         return None
     if event is Event.FAIL_FAST and not op.failed:
@@ -129,23 +130,33 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     return build(world, event, ref)
 
 
+def chance(rng: random.Random) -> bool:
+    """An actor's claim is not seen unchanged for long enough: nobody knows when it is."""
+    return rng.random() < 0.5
+
+
 def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
     op = world.op(ref)
     if op.plan is None or not op.plan.count:
         return None
     p = rng.randrange(op.plan.count)
     claim = world.claim_of(ref, p)
-    if name == "claim":
+    if name in ("claim", "own"):
         if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
             return None
         if claim is not None and not claim.waiting:
-            if claim.incarnation in live:
+            if claim.incarnation in live or (claim.actor and chance(rng)):
                 return None
+            if name == "own":
+                return world.own(ref, rng.choice("vw"), p)
             if world.rules.at_limit(claim.failures + 1):
                 return world.fail_lost(ref, rng.choice(live), p)
-        return world.claim(ref, rng.choice(live), [p])
+        return world.own(ref, rng.choice("vw"), p) if name == "own" else world.claim(ref, rng.choice(live), [p])
     if claim is None or claim.waiting:
         return None
+    if name == "extend":
+        extends = claim.actor and op.stage is not Stage.CANCELLING
+        return world.extend(ref, p, rng.choice([1.0, 5.0])) if extends else None
     if name == "retry" and world.rules.at_limit(claim.failures + 1):
         name = "report_failed"
     if name in ("retry", "release"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distop.core import claiming, states
+from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -321,11 +321,42 @@ class World:
                 wants.append(claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
                 continue
             lost = 0 if old.waiting else 1
-            if lost:
+            if lost and not old.actor:
                 dead.add(old.incarnation)
             claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
             wants.append(claiming.Want(p, claim, self.fence(ref, p)))
         return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
+
+    def own(self, ref: OperationRef, actor: str, partition: int) -> Txn:
+        """An actor takes a job, whatever its state is; one that has failed too often it fails."""
+        old, grant = self.claim_of(ref, partition), f"{self.store.revision:016x}"
+        attempt, failures, seen, dead, over = 1, 0, 0, "", None
+        if old is not None:
+            lost, seen = not old.waiting, self.fence(ref, partition)
+            attempt, failures, dead = old.attempt + 1, old.failures + lost, old.incarnation
+            if lost and self.rules.at_limit(failures):
+                over = Outcome(
+                    f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost"
+                )
+        claim = Claim(actor, "", attempt, failures, actor=actor, duration=5.0, grant=grant)
+        gate = self.store.mod(self.keys.gate(ref)) or 1
+        return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over)])
+
+    def extend(self, ref: OperationRef, partition: int, duration: float = 5.0) -> Txn:
+        claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
+        fence = self.fence(ref, partition) or 1
+        token = owning.Token(ref, partition, fence, claim.grant)
+        return owning.extend(self.keys, [owning.Extending(token, replace(claim, duration=duration), fence)])
+
+    def give(self, ref: OperationRef, partition: int, state: JobState | None) -> Txn:
+        """An actor returns a job; with no state, to be tried again."""
+        claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
+        fence = self.fence(ref, partition) or 1
+        token = owning.Token(ref, partition, fence, claim.grant)
+        if state is None:
+            waiting = Claim(claim.executor, "", claim.attempt, claim.failures + 1, TIME)
+            return owning.put_back(self.keys, token, fence, waiting)
+        return owning.finish(self.keys, token, fence, state, outcome(partition, claim))
 
     def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
@@ -348,7 +379,8 @@ class World:
         told = Outcome(f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost")
         gate = self.store.mod(self.keys.gate(ref)) or 1
         lost = [(partition, self.fence(ref, partition) or 1, told)]
-        return claiming.fail_lost(self.keys, ref, gate, incarnation, claim.incarnation or "nobody", lost)
+        dead = claim.incarnation or ("" if claim.actor else "nobody")
+        return claiming.fail_lost(self.keys, ref, gate, incarnation, dead, lost)
 
     # --------------------------------------------------------------- shortcuts
 
@@ -391,4 +423,5 @@ def planned(jobs: int) -> tuple[Plan, list[bytes]]:
 
 
 def outcome(partition: int, claim: Claim) -> Outcome:
-    return Outcome(f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
+    told = (f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
+    return Outcome(*told, grant=claim.grant)

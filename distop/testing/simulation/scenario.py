@@ -130,6 +130,8 @@ class Scenario:
     past: int = 0
     """Old records in each table's history."""
     history_limit: int = 1000
+    actors: int = 0
+    """Processes that claim jobs and are no executors."""
 
     @property
     def users(self) -> bool:
@@ -243,6 +245,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
         history_limit,
+        random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0],
     )
 
 

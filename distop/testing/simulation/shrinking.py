@@ -74,6 +74,8 @@ def candidates(wanted: Scenario) -> Iterator[Scenario]:
     for hosts in fewer(wanted.hosts):
         if _enough(hosts, wanted.wishes):
             yield replace(wanted, hosts=hosts)
+    if wanted.actors:
+        yield replace(wanted, actors=wanted.actors - 1)
     for number, wish in enumerate(wanted.wishes):
         for simpler in _simpler_wishes(wish):
             yield replace(wanted, wishes=(*wanted.wishes[:number], simpler, *wanted.wishes[number + 1 :]))
