@@ -147,7 +147,13 @@ class World:
 
     def start_of(self, id_: str, *, waits: bool) -> Txn:
         """Start an operation of this id: in the place of one that waits, behind one that runs."""
+        one = self.own_start_of(id_)
+        return t.starts(self.keys, self.counters(), [replace(one, waits=waits or bool(one.after))])
+
+    def own_start_of(self, id_: str, beyond: int = 0) -> t.NewOperation:
+        """The operation that is started; with so many other numbers before it."""
         ref, kv = self.next_ref(), self.store.get(self.keys.unique(TABLE, TYPE, id_))
+        ref = replace(ref, instance=ref.instance + beyond)
         takes, after, follows = Takes(id_), "", ""
         if kv is not None:
             holder = OperationRef.parse(kv.value.decode())
@@ -160,15 +166,11 @@ class World:
             else:
                 takes = Takes(id_, holder, mod)
         preds: tuple[t.Predecessor, ...] = ()
-        if after and self.op(behind := OperationRef.parse(after)).state in (
-            State.RUNNING,
-            State.PAUSED,
-            State.CANCELLING,
-        ):
+        going_on = (State.RUNNING, State.PAUSED, State.CANCELLING)
+        if after and self.op(behind := OperationRef.parse(after)).state in going_on:
             preds, follows = (t.Predecessor(behind, "end", self.mod(behind, "state")),), after
         spec = replace(self.spec(ref), id=id_, follows=follows)
-        one = t.NewOperation(ref, spec, b"{}", waits=waits or bool(preds), after=preds, takes=takes)
-        return t.starts(self.keys, self.counters(), [one])
+        return t.NewOperation(ref, spec, b"{}", waits=True, after=preds, takes=takes)
 
     def _state(self, ref: OperationRef) -> w.Seen:
         return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
@@ -298,8 +300,10 @@ class World:
     def finish_all(self, refs: Sequence[OperationRef]) -> Txn:
         """Of each that is decided, with its decision; of the others at once."""
         seen = self.counters()
-        finals = [self._final(ref, self.mod(ref, "decision")) for ref in refs]
-        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, finals)
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, self.finals(refs))
+
+    def finals(self, refs: Sequence[OperationRef]) -> list[f.Final]:
+        return [self._final(ref, self.mod(ref, "decision")) for ref in refs]
 
     def finish_at_once(self, ref: OperationRef) -> Txn:
         return self._finish(ref, 0)
