@@ -65,6 +65,17 @@ def test_P16_many_callers_of_one_id_share_one_operation_and_its_result(purging: 
     assert (again.already_started, again.wait(LIMIT).state) == (False, "success")
 
 
+def test_P12_many_purges_and_one_cleanup_of_the_backend(purging: Daemons, tmp_path: Any) -> None:
+    sign = tmp_path / "go"
+    purges = [purge(purging, path=f"p{n % 3}", hold=str(sign)) for n in range(6)]
+    cleanups = [
+        purging.client.start_operation("clean-up", "@cluster", {"path": str(n), "hold": str(sign)}) for n in range(3)
+    ]
+    assert (len({op.ref for op in purges}), len({op.ref for op in cleanups})) == (3, 1)
+    sign.touch()
+    assert {op.wait(LIMIT).state for op in (*purges, *cleanups)} == {"success"}
+
+
 def test_L20_replace_never_touches_what_is_in_process(purging: Daemons, tmp_path: Any) -> None:
     sign = tmp_path / "go"
     first = purge(purging, hold=str(sign))

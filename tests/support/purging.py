@@ -20,9 +20,22 @@ class PurgeArg(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    path: str
+    path: str = ""
     files: list[str] = []
     hold: str = ""
+
+
+class CleanUp(Behavior):
+    """Cleans up the backend: of such an operation one is enough."""
+
+    type_name = "clean-up"
+    Arg = PurgeArg
+    id_fields = ()
+
+    def start_or_resume_job(self, arg: PurgeArg, partition: PartitionPlan, ctx: JobContext) -> Any:
+        while arg.hold and not Path(arg.hold).exists():
+            ctx.check_cancelled()
+            time.sleep(0.005)
 
 
 class Purge(Behavior):
