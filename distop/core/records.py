@@ -15,19 +15,9 @@ from distop.core.declaration import Declaration
 from distop.core.draining import Drain
 from distop.core.jobs import Claim
 from distop.core.links import Edge, Hold
-from distop.core.model import (
-    Attempts,
-    Cancel,
-    Decision,
-    History,
-    Node,
-    OperationRef,
-    Phase,
-    Spec,
-    State,
-    TableRecord,
-)
+from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
 from distop.core.plan import Plan
+from distop.core.unique import holder_of
 from distop.errors import InvalidArgument, UnreadableRecord
 
 if TYPE_CHECKING:
@@ -108,7 +98,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.TABLE: TableRecord.decode,
     K.CLAIM: Claim.decode,
     K.HOLD: Hold.decode,
-    K.UNIQUE: word(OperationRef.parse),
+    K.UNIQUE: holder_of,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
 }

@@ -61,12 +61,15 @@ CHUNKS_PER_PLAN = 124
 
 @frozen
 class Counters:
-    """runOps and nextInstanceId as they were read, with their mod revisions (0: absent)."""
+    """runOps and nextInstanceId as they were read, with their mod revisions (0: absent); ``table_mod``: of the table's
+    record, by which those that wait are refused where it was removed meanwhile, as the others are by runOps.
+    """
 
     run_ops: Mapping[str, int]
     run_ops_mod: int
     next_instance: int
     next_instance_mod: int
+    table_mod: int | None = None
 
 
 @frozen
@@ -111,7 +114,7 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
         raise ValueError(
             f"{', '.join(str(one.ref) for one in new)} cannot be started: the next instance is {seen.next_instance}"
         )
-    running = [one for one in new if not one.waits]
+    running, waiting = [one for one in new if not one.waits], any(one.waits for one in new)
     alone = [keys.current(first.table, first.type, one.ref.object) for one in running if one.spec.one_at_a_time]
     if len(set(alone)) < len(alone):
         raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
@@ -131,6 +134,7 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
         (
             *((unchanged(run_ops, seen.run_ops_mod),) if running else ()),
             unchanged(following, seen.next_instance_mod),
+            *((unchanged(keys.table(first.table), seen.table_mod),) if waiting and seen.table_mod is not None else ()),
             *(absent(current) for current in alone),
             *_not_ended(keys, new),
             *(compare for one in new for compare in _free_for(keys, one)),
@@ -193,7 +197,7 @@ def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
         begun = _begin(keys, one)
         puts += len(begun)
         size += sum(len(put.key) + len(put.value) for put in begun)
-        compares = 2 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
+        compares = 3 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
         compares += sum(len(_free_for(keys, one)) for one in new[: n + 1])
         if n and (max(puts, compares, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
             return n

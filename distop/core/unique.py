@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import word
 from distop.core.frozen import frozen
-from distop.core.model import State
+from distop.core.model import OperationRef, State
 from distop.core.txn import Compare, Delete, Operation, Put, Txn, absent, is_not, none_within, unchanged, value_is
+from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
-    from distop.core.model import Cancel, History, OperationRef
+    from distop.core.model import Cancel, History
 
 
 @frozen
@@ -33,6 +34,14 @@ class Takes:
     mod: int = 0
     replaced: tuple[History, Cancel] | None = None
     alone: bool = False
+
+
+def holder_of(value: bytes) -> OperationRef:
+    """Whom a key of an id names. Raises ValueError for what names nobody."""
+    try:
+        return OperationRef.parse(value.decode())
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
 
 
 def free_for(keys: Keys, ref: OperationRef, takes: Takes) -> tuple[Compare, ...]:
@@ -56,7 +65,7 @@ def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, .
     key = keys.unique(ref.table, ref.type, history.id)
     back: Operation = Delete(key)
     if history.follows:
-        state = keys.of(type(ref).parse(history.follows), "state")
+        state = keys.of(OperationRef.parse(history.follows), "state")
         going_on = tuple(is_not(state, word(end)) for end in State if end.terminal)
         back = Txn(going_on, (Put(key, word(history.follows)),), (Delete(key),), "give_back")
     return (Txn((value_is(key, word(str(ref))),), (back,), (), "release_id"),)

@@ -20,7 +20,7 @@ from distop.core.model import Cancel, OperationRef, Spec, State
 from distop.core.records import read, word
 from distop.core.series import Series
 from distop.core.txn import Get
-from distop.core.unique import Takes
+from distop.core.unique import Takes, holder_of
 from distop.errors import Incompatible, InvalidArgument
 from distop.submission.request import FOLLOW, After
 
@@ -135,7 +135,7 @@ async def resolve(
         elif (kv := named.get(id_)) is None:
             found.append(Asked(one, id_))
         else:
-            holder = await _holder(etcd, keys, read(word(OperationRef.parse), kv))
+            holder = await _holder(etcd, keys, read(holder_of, kv))
             try:
                 found.append(await _by_policy(etcd, keys, declaration, one, id_, holder))
             except (Incompatible, InvalidArgument) as error:

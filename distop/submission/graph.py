@@ -187,6 +187,7 @@ class _Insertion:
                     found[n] = answer
         if not found:
             return None
+        found |= await self._standing_still([n for n in range(len(self._wanted)) if n not in found])
         if len(found) < len(self._wanted):
             name = self._wanted[next(n for n in range(len(self._wanted)) if n not in found)].request_id
             raise OperationStartError(
@@ -194,6 +195,17 @@ class _Insertion:
                 "either it inserts them still, or is given up within minutes; or this is another graph: choose new ids"
             )
         return [Started(found[n], earlier=True) for n in range(len(self._wanted))]
+
+    async def _standing_still(self, places: Sequence[int]) -> dict[int, OperationRef]:
+        """For those at these places, which an earlier call has not started: which go on, and so stood for them then."""
+        found: dict[int, OperationRef] = {}
+        for subject, own in self._places.items():
+            left = [n for n in places if n in set(own)]
+            answers = await resolve(self._etcd, self._keys, self._types[subject][0], [self._wanted[n] for n in left])
+            for n, answer in zip(left, answers, strict=True):
+                if isinstance(answer, Joined):
+                    found[n] = answer.ref
+        return found
 
     async def _read_ids(self) -> None:
         """Which of them go on already, started by somebody else: these stand for them, and what waits for them in the

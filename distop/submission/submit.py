@@ -277,7 +277,7 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
     running = catalog.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    counters = t.Counters(running, _mod(run_ops), number, _mod(following))
+    counters = t.Counters(running, _mod(run_ops), number, _mod(following), _mod(record))
     return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
 
 

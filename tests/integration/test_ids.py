@@ -155,6 +155,23 @@ def test_the_id_outlives_a_daemon_and_goes_with_the_operation(
     assert ids(group) == {}
 
 
+def test_a_rerun_has_the_id_of_what_it_runs_again(purging: Daemons, tmp_path: Any) -> None:
+    sign = tmp_path / "go"
+    first = purge(purging, hold=str(sign))
+    running(purging, first)
+    first.cancel()
+    assert first.wait(LIMIT).state == "cancelled"
+    other = purge(purging, hold=str(sign))
+    before = ids(purging)
+    with pytest.raises(Incompatible, match=f"{other.ref} has the same id"):
+        first.rerun()
+    assert ids(purging) == before
+    sign.touch()
+    assert other.wait(LIMIT).state == "success"
+    again = first.rerun().wait(LIMIT)
+    assert (again.state, again.record["id"]) == ("success", first.wait(LIMIT).record["id"])
+
+
 def test_P3_a_series_of_an_id_is_one_series_whoever_starts_it(purging: Daemons) -> None:
     started = [purge(purging, every=0.3) for _ in range(3)]
     assert all(op.already_started for op in started[1:])

@@ -20,7 +20,7 @@ from distop.core.links import Edge, Hold
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State, TableRecord
 from distop.core.txn import MAX_OPERATIONS, Delete, Put, Txn, TxnResult
 from distop.core.unique import Takes
-from distop.errors import Incompatible, InvalidArgument
+from distop.errors import Incompatible, InvalidArgument, UnreadableRecord
 from distop.submission.graph import start_graph
 from distop.submission.request import FOLLOW, Request, request
 from distop.submission.starts import Starts
@@ -515,6 +515,13 @@ def test_L9_in_a_graph_the_one_that_goes_on_stands_for_a_duplicate(many: int) ->
             await graph(etcd, wanted("c"), wanted("a"), links=((0, 1),))
         assert await graph(etcd, wanted("a")) == [Started(first.ref, earlier=True)]
 
+        def again() -> Awaitable[list[Started]]:
+            return graph(etcd, wanted("a", request_id="r#0"), wanted("y", request_id="r#1"), links=((0, 1),))
+
+        one, two = await again(), await again()
+        assert [s.ref for s in one] == [s.ref for s in two] == [first.ref, one[1].ref]
+        assert all(s.earlier for s in two)
+
     run(work)
 
 
@@ -534,6 +541,21 @@ def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole
             await graph(etcd, *many)
         holds = etcd.store.range(*KEYS.family("distOpHold"))
         assert [b"denied" in kv.value for kv in holds] == [True]
+
+    run(work)
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"", b"nobody", b"{}", b"t/purge/0", b"t/purge/" + b"9" * 5000])
+def test_a_key_of_an_id_that_names_nothing_is_told_by_its_name(value: bytes) -> None:
+    async def work(etcd: Etcd) -> None:
+        key = KEYS.unique(TABLE, "plain", "nightly")
+        etcd.store.apply(Txn((), (Put(key, value),)))
+        before = etcd.store.revision
+        with pytest.raises(UnreadableRecord, match="distOpUnique.t.plain.nightly"):
+            await etcd.start(type_name="plain", id="nightly")
+        assert etcd.store.revision == before
+        assert (await etcd.start(type_name="plain", id="weekly")).ref.instance == 1
+        etcd.store.history.clear()
 
     run(work)
 
