@@ -194,6 +194,24 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        self._loop.run(
+            self._inner.alter(
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
     def rerun(
         self,
         *,
@@ -284,6 +302,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
         id: str | None = None,  # noqa: A002
         one_off: bool = False,
@@ -307,6 +330,11 @@ class Client:
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+                where=where,
                 every=every,
                 id=id,
                 one_off=one_off,

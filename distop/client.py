@@ -117,6 +117,11 @@ class Client:
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
         id: str | None = None,  # noqa: A002
         one_off: bool = False,
@@ -138,6 +143,11 @@ class Client:
         it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
         operation of its own, until one is cancelled.
 
+        ``priority`` (-100 to 100, default 0): executors serve the higher first; ten seconds of waiting count as one.
+        ``max_jobs``, ``max_jobs_per_executor``: so many of its jobs run at once, in all and on each executor.
+        ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
+        policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
+        :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
         Where the behavior computes an id (``id_fields``), or ``id`` gives one of the caller's own, at most one such
         operation of the type on the table goes on at a time. ``on_duplicate``: ``"join"`` gives the one that does
         (which asks for the same, by what makes the id, and by partitions), ``"refuse"`` raises Incompatible,
@@ -161,6 +171,11 @@ class Client:
             not_before=not_before,
             delay=delay,
             after=after,
+            priority=priority,
+            max_jobs=max_jobs,
+            max_jobs_per_executor=max_jobs_per_executor,
+            max_failed=max_failed,
+            where=where,
             every=every,
             id=id,
             one_off=one_off,

@@ -19,6 +19,8 @@ from distop.core.due import ended_waiting
 from distop.core.keys import Keys
 from distop.core.links import Hold
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
+from distop.core.options import DEFAULT, Options, Terms
+from distop.core.plan import Gate
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
@@ -27,6 +29,7 @@ from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
+from distop.submission.options import changes
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
@@ -50,6 +53,10 @@ etcd serves it with those that are behind, every 0.1 s, though it was asked for 
 _LONGEST_CANCEL_TEXT = 1_000
 _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
+
+
+class _Ended(Exception):
+    """Its records have gone since its state was read."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
@@ -307,9 +314,53 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            return t.resume(self._keys, self._ref, mod, planned)
+            return t.resume(self._keys, self._ref, mod, planned, (await self._terms())[0])
 
         await self._command("resumed", step)
+
+    async def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
+        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
+        to the failure policy again.
+
+        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        """
+        wanted = changes(
+            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+        )
+        if not wanted:
+            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state not in t.ALTERABLE:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
+            terms, opened = await self._terms()
+            new = terms.options.altered(wanted)
+            if new == terms.options:
+                return None
+            return t.alter(self._keys, self._ref, state, mod, terms, new, opened)
+
+        await self._command("altered", step)
+
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
+        """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
+        keys, ref = self._keys, self._ref
+        spec, said, gate = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
+        )
+        if spec.kv is None:
+            raise _Ended
+        where = read(Spec.decode, spec.kv).where
+        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
+        return Terms(options, mod, where), opened
 
     async def rerun(
         self,
@@ -353,7 +404,10 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            try:
+                txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            except _Ended:
+                continue
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

@@ -173,6 +173,8 @@ class OperationStatus:
     labels: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Priority, limits, failure budget and selector, as far as they were given."""
 
     @property
     def ended(self) -> bool:
@@ -211,6 +213,8 @@ class OperationStatus:
         for name in ("rerun_of", "id"):
             if value := getattr(self, name):
                 data[name] = value
+        if self.options:
+            data["options"] = dict(self.options)
         if self.labels:
             data["labels"] = dict(self.labels)
         return data

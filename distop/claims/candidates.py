@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
+    from distop.core.plan import Gate
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
@@ -107,7 +108,7 @@ class Candidates:
             del self._unreadable[ref]
         for ref, op in self._operations.items():
             if gates[ref].mod != op.gate_mod:
-                op.reopened(gates[ref].mod)
+                op.reopened(gates[ref].mod, gates[ref].value)
                 self._looked.pop(ref, None)
         if before - self._cluster.nodes.keys():
             self._looked.clear()  # what they held may be taken
@@ -130,7 +131,7 @@ class Candidates:
         refs = [
             ref
             for ref, _ in sorted(gates.items(), key=lambda item: item[1].mod)
-            if ref.type in types and self._unreadable.get(ref, 0.0) <= now
+            if ref.type in types and self._unreadable.get(ref, 0.0) <= now and _for_actors(gates[ref].value)
         ]
         found: list[OpenOperation] = []
         jobs, fresh = 0, []
@@ -199,6 +200,11 @@ class Candidates:
         return op if op.open_jobs or op.suspects else None
 
 
+def _for_actors(gate: Gate) -> bool:
+    """Actors take no permits, and have no labels: what has a limit, or asks for labels, is for executors."""
+    return not gate.options.limited and not gate.where
+
+
 def takings(
     op: OpenOperation, actor: str, size: int, duration: float, wanted: Callable[[Claim, int], bool]
 ) -> list[Taking]:
@@ -228,8 +234,8 @@ def takings(
             outcome = Outcome(
                 *(name, old.executor, old.incarnation, old.attempt, began, now), error=text, tried=claim.tried
             )
-        elif not wanted(claim, p):
-            continue
+        elif old.permit >= 0 or not wanted(claim, p):
+            continue  # a permit is an executor's to give back
         taken += not over
         chosen_again.append((p, lost))
         result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome))

@@ -40,7 +40,7 @@ def executor(
     spark_conf: CONF = None,
     ttl: TTL = None,
     poll: POLL = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Shown by `distop nodes`.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="For `start --where` (repeatable).")] = None,
     history_limit: LIMIT = None,
     history_age: AGE = None,
     metrics: METRICS = None,

@@ -10,8 +10,12 @@ from distop.cli import output
 from distop.cli.context import Interrupted, current
 from distop.cli.following import ended, follow
 from distop.cli.options import (
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
     OF_TYPE,
     OP,
+    PRIORITY,
     TIMEOUT,
     WITH_LABEL,
     check_waiting,
@@ -20,6 +24,7 @@ from distop.cli.options import (
     labels,
     parse,
 )
+from distop.errors import UsageError
 from distop.suggest import goes_on
 
 if TYPE_CHECKING:
@@ -296,6 +301,36 @@ async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
 def resume(op: OP) -> None:
     """Let a paused operation go on."""
     _command(op, "resume", "running")
+
+
+def alter(
+    op: OP,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+) -> None:
+    """Change how urgent an operation is, and what limits it, while it runs."""
+    from distop.submission.options import changes
+
+    ref = parse(op)
+    wanted = changes(
+        priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+    )
+    if not wanted:
+        raise UsageError(
+            "nothing is to be altered: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed"
+        )
+
+    async def work(client: Client) -> None:
+        await client.operation(ref).alter(**wanted)
+
+    current.with_client(work)
+    if current.json:
+        output.write_json({"op": str(ref), **wanted})
+    else:
+        said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
+        output.say(f"{ref} is altered: {said}")
 
 
 def history(

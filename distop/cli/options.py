@@ -103,3 +103,47 @@ ATTEMPTS = Annotated[
     int | None,
     typer.Option(metavar="N", parser=count("--retry-attempts"), help="Tries of a job that meets unexpected errors."),
 ]
+
+
+def selected(given: list[str] | None) -> dict[str, str] | None:
+    """The labels of ``--where K=V``, each name once. Raises InvalidArgument."""
+    if not given:
+        return None
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InvalidArgument(f"--where takes a label as K=V, not {text!r}")
+        if found.setdefault(name, value) != value:
+            raise InvalidArgument(f"--where names the label {name!r} twice: an executor has one value for it")
+    return found
+
+
+def _number(option: str) -> Callable[[Any], int]:
+    """Reads a whole number, which is checked where it is used."""
+
+    def read(value: Any) -> int:
+        text = str(value).strip()
+        if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > _DIGITS:
+            raise InvalidArgument(f"{option} must be a whole number, not {value!r}")
+        return int(text)
+
+    return read
+
+
+PRIORITY = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--priority"), help="-100 to 100, the higher first (default 0)."),
+]
+MAX_JOBS = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--max-jobs"), help="Run so many of its jobs at once (0: no limit)."),
+]
+MAX_JOBS_PER_EXECUTOR = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--max-jobs-per-executor"), help="The same for each executor."),
+]
+MAX_FAILED = Annotated[
+    str | None,
+    typer.Option(metavar="N|N%", help="Go on until more jobs than so many have failed, whatever the policy."),
+]

@@ -29,6 +29,7 @@ def show_status(status: OperationStatus) -> None:
             "started": status.started,
             "id": status.id,
             **_of_start(status.submitter, status.request_id, status.rerun_of, status.labels),
+            "options": _options(status.options),
             "jobs": _how_far(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
@@ -39,6 +40,13 @@ def show_status(status: OperationStatus) -> None:
         }
     )
     show_errors(status.errors)
+
+
+def _options(options: Mapping[str, Any]) -> str | None:
+    """``priority 9, max jobs 4, where zone=a``; None where nothing was said."""
+    said = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
+    said += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
+    return ", ".join(map(one_line, said)) or None
 
 
 def _how_far(counts: Mapping[str, int | None]) -> str | None:

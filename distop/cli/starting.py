@@ -9,7 +9,21 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
-from distop.cli.options import ATTEMPTS, LABEL, OP, TIMEOUT, check_waiting, labels, parse, seconds
+from distop.cli.options import (
+    ATTEMPTS,
+    LABEL,
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    OP,
+    PRIORITY,
+    TIMEOUT,
+    check_waiting,
+    labels,
+    parse,
+    seconds,
+    selected,
+)
 from distop.errors import DistopError, InvalidArgument, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
@@ -71,6 +85,13 @@ def start(
     after_end: Annotated[
         list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
     ] = None,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
+    ] = None,
     every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
     jitter: Annotated[float, typer.Option(metavar="S", help="With --every: up to so many seconds later.")] = 0.0,
@@ -107,6 +128,11 @@ def start(
         "one_off": one_off,
         "on_duplicate": on_duplicate,
         "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+        "priority": priority,
+        "max_jobs": max_jobs,
+        "max_jobs_per_executor": max_jobs_per_executor,
+        "max_failed": max_failed,
+        "where": selected(where),
     }
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
     former = parse(since) if since is not None else None

@@ -397,7 +397,9 @@ class Ending:
             *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
         )
         try:
-            wanted = replace(wanted, not_before=one.not_before, series=one.series)
+            wanted = replace(
+                wanted, not_before=one.not_before, series=one.series, options=op.terms.options, where=spec.where
+            )
             by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
             started = await submit(self._ctx.client, self._keys, replace(wanted, **by_id))
         except Incompatible as error:

@@ -10,7 +10,7 @@ from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.digest import plan_digest
 from distop.core.model import Decision, State, TableRecord
-from distop.core.plan import PartitionPlan, Plan, chunked
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.records import read
 from distop.core.states import Stage
 from distop.node.openop import OpenOperation
@@ -75,7 +75,7 @@ class Planning:
         except WorkerError as error:
             return await self._failed(ref, error)
         op = self._view.operations.get(ref, op)  # a listing makes new objects
-        digest = plan_digest(planned.chunks)
+        terms, digest = op.terms, plan_digest(planned.chunks)
         plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled, planned.options)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
@@ -83,9 +83,10 @@ class Planning:
         if planned.options:
             size += len(dumps(planned.options))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
-            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
+            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks, terms)
+            gate = Gate(plan.count, terms.options, terms.where)
             result = await self._ctx.open(
-                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks), txn, op.state_mod
+                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks, gate), txn, op.state_mod
             )
             if result.succeeded:
                 await self._reached(result.revision)
@@ -106,7 +107,7 @@ class Planning:
         if len(mods) > t.CHUNKS_PER_PLAN:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
             return await self._failed(ref, WorkerError("fatal", too_many))
-        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
+        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms))
 
     async def _list(self, ref: OperationRef, spec: Spec, arg: Any) -> PlanResult:
         if spec.table is None:

@@ -19,6 +19,7 @@ from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
 from distop.core.due import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
 from distop.core.model import CLUSTER_TABLE, State
+from distop.core.options import rank
 from distop.core.plan import whole_plan
 from distop.core.records import read
 from distop.core.states import Stage
@@ -57,8 +58,10 @@ class Waiters:
         self._commit = commit
         self._reached = reached
         self._log = ctx.log
-        self._ready: dict[OperationRef, None] = {}
-        """In the order in which they became ready."""
+        self._ready: dict[OperationRef, float] = {}
+        """In the order in which they became ready, with the time of that (``time.monotonic``)."""
+        self._urgent: set[OperationRef] = set()
+        """Those of them that are more, or less, urgent than others."""
         self._over: dict[OperationRef, None] = {}
         """Those that end without having begun: joins, and what never will begin."""
         self._times: list[tuple[float, OperationRef]] = []
@@ -101,7 +104,8 @@ class Waiters:
     def _sort(self, op: OperationView, now: float) -> None:
         match fate(op, self._ctx.cluster.holds, now):
             case Begin():
-                self._ready.setdefault(op.ref)
+                self._ready.setdefault(op.ref, time.monotonic())
+                (self._urgent.add if op.terms.options.priority else self._urgent.discard)(op.ref)
             case Join() | EndWaiting():
                 self._over.setdefault(op.ref)
             case At(due) if self._due_at.get(op.ref) != due:
@@ -179,11 +183,13 @@ class Waiters:
         return False
 
     def _group(self) -> list[w.Beginning]:
-        """Those that may begin in one transaction: of each object that works one at a time, the first."""
+        """Those that may begin in one transaction, the most urgent first: of each object that works one at a time, the
+        first.
+        """
         chosen: list[w.Beginning] = []
         objects: set[str] = set()
         whole = whole_plan() if self._view.table == CLUSTER_TABLE else None
-        for ref in list(self._ready):
+        for ref in self._in_turn():
             op = self._view.operations.get(ref)
             if op is None or op.spec is None or op.stage is not Stage.WAITING:
                 del self._ready[ref]
@@ -192,10 +198,23 @@ class Waiters:
             if alone and (ref.object in self._view.current or ref.object in objects):
                 continue
             objects.add(ref.object)
-            chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole))
+            chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole, op.terms))
             if len(chosen) == self._ctx.limits.begins:
                 break
         return chosen[: w.begin_together(self._ctx.keys, chosen)] if chosen else []
+
+    def _in_turn(self) -> list[OperationRef]:
+        """Those that are ready, by priority with aging, then in the order in which they became so."""
+        self._urgent &= self._ready.keys()
+        if not self._urgent:
+            return list(self._ready)
+        now, view = time.monotonic(), self._view.operations
+
+        def urgency(ref: OperationRef) -> int:
+            priority = view[ref].terms.options.priority if ref in view else 0
+            return rank(priority, now - self._ready[ref])
+
+        return sorted(self._ready, key=urgency, reverse=True)
 
     async def _begin_some(self) -> bool:
         """Let some of those that are ready begin; False: what runs excludes them, or a view was behind."""

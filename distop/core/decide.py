@@ -18,6 +18,7 @@ from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
 from distop.core.model import Cancel, Decision, State
+from distop.core.options import allowance
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -125,8 +126,10 @@ def next_step(
             # claimed.
             verdict = State.FAILED if op.failed else State.SUCCESS
             return _decided(keys, op, election, verdict, at_once=op.spec.rules.reports_only)
-        if stage is Stage.OPEN and op.failed and op.spec.rules.failure_policy == "fail_fast":
-            why = Cancel("failed", f"{len(op.failed)} of {op.plan.count} jobs failed")
+        max_failed, fail_fast = op.terms.options.max_failed, op.spec.rules.failure_policy == "fail_fast"
+        if stage is Stage.OPEN and len(op.failed) > allowance(max_failed, fail_fast, op.plan.count):
+            text = f"{len(op.failed)} of {op.plan.count} jobs failed"
+            why = Cancel("failed", f"{text}, where {max_failed} may" if max_failed else text)
             return Commit(t.cancel(keys, op.ref, op.state_mod, why, election))
         return None
     if stage is Stage.CANCELLING:

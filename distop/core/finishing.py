@@ -178,7 +178,7 @@ def _undecided(keys: Keys, ref: OperationRef, verdict: State) -> tuple[Compare, 
     return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref))
 
 
-OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision")
+OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision", "options")
 """An operation's own keys that cleanup deletes before the last step."""
 
 
@@ -210,6 +210,7 @@ def end(
         (
             _job_page(keys, ref, first, size),
             Delete(*keys.claims_range(ref)),
+            Delete(*keys.permits_range(ref)),
             Delete(*keys.chunks_range(ref)),
             Delete(*keys.edges_range(ref, "after")),
             *(Delete(keys.of(ref, name)) for name in OWN_KEYS),

@@ -77,6 +77,8 @@ class Claim:
     """What tells this claim by an actor from all others, also after it was extended."""
     since: str = ""
     """When it was granted by the actor's clock, for people."""
+    permit: int = -1
+    """The permit that it has, where no more than so many jobs of its operation run at once."""
 
     @property
     def waiting(self) -> bool:
@@ -104,6 +106,8 @@ class Claim:
             data["losses"] = self.losses
         if self.tried:
             data["errors"] = [one.to_json() for one in self.tried]
+        if self.permit >= 0:
+            data["permit"] = self.permit
         return dumps(data)
 
     @classmethod
@@ -122,6 +126,7 @@ class Claim:
             float(data.get("duration", 0.0)),
             data.get("grant", ""),
             data.get("since", ""),
+            int(data.get("permit", -1)),
         )
 
 

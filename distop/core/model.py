@@ -169,6 +169,8 @@ class Spec:
     """Another one like it follows (``core.series``)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the caller finds it by (``core.labels``)."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have to work for it."""
     id: str = ""
     """Its id, which no other operation of the type on the table has before it ends (``core.unique``); "": a one-off."""
     follows: str = ""
@@ -191,6 +193,8 @@ class Spec:
                 data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
+        if self.where:
+            data["where"] = dict(self.where)
         return dumps(data)
 
     @classmethod
@@ -212,6 +216,7 @@ class Spec:
             data.get("hold", ""),
             data.get("series"),
             data.get("labels") or {},
+            data.get("where") or {},
             data.get("id", ""),
             data.get("follows", ""),
         )

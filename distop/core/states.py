@@ -44,6 +44,7 @@ class Event(StrEnum):
     PAUSE = "pause"
     PAUSE_NOW = "pause_now"
     RESUME = "resume"
+    ALTER = "alter"
     CANCEL = "cancel"
     FAIL_FAST = "fail_fast"
     REAP = "reap"
@@ -64,6 +65,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
     },
     Stage.WAITING: {
         Event.ADD_DEPENDENCIES: frozenset({Stage.WAITING}),
+        Event.ALTER: frozenset({Stage.WAITING}),
         Event.BEGIN: frozenset({Stage.PLANNING}),
         Event.BEGIN_PLANNED: frozenset({Stage.OPEN}),
         Event.JOIN: frozenset({Stage.CLEANING}),
@@ -75,9 +77,11 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.GIVE_UP: frozenset({Stage.COMPLETING}),
         Event.PAUSE: frozenset({Stage.PAUSED}),
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
+        Event.ALTER: frozenset({Stage.PLANNING}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
     },
     Stage.OPEN: {
+        Event.ALTER: frozenset({Stage.OPEN}),
         Event.PAUSE: frozenset({Stage.PAUSED}),
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
@@ -88,6 +92,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
     Stage.PAUSED: {
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.RESUME: frozenset({Stage.OPEN, Stage.PLANNING}),
+        Event.ALTER: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),

@@ -18,12 +18,13 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
 from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.options import Options, Terms, fits
 from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
@@ -158,10 +159,14 @@ class ClusterView:
         """The incarnation has its node key."""
         return incarnation in self.nodes
 
-    def capable(self, type_name: str) -> list[str]:
-        """The live incarnations that offer a type and are not to be drained, sorted."""
+    def capable(self, type_name: str, where: Mapping[str, str] | None = None) -> list[str]:
+        """The live incarnations that offer a type, have these labels and are not to be drained, sorted."""
         return sorted(
-            inc for inc, node in self.nodes.items() if type_name in node.behaviors and node.executor not in self.drains
+            inc
+            for inc, node in self.nodes.items()
+            if type_name in node.behaviors
+            and node.executor not in self.drains
+            and (not where or fits(where, node.labels))
         )
 
     def ending_types(self) -> set[tuple[str, str]]:
@@ -204,6 +209,7 @@ class OperationView:
     planning: Seen[Attempts] | None = None
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
+    altered: Seen[Options] | None = None
     success: int = 0
     failed: set[int] = field(default_factory=set)
     claims: dict[int, SeenClaim] = field(default_factory=dict)
@@ -219,6 +225,12 @@ class OperationView:
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
     """
+
+    @property
+    def terms(self) -> Terms:
+        """What its gate is to say."""
+        seen, where = self.altered, self.spec.where if self.spec is not None else {}
+        return Terms(seen.value, seen.mod, where) if seen is not None else Terms(where=where)
 
     @property
     def ended(self) -> int:
@@ -450,6 +462,8 @@ class TypeView:
             op.cancel = None if deleted else Cancel.decode(kv.value)
         elif name == "decision":
             op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)
+        elif name == "options":
+            op.altered = None if deleted else Seen(Options.decode(kv.value), kv.mod_revision)
 
 
 def _forget(foreign: dict[str, str], first: str, after: str) -> None:

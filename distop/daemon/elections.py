@@ -31,6 +31,8 @@ PAUSE_AFTER_FAILURE = (0.5, 2.0)
 HAND_OVER_EVERY = 60.0
 """Seconds between two times that a node hands an election over for what failed there: where it fails on every node, the
 election must not wander among them for ever."""
+PASSED_ON = 5.0
+"""Seconds for which a node that gave an election up for one with other labels lets all others go first."""
 TYPES_AT_ONCE = 100
 """Types that are looked up together."""
 RESIGNED_KEPT = 600.0
@@ -54,6 +56,8 @@ class Elections:
         """Fences that were given up, and when: a view that still shows such an election is behind."""
         self._handed_over: dict[Subject, float] = {}
         """When an election was handed over last for what failed here."""
+        self._passed_on: dict[Subject, float] = {}
+        """When an election was given up last for a node with other labels."""
         self._confirmed: set[Subject] = set()
         """Roles whose election the view has shown."""
         self._without_code: dict[str, bool] = {}
@@ -154,6 +158,7 @@ class Elections:
         self._asked.clear()  # a type may be declared at any time, or its code be installed
         self._resigned = {s: one for s, one in self._resigned.items() if now - one[1] < RESIGNED_KEPT}
         self._handed_over = {s: at for s, at in self._handed_over.items() if now - at < HAND_OVER_EVERY}
+        self._passed_on = {s: at for s, at in self._passed_on.items() if now - at < PASSED_ON}
         for subject, since in list(self._idle_since.items()):
             if now - since > self._idle and subject not in self._work:
                 self._give_up(subject, self._roles[subject].fence)
@@ -168,7 +173,8 @@ class Elections:
         ctx, (table, type_name) = self._ctx, subject
         capable = ctx.cluster.capable(type_name) or sorted(ctx.cluster.nodes)
         turn = min(decide.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
-        if subject in self._handed_over:
+        lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
+        if subject in self._handed_over or lately:
             turn += min(len(capable), 20)  # whoever has not tried goes first
         try:
             if turn:
@@ -192,6 +198,7 @@ class Elections:
                 *(ctx, table, type_name, fence),
                 lambda error: self._failed(subject, fence, error),
                 lambda: self._hand_over(subject, fence),
+                lambda: self._pass_on(subject, fence),
             )
             self._roles[subject] = role
             await role.start()
@@ -238,6 +245,20 @@ class Elections:
         self._handed_over[subject] = now
         self._ctx.log.warning("hands over coordinating %s on %s: another node may do better", subject[1], subject[0])
         self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
+
+    def _pass_on(self, subject: Subject, fence: int) -> bool:
+        """What is next is for a node with other labels: let others have the election, one after the other until it is
+        the right one. False: it is just being taken up.
+        """
+        role = self._roles.get(subject)
+        if role is None or role.fence != fence or self._stopping:
+            return True
+        if subject in self._work:
+            return False
+        self._passed_on[subject] = time.monotonic()
+        self._ctx.log.info("passes coordinating %s on %s on to a node with other labels", subject[1], subject[0])
+        self._give_up(subject, fence)
+        return True
 
     def _give_up(self, subject: Subject, fence: int, pause: float = 0.0) -> None:
         self._drop(subject)

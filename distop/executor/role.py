@@ -18,6 +18,7 @@ from distop.executor.jobs import Jobs
 from distop.executor.quiet import Quiet
 from distop.executor.suspicion import Suspicion
 from distop.executor.troubles import Troubles
+from distop.executor.turns import Turns
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Executor:
         self._wake = asyncio.Event()
         self._troubles = Troubles(ctx.log)
         self._quiet = Quiet(ctx)
+        self._turns = Turns()
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
 
@@ -57,14 +59,14 @@ class Executor:
         for ref, op in list(self._operations.items()):
             gate = cluster.gates.get(ref)
             if gate is not None and gate.mod != op.gate_mod:
-                op.reopened(gate.mod)
+                op.reopened(gate.mod, gate.value)
             elif self._shut(op):
                 self._closed(op)
         if self._ctx.draining:
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
-        for kept in (self._troubles, self._suspicion, self._quiet):
+        for kept in (self._troubles, self._suspicion, self._quiet, self._turns):
             kept.keep(cluster.gates)
         if hint:
             for op in self._operations.values():
@@ -108,6 +110,8 @@ class Executor:
 
     def _settled(self, op: OpenOperation) -> None:
         """A job is held no longer."""
+        if op.gate.options.limited:
+            op.exhausted = op.done >= op.plan.count
         if not op.held:
             if self._quiet.running:
                 self._quiet.over(op.ref)
@@ -134,7 +138,9 @@ class Executor:
                 continue
 
     def _assign(self) -> float | None:
-        """Give free slots to operations with work, fewest held jobs first; seconds until something is due."""
+        """Give free slots to operations with work, the most urgent first, of those that are as urgent the one with the
+        fewest held jobs; seconds until something is due.
+        """
         ctx = self._ctx
         if self._leaving or ctx.draining:
             return None
@@ -149,27 +155,41 @@ class Executor:
             return None
         pause: float | None = None
         known, now = self._operations, time.monotonic()
-        open_here = [ref for ref in ctx.cluster.gates if ctx.serves(ref.type) and ref not in self._serving]
-        for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
+        gates = ctx.cluster.gates
+        ranks = {
+            ref: self._turns.rank(ref, gate.value.options.priority, now, held=ref in known and bool(known[ref].held))
+            for ref, gate in gates.items()
+            if ctx.serves(ref.type) and ctx.fits(gate.value.where)
+        }
+        # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
+        first, until = self._turns.under_way(ranks, now)
+        open_here = [ref for ref in ranks if ref not in self._serving]
+        for ref in sorted(open_here, key=lambda ref: (-ranks[ref], len(known[ref].held) if ref in known else 0)):
             op = known.get(ref)
             if op is not None and op.held and op.spec.rules.batch:
                 continue  # one batch of an operation at a time: it has all cores already, and others share the rest
+            if op is not None and op.crowded:
+                continue  # as many as may run here, until one of them has ended
             wait = self._wait(ref)
             if wait <= 0 and op is not None and op.exhausted:
                 wait = op.next_due - now if op.next_due is not None else ctx.config.poll
                 if wait <= 0:
                     op.exhausted = False
+            if wait <= 0 and first is not None and ranks[ref] < first:
+                wait = until
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
             if self._free_slots <= 0:
                 break
+            first, until = self._turns.begins(ref, ranks[ref], now)
             self._serve_soon(ref, 1 if op is None or op.spec.rules.batch else 0)
         return pause
 
     def _wait(self, ref: OperationRef) -> float:
         """Seconds for which an operation is not to be served here."""
-        if not self._ctx.serves(ref.type):
+        gate = self._ctx.cluster.gates.get(ref)
+        if not self._ctx.serves(ref.type) or (gate is not None and not self._ctx.fits(gate.value.where)):
             return self._ctx.config.poll
         return max(self._troubles.wait(ref), self._suspicion.wait(ref))
 
@@ -193,7 +213,7 @@ class Executor:
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
-            op, won = self._operations.get(ref), None
+            ctx, op, won = self._ctx, self._operations.get(ref), None
             if op is None:
                 few = self._few(ref, slots + self._free_slots)
                 slots += self._take_slots(len(few) - slots)
@@ -201,15 +221,21 @@ class Executor:
                 if op is None:
                     return
             if won is None:
-                if not op.open_jobs:
+                if op.unknown or not op.room:
                     await self._look(op)
+                if not op.room and not op.only_suspects:
+                    # Others have all that may run, and nobody tells when they end.
+                    op.exhausted = True
+                    op.next_due = time.monotonic() + self._turns.full(ref, ctx.config.poll)
+                    self._quiet.gone(ref)
+                    return
                 if self._quiet.blocks(ref):
                     return
                 alone = self._quiet.concerns(op)
                 if alone and not self._quiet.claims(op, self._alone(slots)):
                     return
                 if not op.spec.rules.batch:
-                    slots += self._take_slots(op.open_jobs - slots)
+                    slots += self._take_slots(min(op.open_jobs, op.room) - slots)
                 won = await self._claimer.claim(op, slots, alone=alone)
             slots -= self._begin(op, won)
             if won.error is not None:
@@ -220,6 +246,7 @@ class Executor:
                 self._troubles.refused(ref)
                 return
             self._troubles.served(ref)
+            self._turns.served(ref, time.monotonic(), won=bool(won.partitions))
             if not won.partitions:
                 if op.open_jobs:
                     op.forget_candidates()
@@ -232,6 +259,7 @@ class Executor:
         finally:
             self._free_slots += slots
             self._serving.pop(ref, None)
+            self._turns.over(ref)
             self._served(ref)
 
     def _begin(self, op: OpenOperation, won: Won) -> int:
@@ -275,7 +303,7 @@ class Executor:
             if won.partitions:
                 self._operations[op.ref] = op
                 if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
-                    op.reopened(gate.mod)
+                    op.reopened(gate.mod, gate.value)
                 slots -= self._begin(op, won)
             return result
         finally:
@@ -319,7 +347,10 @@ class Executor:
         gate = ctx.cluster.gates.get(ref)
         if ref in self._troubles or gate is None or not 0 < gate.value.count <= slots or gate.mod <= ctx.caught_up_at:
             return []
-        ordered, mine = decide.shares(gate.value.count, ctx.executor_id, ctx.others(ref.type), str(ref))
+        if gate.value.options.limited:
+            return []
+        others = ctx.others(ref.type, gate.value.where)
+        ordered, mine = decide.shares(gate.value.count, ctx.executor_id, others, str(ref))
         return ordered[:mine]
 
     async def _open(self, ref: OperationRef, few: Sequence[int]) -> tuple[OpenOperation | None, Won | None]:
@@ -328,18 +359,21 @@ class Executor:
         gate = ctx.cluster.gates.get(ref)
         if gate is None:
             return None, None
-        if few and (claimed := await self._claimer.claim_unread(ref, gate.mod, few)) is not None:
+        if few and (claimed := await self._claimer.claim_unread(ref, gate, few)) is not None:
             self._operations[ref] = claimed[0]
             return claimed
         op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
         self._operations[ref] = op
-        if gate.mod > ctx.caught_up_at:
-            op.assume_free(ctx.executor_id, ctx.others(ref.type))
+        op.gate = gate.value
+        if (now := ctx.cluster.gates.get(ref)) is not None and now.mod != gate.mod:
+            op.reopened(now.mod, now.value)
+        elif gate.mod > ctx.caught_up_at:
+            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.where))
         return op, None
 
     async def _look(self, op: OpenOperation) -> None:
         ctx = self._ctx
-        others, patience = ctx.others(op.ref.type), op.spec.rules.retry.maximum
+        others, patience = ctx.others(op.ref.type, op.gate.where), op.spec.rules.retry.maximum
         await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience)
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:

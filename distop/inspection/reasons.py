@@ -15,6 +15,7 @@ from distop.core.decide import parse_time
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.model import Attempts, Phase
+from distop.core.options import fits
 from distop.core.states import Stage
 from distop.results import first_line
 from distop.suggest import command
@@ -43,6 +44,7 @@ class Code(StrEnum):
     PAUSING = "pausing"
     NO_EXECUTOR = "no-executor"
     DRAINED = "drained"
+    LABELS = "labels"
     PARTLY_DRAINED = "partly-drained"
     TIME = "time"
     PREDECESSORS = "predecessors"
@@ -71,6 +73,8 @@ ADVICE: Mapping[Code, str] = {
     Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run; `distop behaviors` and `distop "
     "nodes` tell what there is",
     Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
+    Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
+    "what labels there are; or {cancel}",
     Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
     Code.TIME: "nothing: it begins by itself; {cancel} drops it",
     Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
@@ -116,8 +120,8 @@ class View:
 
     Read for every status: the first block. Read for ``why`` alone, None where it was not: ``coordinated`` (a live
     executor holds the election of its type and table) and ``elsewhere`` (jobs of other operations that executors hold
-    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. To be filled in by
-    ``status.view_of`` once specs tell it: ``job_limit``, how many jobs of it may run at once; 0: no limit.
+    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. ``job_limit``: how many jobs
+    of it may run at once; 0: no limit.
     """
 
     snapshot: Snapshot
@@ -208,6 +212,12 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         unable = [(node.executor, node.unable[type_name]) for node in nodes if type_name in node.unable]
         why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
         yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{why}"
+        return
+    where = view.snapshot.spec.where if view.snapshot.spec is not None else {}
+    capable = [node for node in capable if fits(where, node.labels)]
+    if not capable:
+        labels = ", ".join(f"{name}={value}" for name, value in where.items())
+        yield Code.LABELS, f"an executor that offers `{type_name}` and has the labels {labels}"
         return
     drained = sorted({node.executor for node in capable if node.state is not NodeState.ACTIVE})
     ending = view.stage in (Stage.CANCELLING, Stage.COMPLETING)

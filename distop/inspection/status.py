@@ -16,6 +16,7 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
+from distop.core.options import DEFAULT, Options
 from distop.core.plan import Plan
 from distop.core.records import read, word
 from distop.core.states import Stage
@@ -74,6 +75,7 @@ class Snapshot:
     claims: Mapping[int, Claim] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     """Of partitions with an error."""
+    options: Options = DEFAULT
     pace: Pace = Pace()
     predecessors: int = 0
     """Operations that it waits for."""
@@ -110,7 +112,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     """Read an operation. Raises NotFound where there is neither its state nor its history;
     UnreadableRecord.
     """
-    names = ("state", "spec", "plan", "planning", "cancel", "decision")
+    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
@@ -166,6 +168,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         exact,
         claims,
         dict(jobs.names),
+        record("options", Options.decode) or DEFAULT,
         pace,
     )
 
@@ -275,7 +278,19 @@ def view_of(
     running = sum(1 for c in snapshot.claims.values() if c.actor or c.incarnation in nodes)
     due = parse_time(snapshot.spec.not_before) if snapshot.spec is not None else 0.0
     full = "NOSPACE" in alarms
-    return View(snapshot, stage_of(snapshot), nodes, running, ended, total, now, full, unreadable, not_before=due)
+    return View(
+        snapshot,
+        stage_of(snapshot),
+        nodes,
+        running,
+        ended,
+        total,
+        now,
+        full,
+        unreadable,
+        not_before=due,
+        job_limit=snapshot.options.max_jobs,
+    )
 
 
 def judge(
@@ -335,6 +350,7 @@ def judge(
         request_digest=spec.request_digest,
         submitter=spec.submitter,
         rerun_of=spec.rerun_of,
+        options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
         labels=spec.labels,
         id=spec.id,
         doing=_doing(snapshot, nodes),

@@ -18,8 +18,10 @@ from distop.core.frozen import frozen
 from distop.core.ids import COMPUTED
 from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
+from distop.core.options import DEFAULT, Options
 from distop.core.series import ON, Series
 from distop.errors import InvalidArgument
+from distop.submission.options import changes, selector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,6 +79,9 @@ class Request:
     after: tuple[After, ...] = ()
     hold: str = ""
     """It does not begin while this hold is there."""
+    options: Options = DEFAULT
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have."""
     labels: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
     id: str = ""
@@ -130,13 +135,16 @@ def request(
     delay: float | None = None,
     after: Iterable[Any] | None = None,
     every: Every | float | None = None,
+    where: Mapping[str, str] | None = None,
     id: str | None = None,  # noqa: A002
     one_off: bool = False,
     on_duplicate: str | None = None,
+    **options: Any,
 ) -> Request:
     """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
-    operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. ``id``, ``one_off``,
-    ``on_duplicate``: as in :class:`Request`. Raises InvalidArgument.
+    operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. ``where`` and
+    ``options``: see ``submission.options``. ``id``, ``one_off``, ``on_duplicate``: as in :class:`Request`. Raises
+    InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
@@ -159,6 +167,8 @@ def request(
         *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
         not_before=(due := due_time(not_before, delay)),
         after=_after(after),
+        options=DEFAULT.altered(changes(**options)),
+        where=selector(where),
         labels=check_labels(labels),
         series=_series(every, due),
         id=id or "",

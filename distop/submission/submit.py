@@ -217,6 +217,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
             None if asked[one].request.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=asked[one].request.waits,
             after=waiting.get(one, ()),
+            options=one.wanted.options,
         )
         for n, one in enumerate(chosen)
     ]
@@ -448,6 +449,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         labels=wanted.labels,
         not_before=wanted.not_before,
         hold=wanted.hold,
+        where=wanted.where,
         series=wanted.series.to_json() if wanted.series is not None else None,
     )
 

@@ -11,7 +11,7 @@ from distop.submission import duplicates
 from distop.submission.duplicates import Asked
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act
-from tests.simulation.planted_waiting import BUGS, Planted
+from tests.simulation.planted_limits import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
 
 # --------------------------------------------------------------------- shapes

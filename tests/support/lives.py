@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import states
 from distop.core.jobs import JobState
+from distop.core.options import Options
 from distop.core.states import Event, JobStage, Stage
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
         Event.PLAN_ATTEMPT: world.plan_attempt,
         Event.GIVE_UP: world.give_up,
         Event.PAUSE: world.pause,
+        Event.ALTER: world.alter,
         Event.PAUSE_NOW: world.pause_now,
         Event.RESUME: world.resume,
         Event.CANCEL: world.cancel,
@@ -53,7 +55,8 @@ _RANDOM_EVENTS = (
     "own own own extend extend "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
     "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
-    "signal signal pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
+    "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean "
+    "end resign"
 ).split()
 _RARE = frozenset(
     {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
@@ -95,7 +98,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     stage = op.stage
     if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
-    if elected is None and name not in ("pause", "pause_now", "resume", "cancel"):
+    if elected is None and name not in ("pause", "pause_now", "resume", "cancel", "alter"):
         return None
     if name == "chunk":
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
@@ -116,6 +119,8 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     if event is Event.ADD_DEPENDENCIES:
         earlier = [one for one in operations_ if one < ref and world.stage(one) is not Stage.CLEANING]
         return world.add_dependencies(ref, rng.choice(earlier)) if earlier else None
+    if event is Event.ALTER:
+        return world.alter(ref, Options(rng.randrange(-2, 3), rng.randrange(3), rng.choice((0, 0, 2))))
     if event is Event.END:
         return world.end(ref)
     if event is Event.REAP:
@@ -125,7 +130,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     if event is Event.FAIL_FAST and not op.failed:
         return None
-    if event is Event.PLAN and elected is not None and rng.random() < 0.5:
+    if event is Event.PLAN and elected is not None and not op.terms.options.limited and rng.random() < 0.5:
         return world.plan_and_claim(ref, elected.value.decode(), rng.sample(range(2), rng.randint(1, 2)))
     return build(world, event, ref)
 
@@ -144,6 +149,9 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
     if name in ("claim", "own"):
         if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
             return None
+        gate = world.gate(ref)
+        if name == "own" and (gate.options.limited or gate.where or (claim is not None and claim.permit >= 0)):
+            return None  # that is for executors
         if claim is not None and not claim.waiting:
             if claim.incarnation in live or (claim.actor and chance(rng)):
                 return None
@@ -151,7 +159,7 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
                 return world.own(ref, rng.choice("vw"), p)
             if world.rules.at_limit(claim.failures + 1):
                 return world.fail_lost(ref, rng.choice(live), p)
-        return world.own(ref, rng.choice("vw"), p) if name == "own" else world.claim(ref, rng.choice(live), [p])
+        return world.own(ref, rng.choice("vw"), p) if name == "own" else _claim(world, ref, rng.choice(live), p)
     if claim is None or claim.waiting:
         return None
     if name == "extend":
@@ -164,3 +172,11 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
     if name == "checkpoint":
         return world.checkpoint(ref, p, b"%d" % world.store.revision)
     return world.report(ref, p, JobState.FAILED if name == "report_failed" else JobState.SUCCESS)
+
+
+def _claim(world: World, ref: OperationRef, incarnation: str, partition: int) -> Txn | None:
+    """As an executor would: within what limits its own jobs."""
+    most = world.gate(ref).options.max_jobs_per_executor
+    op = world.op(ref)
+    held = sum(seen.value.incarnation == incarnation for seen in op.claims.values())
+    return None if most and held >= most else world.claim(ref, incarnation, [partition])

@@ -18,7 +18,9 @@ from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
-from distop.core.plan import PartitionPlan, Plan, chunked
+from distop.core.options import Options
+from distop.core.permits import Permits, permits
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
 from distop.core.unique import Takes
 from distop.core.view import Change, ClusterView, OperationView, TypeView
@@ -183,7 +185,12 @@ class World:
         seen = self.counters()
         spec = self.op(ref).spec
         one = w.Beginning(
-            ref, self.mod(ref, "state"), self.one_at_a_time, spec.hold if spec else "", planned(jobs) if jobs else None
+            ref,
+            self.mod(ref, "state"),
+            self.one_at_a_time,
+            spec.hold if spec else "",
+            planned(jobs) if jobs else None,
+            self.op(ref).terms,
         )
         return w.begins(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [one])
 
@@ -213,7 +220,7 @@ class World:
     def plan(self, ref: OperationRef, jobs: int = 2) -> Txn:
         plan, chunks = planned(jobs)
         mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
-        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks)
+        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks, self.op(ref).terms)
 
     def plan_and_claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int], jobs: int = 2) -> Txn:
         """By the executor of the coordinator's own daemon."""
@@ -233,6 +240,26 @@ class World:
         decision = Decision(State.FAILED, 0, 0, 0, error="no plan")
         return t.give_up(self.keys, ref, self.election, self.mod(ref, "state"), decision)
 
+    def alter(self, ref: OperationRef, new: Options | None = None) -> Txn:
+        op, kv = self.op(ref), self.store.get(self.keys.gate(ref))
+        state = op.state if op.state in t.ALTERABLE else State.RUNNING
+        new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
+        opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
+        return t.alter(self.keys, ref, state, op.state_mod, op.terms, new, opened)
+
+    def gate(self, ref: OperationRef) -> Gate:
+        kv = self.store.get(self.keys.gate(ref))
+        return Gate.decode(kv.value) if kv else Gate()
+
+    def permits(self, ref: OperationRef) -> Permits | None:
+        """Those that may be taken, as a look shows them now; None where there is no limit."""
+        most = self.gate(ref).options.max_jobs
+        if not most:
+            return None
+        claims = [Claim.decode(kv.value) for kv in self.store.range(*self.keys.claims_range(ref))]
+        keyed = self.store.range(*self.keys.permits_range(ref))
+        return permits(most, claims, {int(kv.key[-6:]): (kv.value, kv.mod_revision) for kv in keyed}, self.leases)
+
     def pause(self, ref: OperationRef) -> Txn:
         return t.pause(self.keys, ref, self.mod(ref, "state"))
 
@@ -242,7 +269,7 @@ class World:
         return t.pause(self.keys, ref, self.mod(ref, "state"), now=True, seen=seen)
 
     def resume(self, ref: OperationRef) -> Txn:
-        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0)
+        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0, self.op(ref).terms)
 
     def cancel(self, ref: OperationRef) -> Txn:
         return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("user", "not needed"))
@@ -317,8 +344,11 @@ class World:
     # ------------------------------------------------------------------ jobs
 
     def claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int]) -> Txn:
-        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone."""
-        wants, dead = [], set()
+        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone; where there is a
+        limit, as many of them as there are permits.
+        """
+        wants, dead, known = [], set(), self.permits(ref)
+        former: dict[int, Claim] = {}
         for p in partitions:
             old = self.claim_of(ref, p)
             if old is None:
@@ -327,9 +357,21 @@ class World:
             lost = 0 if old.waiting else 1
             if lost and not old.actor:
                 dead.add(old.incarnation)
+                former[p] = old
             claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
             wants.append(claiming.Want(p, claim, self.fence(ref, p)))
-        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
+        given = []
+        for want in wants:
+            old = former.get(want.partition)
+            if known is None:
+                given.append(replace(want, former=old))
+            elif old is not None and known.keeps(old):
+                given.append(replace(want, claim=replace(want.claim, permit=old.permit)))
+            elif known.free:
+                number, mod = known.free.popitem()
+                given.append(replace(want, claim=replace(want.claim, permit=number), permit_mod=mod, former=old))
+        gone = known.gone if known is not None else ()
+        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, given, dead, gone)
 
     def own(self, ref: OperationRef, actor: str, partition: int) -> Txn:
         """An actor takes a job, whatever its state is; one that has failed too often it fails."""
@@ -365,13 +407,15 @@ class World:
     def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         guard = fence or self.fence(ref, partition) or 1
-        return claiming.group([claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim))])
+        return claiming.group(
+            [claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim), claim)]
+        )
 
     def wait_again(self, ref: OperationRef, partition: int, failed: bool) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         waiting = Claim(claim.executor, "", claim.attempt, claim.failures + failed, TIME if failed else "")
         return claiming.group(
-            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting)]
+            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting, claim)]
         )
 
     def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
@@ -384,7 +428,7 @@ class World:
         gate = self.store.mod(self.keys.gate(ref)) or 1
         lost = [(partition, self.fence(ref, partition) or 1, told)]
         dead = claim.incarnation or ("" if claim.actor else "nobody")
-        return claiming.fail_lost(self.keys, ref, gate, incarnation, dead, lost)
+        return claiming.fail_lost(self.keys, ref, gate, incarnation, dead, lost, {partition: claim})
 
     # --------------------------------------------------------------- shortcuts
 

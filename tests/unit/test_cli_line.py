@@ -210,7 +210,7 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
 
 
 COMMANDS = (
-    *("dev executor start apply rerun ls show why watch cancel pause resume").split(),
+    *("dev executor start apply rerun ls show why watch cancel pause resume alter").split(),
     *("history nodes drain behaviors audit doctor").split(),
     *("table add", "table ls", "table rm"),
 )

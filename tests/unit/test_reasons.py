@@ -14,6 +14,7 @@ from distop.core.draining import NodeState
 from distop.core.jobs import Claim
 from distop.core.links import Hold
 from distop.core.model import Attempts, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.options import Options
 from distop.core.plan import Plan
 from distop.inspection.reasons import ADVICE, Code, reasons
 from distop.inspection.status import Snapshot, judge, view_of
@@ -52,6 +53,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("no-executor", {"snapshot": OPEN, "nodes": {}}, "an executor that offers `noop`"),
     ("no-executor", {"snapshot": OPEN, "nodes": UNABLE}, "(e1 cannot: Java 17 or newer is needed)"),
     ("drained", {"snapshot": OPEN, "nodes": DRAINED}, "is not drained (`distop drain e1 --undo`)"),
+    ("labels", {"snapshot": replace(OPEN, spec=replace(SPEC, where={"zone": "a"}))},
+     "an executor that offers `noop` and has the labels zone=a"),
     ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
     ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
      f"its time, {rfc3339(NOW + 60)}"),
@@ -84,6 +87,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})},
      f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "at most 1 job of it at once"),
+    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "at most 1 job"),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from distop.errors import (
 )
 from distop.graphs import Start, chord
 from distop.submission.request import After
+from distop.testing.simulation.bounds import altered
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ async def _rerun(operation: Operation, request: str, what: str, told: Told) -> O
 
 async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
     options: dict[str, Any] = {"partitions": wish.names, "failure_policy": wish.policy, "submitter": "a client"}
+    options |= wish.options
     after: list[After] = []
     for _ in range(TRIES):
         known = [(told.started.get(f"request-{n}"), on) for n, on in wish.behind]
@@ -287,5 +289,7 @@ async def _act(client: Client, operation: Operation, what: str) -> None:
         await operation.pause(now=True)
     elif what == "resume":
         await operation.resume()
+    elif what.startswith("alter "):
+        await operation.alter(**altered(what))
     else:
         await operation.status()

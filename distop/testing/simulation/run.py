@@ -248,6 +248,7 @@ class Simulation:
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
                 unable=host.unable, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
+                labels=host.labels,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
