@@ -155,6 +155,23 @@ def test_the_id_outlives_a_daemon_and_goes_with_the_operation(
     assert ids(group) == {}
 
 
+def test_the_id_goes_back_to_what_runs_where_the_one_behind_it_is_cancelled(purging: Daemons, tmp_path: Any) -> None:
+    sign = tmp_path / "go"
+    first = purge(purging, files=("x",), hold=str(sign))
+    running(purging, first)
+    behind = purge(purging, files=("y",), hold=str(sign), on_duplicate="combine")
+    assert list(ids(purging).values()) == [behind.ref]
+    behind.cancel()
+    assert behind.wait(LIMIT).state == "cancelled"
+    assert list(ids(purging).values()) == [first.ref]
+    last = purge(purging, files=("z",), hold=str(sign), delay=3600, on_duplicate="combine")
+    sign.touch()
+    assert first.wait(LIMIT).state == "success"
+    assert list(ids(purging).values()) == [last.ref], "it waits on, for its time"
+    last.cancel()
+    assert ids(purging) == {}, "and whom it followed is gone"
+
+
 def test_a_rerun_has_the_id_of_what_it_runs_again(purging: Daemons, tmp_path: Any) -> None:
     sign = tmp_path / "go"
     first = purge(purging, hold=str(sign))
