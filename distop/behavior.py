@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from distop.core.declaration import Declaration, Retry
+from distop.core.ids import RULES
 from distop.core.keys import check_type_name
 from distop.core.model import TableRecord
 from distop.core.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, select
@@ -232,6 +233,14 @@ class Behavior(ABC):
 
     joins: ClassVar[bool] = False
     """An operation of this type that waits for others ends with the last of them, without a job."""
+    id_fields: ClassVar[Sequence[str] | None] = None
+    """The fields of Arg whose values, with type and table, are an operation's id: of those that have the same one only
+    one goes on at a time, and a start joins it (P16). ``()``: the type on the table alone. None: all are one-offs.
+    """
+    combine: ClassVar[Mapping[str, Literal["union", "concat", "max", "min", "sum", "last", "first"]]] = {}
+    """How the arguments of two starts with the same id become one (``on_duplicate="combine"``), by field; fields
+    without a rule must be the same.
+    """
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """Freeze what the operation works on. Default: every partition of the table, by its format's planner.
@@ -313,6 +322,9 @@ class Behavior(ABC):
             raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, it must be at least 1")
         if cls.object_field is not None and cls.object_field not in cls.Arg.model_fields:
             raise InvalidArgument(f"behavior {name}: object_field {cls.object_field!r} is no field of its Arg")
+        schema = cls.Arg.model_json_schema()
+        id_fields = _id_fields(name, cls.id_fields, cls.Arg, schema)
+        _check_combine(name, cls.combine, id_fields or (), schema)
         if not cls.can_fail and cls.lost == "fail":
             raise InvalidArgument(f"behavior {name}: can_fail is false, so lost must be 'retry'")
         completes = cls.complete_operation is not Behavior.complete_operation
@@ -320,7 +332,7 @@ class Behavior(ABC):
             raise InvalidArgument(f"behavior {name}: reports_only is true, and there is no complete_operation")
         return Declaration(
             type_name=name,
-            arg_schema=cls.Arg.model_json_schema(),
+            arg_schema=schema,
             result_schema=cls.Result.model_json_schema() if cls.Result is not None else {},
             report_schema=cls.Report.model_json_schema() if cls.Report is not None else {},
             object_field=cls.object_field,
@@ -338,7 +350,44 @@ class Behavior(ABC):
             cleans=cls.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup,
             description=(cls.__doc__ or "").strip().partition("\n")[0],
             needs_table=cls.needs_table,
+            id_fields=id_fields,
+            combine=dict(cls.combine),
         )
+
+
+def _id_fields(
+    name: str, fields: Sequence[str] | None, arg: type[BaseModel], schema: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    """Who computes the id has the published schema alone: the fields, and what they are where they are left out, must
+    stand in that. Raises InvalidArgument.
+    """
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise InvalidArgument(f"behavior {name}: id_fields is a list of fields: [{fields!r}]")
+    for one in fields:
+        if one not in arg.model_fields or one not in schema.get("properties", {}):
+            raise InvalidArgument(f"behavior {name}: id_fields names {one!r}, which is no field of its Arg")
+        if arg.model_fields[one].default_factory is not None:
+            raise InvalidArgument(
+                f"behavior {name}: id_fields names {one!r}, whose default a function makes: give it a value, or none"
+            )
+    return tuple(fields)
+
+
+def _check_combine(name: str, rules: Mapping[str, str], id_fields: Sequence[str], schema: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(rules, dict):
+        raise InvalidArgument(f"behavior {name}: combine has a rule for each of some fields, it is no {rules!r}")
+    for one, rule in rules.items():
+        if one not in schema.get("properties", {}):
+            raise InvalidArgument(f"behavior {name}: combine names {one!r}, which is no field of its Arg")
+        if one in id_fields:
+            raise InvalidArgument(f"behavior {name}: combine names {one!r}, by which operations are told apart")
+        if rule not in RULES:
+            raise InvalidArgument(
+                f"behavior {name}: combine has the rule {rule!r} for {one!r}, it must be one of {', '.join(RULES)}"
+            )
 
 
 def registered() -> Mapping[str, metadata.EntryPoint]:

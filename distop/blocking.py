@@ -347,6 +347,9 @@ class Client:
         max_failed: int | str | None = None,
         where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
+        id: str | None = None,  # noqa: A002
+        one_off: bool = False,
+        on_duplicate: str | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
 
@@ -372,6 +375,9 @@ class Client:
                 max_failed=max_failed,
                 where=where,
                 every=every,
+                id=id,
+                one_off=one_off,
+                on_duplicate=on_duplicate,
             )
         )
         return Operation(self._loop, inner)

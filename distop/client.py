@@ -139,6 +139,9 @@ class Client:
         max_failed: int | str | None = None,
         where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
+        id: str | None = None,  # noqa: A002
+        one_off: bool = False,
+        on_duplicate: str | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
@@ -161,6 +164,11 @@ class Client:
         ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
         policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
         :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
+        Where the behavior computes an id (``id_fields``), or ``id`` gives one of the caller's own, at most one such
+        operation of the type on the table goes on at a time. ``on_duplicate``: ``"join"`` gives the one that does
+        (which asks for the same, by what makes the id, and by partitions), ``"refuse"`` raises Incompatible,
+        ``"replace"`` ends it where it has not begun, in favour of this one, ``"combine"`` starts one in its place with
+        the combined argument, which runs after it where it has begun. ``one_off``: it has no id.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -185,6 +193,9 @@ class Client:
             max_failed=max_failed,
             where=where,
             every=every,
+            id=id,
+            one_off=one_off,
+            on_duplicate=on_duplicate,
         )
         started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)

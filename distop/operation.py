@@ -102,8 +102,8 @@ class Operation:
 
     @property
     def already_started(self) -> bool:
-        """The start that gave this handle had a request id by which an earlier call had started the operation: it may
-        have ended by now.
+        """The start that gave this handle had a request id, or an id, by which an earlier call had started the
+        operation: it may have ended by now.
         """
         return self._already_started
 

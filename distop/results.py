@@ -147,12 +147,13 @@ class OperationStatus:
     completing, cleaning, or ``ended``. ``jobs``: ``total`` (None before the plan), ``success``, ``failed``,
     ``running``, ``waiting`` (to be tried again). ``exact`` False: there are too many jobs to tell failed ones from
     successful ones, and ``success`` counts both. ``progress``: the fraction of jobs that ended, 0 to 1.
-    ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said. ``waiting_for``:
-    why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again. ``failed``: the
-    ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``, and none where
-    they are not told apart (``exact`` False). ``labels``: the caller's. ``doing``: what jobs that have run for a while
-    say of themselves, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and
-    ``rerun_of`` are those of the start.
+    ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said.
+    ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
+    ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where
+    ``failed_truncated``, and none where they are not told apart (``exact`` False). ``labels``: the caller's.
+    ``id``: by which it has no like, or "". ``doing``: what jobs that have run for a while say of themselves, each
+    ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and ``rerun_of`` are those of
+    the start.
     """
 
     op: str
@@ -175,6 +176,7 @@ class OperationStatus:
     submitter: str = ""
     rerun_of: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """Priority, limits, failure budget and selector, as far as they were given."""
@@ -213,8 +215,9 @@ class OperationStatus:
         }
         if self.failed_truncated:
             data["failed_truncated"] = True
-        if self.rerun_of:
-            data["rerun_of"] = self.rerun_of
+        for name in ("rerun_of", "id"):
+            if value := getattr(self, name):
+                data[name] = value
         if self.options:
             data["options"] = dict(self.options)
         if self.labels:

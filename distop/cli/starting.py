@@ -100,6 +100,14 @@ def start(
     again_on: Annotated[
         str, typer.Option("--on", metavar="END", help="With --every: after success, failure or any end.")
     ] = "any",
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Of one id, at most one goes on (default: the type's).")
+    ] = None,
+    on_duplicate: Annotated[
+        str | None,
+        typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on."),
+    ] = None,
+    one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
@@ -116,6 +124,9 @@ def start(
         "every": series,
         "not_before": at,
         "delay": delay,
+        "id": id_,
+        "one_off": one_off,
+        "on_duplicate": on_duplicate,
         "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
         "priority": priority,
         "max_jobs": max_jobs,

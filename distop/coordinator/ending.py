@@ -24,8 +24,15 @@ from distop.core.records import read
 from distop.core.series import Series, following
 from distop.core.states import Stage
 from distop.core.txn import Get
-from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
-from distop.submission.request import request
+from distop.errors import (
+    Incompatible,
+    InvalidArgument,
+    NotFound,
+    OperationStartError,
+    UnknownBehavior,
+    UnreadableRecord,
+)
+from distop.submission.request import FOLLOW, request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
 
@@ -280,6 +287,8 @@ class Ending:
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
+            id=op.spec.id,
+            follows=op.spec.follows,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
             labels=op.spec.labels,
         )
@@ -389,17 +398,17 @@ class Ending:
             *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
         )
         try:
-            started = await submit(
-                self._ctx.client,
-                self._keys,
-                replace(
-                    wanted,
-                    not_before=one.not_before,
-                    series=one.series,
-                    options=op.terms.options,
-                    where=spec.where,
-                ),
+            wanted = replace(
+                wanted, not_before=one.not_before, series=one.series, options=op.terms.options, where=spec.where
             )
+            by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
+            started = await submit(self._ctx.client, self._keys, replace(wanted, **by_id))
+        except Incompatible as error:
+            # Its id is held by one of no series that has not begun: while that lasts, it is tried again.
+            if due := await self._try_again(ref, now):
+                self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
+                raise Later(due) from None
+            self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
         except OperationStartError as error:
             self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
             raise Later(now + random.uniform(*SERIES_PAUSE)) from None

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
 from distop.core.links import Hold, HoldState
-from distop.core.model import Node
+from distop.core.model import Node, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
+    from distop.core.trace import OperationTrace
     from distop.core.view import Change
 
 Fault: TypeAlias = tuple[int, str]
@@ -40,6 +41,8 @@ class ClusterTrace:
         self.holds: set[str] = set()
         self.denied: set[str] = set()
         """Those of them that will never let go."""
+        self.ids: dict[tuple[str, str, str], str] = {}
+        """(table, type, id) → the operation that its key names."""
         self._gone: dict[str, None] = {}
         """The last incarnations that ended, in order."""
         self._run_ops: dict[str, dict[str, int]] = {}
@@ -56,6 +59,11 @@ class ClusterTrace:
                 yield from self._node(key.id, change)
             elif key.family == K.HOLD:
                 yield from self._hold(key.id, None if change.deleted else Hold.decode(value).state)
+            elif key.family == K.UNIQUE:
+                if change.deleted:
+                    self.ids.pop((key.table, key.type, key.id), None)
+                else:
+                    self.ids[key.table, key.type, key.id] = value.decode()
             elif key.family == K.COORDINATOR:
                 yield from self._election((key.table, key.type), None if change.deleted else value.decode())
             elif key.name == "runOps":
@@ -147,6 +155,38 @@ class ClusterTrace:
             yield 8, f"the election was taken from {holder}, which was alive, by {new}"
         if new not in self.live:
             yield 8, f"{new} was elected without a node key"
+
+
+class Ids:
+    """The operations of each id that have not ended (18)."""
+
+    def __init__(self) -> None:
+        self._going_on: dict[tuple[str, str, str], dict[OperationRef, bool]] = {}
+        """(table, type, id) → which they are, and whether they wait."""
+
+    def tell(self, op: OperationTrace) -> tuple[str, str, str] | None:
+        """Something about it may have changed; the id to look at."""
+        if op.spec is None or not op.spec.id:
+            return None
+        place = (op.ref.table, op.ref.type, op.spec.id)
+        found = self._going_on.setdefault(place, {})
+        if op.state is None or op.state.terminal:
+            found.pop(op.ref, None)
+        else:
+            found[op.ref] = op.state is State.PENDING
+        return place
+
+    def wrong(self, place: tuple[str, str, str], named: str | None) -> str:
+        """What is wrong about an id whose key names this operation, or ""."""
+        found = self._going_on.get(place, {})
+        if not found:
+            self._going_on.pop(place, None)
+        waits = sorted(str(ref) for ref, waiting in found.items() if waiting)
+        runs = sorted(str(ref) for ref, waiting in found.items() if not waiting)
+        if len(waits) > 1 or len(runs) > 1:
+            return f"two operations of the id: {' and '.join(waits if len(waits) > 1 else runs)}"
+        expected = (*waits, *runs, None)[0]
+        return f"it names {named or 'nobody'}, and not {expected or 'nobody'}" if named != expected else ""
 
 
 class Requests:

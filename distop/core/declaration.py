@@ -65,6 +65,10 @@ class Declaration:
     """It does nothing but wait for others, and ends with the last of them (L36)."""
     code: bool = True
     """Executors have code for it. Otherwise actors alone run its jobs, and any daemon coordinates it."""
+    id_fields: tuple[str, ...] | None = None
+    """The fields of the argument from whose values an operation's id is computed (``core.ids``); None: it has none."""
+    combine: Mapping[str, str] = field(default_factory=dict)
+    """Field of the argument → the rule by which two values of it become one (``core.ids.RULES``)."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -79,6 +83,8 @@ class Declaration:
                 "instances": self.instances,
                 "conflicts_with": list(self.conflicts_with),
                 "needs_table": self.needs_table,
+                **({"id_fields": list(self.id_fields)} if self.id_fields is not None else {}),
+                **({"combine": dict(self.combine)} if self.combine else {}),
                 **self.rules().to_json(),
             }
         )
@@ -108,6 +114,8 @@ class Declaration:
             rules.reports_only,
             rules.joins,
             rules.code,
+            tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
+            data.get("combine") or {},
         )
 
     def rules(self) -> Rules:

@@ -97,6 +97,8 @@ def ended_waiting(
         cancel=why,
         submitter=spec.submitter[:SUBMITTER_KEPT],
         alarm=alarm,
+        id=spec.id,
+        follows=spec.follows,
         rerun_of=spec.rerun_of,
         labels=spec.labels,
     )

@@ -16,14 +16,17 @@ from distop.core.txn import (
     Delete,
     Get,
     GetResult,
+    Operation,
     Put,
     Txn,
     absent,
     exists,
     none_within,
+    operations,
     unchanged,
     value_is,
 )
+from distop.core.unique import freed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,7 +123,7 @@ def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
-def _over_with(keys: Keys, one: Final) -> tuple[Put | Delete, ...]:
+def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
     ref = one.ref
     return (
         Put(keys.of(ref, "state"), word(one.history.state)),
@@ -128,6 +131,7 @@ def _over_with(keys: Keys, one: Final) -> tuple[Put | Delete, ...]:
         *one.kept,
         *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
+        *freed(keys, ref, one.history),
         Put(keys.pending(ref), word(Phase.CLEANING)),
     )
 
@@ -136,13 +140,14 @@ def finish_together(keys: Keys, finals: Sequence[Final]) -> int:
     """How many of these, from the first one on, one transaction finishes: as many as etcd takes (T1, T2), and one at
     least.
     """
-    compares, ops, size = 2, 1, 0
+    compares, ops, size, nested = 2, 1, 0, 0
     for n, one in enumerate(finals):
         written = _over_with(keys, one)
         compares += len(_last_seen(keys, one))
         ops += len(written)
+        nested = max(nested, *(operations(op) for op in written if isinstance(op, Txn)), 0)
         size += sum(len(op.value) for op in written if isinstance(op, Put))
-        if n and (max(compares, ops) > MAX_OPERATIONS or size > FINISH_BYTES_PER_TXN):
+        if n and (max(compares, ops) + nested > MAX_OPERATIONS or size > FINISH_BYTES_PER_TXN):
             return n
     return len(finals)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.cluster_invariants import ClusterTrace, Requests
+from distop.core.cluster_invariants import ClusterTrace, Ids, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.limit_invariants import limit_faults
@@ -75,6 +75,7 @@ class Checker:
         self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
         self._requests = Requests()
+        self._ids = Ids()
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
@@ -133,6 +134,9 @@ class Checker:
             self._operation(ref, writes, started)
         places = {(ref.table, ref.type, ref.object) for ref in own}
         tables = {ref.table for ref in own}
+        known = (self._operations.get(ref) for ref in own)
+        ids: dict[tuple[str, str, str], OperationTrace | None]
+        ids = {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
                 self._denied_gone(key.id, change.kv.key)
@@ -141,6 +145,8 @@ class Checker:
                 places.add((key.table, key.type, key.object))
             elif key.name == "runOps":
                 tables.add(key.table)
+            elif key.family == K.UNIQUE:
+                ids.setdefault((key.table, key.type, key.id), None)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
             if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
@@ -152,6 +158,8 @@ class Checker:
                 self._found(7, self.keys.run_ops(table), text)
         for place in places:
             self._one_at_a_time(place)
+        for place, one in ids.items():
+            self._one_of_an_id(place, one)
         for ref in own:
             self._holds_current(ref)
         for op, deltas in jobs.items():
@@ -359,8 +367,9 @@ class Checker:
             self._waited(op, where)
         if not op.state.terminal:
             return
-        if before is not State.PENDING or op.cancel is None or op.cancel.reason != "user":
-            self._elected(op, where)  # who cancels what has not begun ends it
+        by_caller = op.cancel is not None and (op.cancel.reason == "user" or op.cancel.replaced_by)
+        if before is not State.PENDING or not by_caller:
+            self._elected(op, where)  # who cancels, or replaces, what has not begun ends it
         if op.claims:
             self._found(5, where, f"finished while {op.claims} claims were left", op)
         if op.state is State.SUCCESS and before is not State.PENDING and not all_succeeded(op):
@@ -433,6 +442,13 @@ class Checker:
             if op is None or not op.active:
                 self._found(7, self.keys.current(*place), f"names the instance {instance}, which does not run")
 
+    def _one_of_an_id(self, place: tuple[str, str, str], op: OperationTrace | None) -> None:
+        key, named = self.keys.unique(*place), self._cluster.ids.get(place)
+        if text := self._ids.wrong(place, named):
+            self._found(18, key, text, op)
+        if named is None:  # many come and go
+            self._cluster_log.pop(key, None)
+
     def _holds_current(self, ref: OperationRef) -> None:
         op = self._operations.get(ref)
         if op is not None and op.active and op.spec is not None and op.spec.one_at_a_time:
@@ -474,7 +490,7 @@ class Checker:
         """``job``, and what this revision ``writes`` of it, which is not in its log yet."""
         if self._quiet or (op is not None and op.newer):
             return
-        own = op.log if op is not None else self._cluster_log.get(key, ())
+        own = [*(op.log if op is not None else ()), *self._cluster_log.get(key, ())]
         of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
         known = sorted([*own, *of_job], key=lambda entry: entry[0])
         self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))

@@ -17,7 +17,7 @@ from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
@@ -25,6 +25,7 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD = (
     "distOpTable",
     "distOpHistory",
     "distOpHold",
+    "distOpUnique",
 )
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
@@ -265,6 +266,10 @@ class Keys:
     def hold(self, id_: str) -> str:
         return f"{self._prefix}{HOLD}.{encode(id_)}"
 
+    def unique(self, table: str, type_name: str, id_: str) -> str:
+        """Who holds an id. Outside of the range that every daemon watches: these are as many as operations wait."""
+        return f"{self._prefix}{UNIQUE}.{encode(table)}.{check_type_name(type_name)}.{encode(id_)}"
+
     def behavior(self, type_name: str) -> str:
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
@@ -299,6 +304,8 @@ class Keys:
             return ParsedKey(family, table=decode(parts[0]))
         if family == COORDINATOR and len(parts) == 2:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
+        if family == UNIQUE and len(parts) == 3:
+            return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), id=decode(parts[2]))
         if family == OP and len(parts) == 2 and parts[1] == "runOps":
             return ParsedKey(family, decode(parts[0]), name="runOps")
         if family == OP and 3 <= len(parts) <= 4 and parts[-1] in ("nextInstanceId", "current"):

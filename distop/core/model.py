@@ -171,6 +171,10 @@ class Spec:
     """What the caller finds it by (``core.labels``)."""
     where: Mapping[str, str] = field(default_factory=dict)
     """The labels that an executor must have to work for it."""
+    id: str = ""
+    """Its id, which no other operation of the type on the table has before it ends (``core.unique``); "": a one-off."""
+    follows: str = ""
+    """The operation of the same id for whose end it waits."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -184,7 +188,7 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold", "series"):
+        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -213,6 +217,8 @@ class Spec:
             data.get("series"),
             data.get("labels") or {},
             data.get("where") or {},
+            data.get("id", ""),
+            data.get("follows", ""),
         )
 
 
@@ -275,14 +281,23 @@ class Cancel:
 
     reason: str
     text: str = ""
+    replaced_by: str = ""
+    """The operation that took its id, and ended it thereby before it had begun."""
+
+    def to_json(self) -> dict[str, Any]:
+        by = {"replaced_by": self.replaced_by} if self.replaced_by else {}
+        return {"reason": self.reason, "text": self.text, **by}
 
     def encode(self) -> bytes:
-        return dumps({"v": SCHEMA_VERSION, "reason": self.reason, "text": self.text})
+        return dumps({"v": SCHEMA_VERSION, **self.to_json()})
 
     @classmethod
     def decode(cls, value: bytes) -> Cancel:
-        data = loads(value)
-        return cls(data.get("reason", "user"), data.get("text", ""))
+        return cls.from_json(loads(value))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cancel:
+        return cls(data.get("reason", "user"), data.get("text", ""), data.get("replaced_by", ""))
 
 
 @frozen
@@ -394,6 +409,10 @@ class History:
     """What somebody has to look at: a prepared operation that was not confirmed, and never ran (C14)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """As in the spec."""
+    id: str = ""
+    """As in the spec."""
+    follows: str = ""
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -411,13 +430,12 @@ class History:
             "submitter": self.submitter,
         }
         if self.cancel is not None:
-            data["cancel"] = {"reason": self.cancel.reason, "text": self.cancel.text}
+            data["cancel"] = self.cancel.to_json()
         if self.failed_truncated:
             data["failed_truncated"] = True
-        if self.rerun_of:
-            data["rerun_of"] = self.rerun_of
-        if self.alarm:
-            data["alarm"] = self.alarm
+        for name in ("rerun_of", "alarm", "id", "follows"):
+            if value := getattr(self, name):
+                data[name] = value
         if self.labels:
             data["labels"] = dict(self.labels)
         return data
@@ -442,11 +460,13 @@ class History:
             tuple(data.get("errors") or ()),
             data.get("failed", ""),
             data.get("request_id", ""),
-            Cancel(cancel.get("reason", ""), cancel.get("text", "")) if cancel else None,
+            Cancel.from_json(cancel) if cancel else None,
             bool(data.get("failed_truncated", False)),
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
             alarm=data.get("alarm", ""),
             labels=data.get("labels") or {},
+            id=data.get("id", ""),
+            follows=data.get("follows", ""),
         )

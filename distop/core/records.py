@@ -18,6 +18,7 @@ from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
 from distop.core.options import Options
 from distop.core.plan import Plan
+from distop.core.unique import holder_of
 from distop.errors import InvalidArgument, UnreadableRecord
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.TABLE: TableRecord.decode,
     K.CLAIM: Claim.decode,
     K.HOLD: Hold.decode,
+    K.UNIQUE: holder_of,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
 }

@@ -40,7 +40,8 @@ from distop.core.txn import (
     unchanged,
     value_is,
 )
-from distop.core.waiting import link
+from distop.core.unique import free_for, taken
+from distop.core.waiting import ending, link
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,12 +49,13 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.plan import Plan
     from distop.core.txn import KeyValue, TxnResult
+    from distop.core.unique import Takes
 
 NOTHING_SAID = Terms()
 START_BYTES_PER_TXN = 1024 * 1024
 """Of keys and values of operations that are started together; one alone may have more."""
 STARTS_PER_TXN = 31
-"""Operations that one transaction starts at most: four keys of each, and the two counters (T1)."""
+"""Operations that one transaction starts at most: four keys of each, and the two counters (T1); fewer with ids."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 123
 
@@ -63,12 +65,15 @@ CHUNKS_PER_PLAN = 123
 
 @frozen
 class Counters:
-    """runOps and nextInstanceId as they were read, with their mod revisions (0: absent)."""
+    """runOps and nextInstanceId as they were read, with their mod revisions (0: absent); ``table_mod``: of the table's
+    record, by which those that wait are refused where it was removed meanwhile, as the others are by runOps.
+    """
 
     run_ops: Mapping[str, int]
     run_ops_mod: int
     next_instance: int
     next_instance_mod: int
+    table_mod: int | None = None
 
 
 @frozen
@@ -95,6 +100,8 @@ class NewOperation:
     waits: bool = False
     after: tuple[Predecessor, ...] = ()
     options: Options = DEFAULT
+    takes: Takes | None = None
+    """Its id."""
 
     @property
     def terms(self) -> Terms:
@@ -118,7 +125,7 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registere
         raise ValueError(
             f"{', '.join(str(one.ref) for one in new)} cannot be started: the next instance is {seen.next_instance}"
         )
-    running = [one for one in new if not one.waits]
+    running, waiting = [one for one in new if not one.waits], any(one.waits for one in new)
     alone = [keys.current(first.table, first.type, one.ref.object) for one in running if one.spec.one_at_a_time]
     if len(set(alone)) < len(alone):
         raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
@@ -139,8 +146,10 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registere
         (
             *((unchanged(run_ops, seen.run_ops_mod),) if running else there),
             unchanged(following, seen.next_instance_mod),
+            *((unchanged(keys.table(first.table), seen.table_mod),) if waiting and seen.table_mod is not None else ()),
             *(absent(current) for current in alone),
             *_not_ended(keys, new),
+            *(compare for one in new for compare in _free_for(keys, one)),
         ),
         (
             *((Put(run_ops, dumps(counts)),) if running else ()),
@@ -158,10 +167,23 @@ def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
     return [unchanged(keys.of(ref, "state"), mod) for ref, mod in sorted(seen.items())]
 
 
+def _free_for(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
+    """Its id is free, or held as it was seen; whom it replaces has not begun."""
+    takes = one.takes
+    if takes is None:
+        return ()
+    compares = free_for(keys, one.ref, takes)
+    if takes.replaced is not None and takes.holder is not None:
+        compares += ending(keys, takes.holder, *takes.replaced)[0]
+    return compares
+
+
 def _begin(keys: Keys, one: NewOperation) -> list[Put]:
-    """What an operation begins with; all of these keys are its own but ``.current``."""
-    ref = one.ref
+    """What an operation begins with; these keys are its own, but for ``.current``, its id, and whom it replaces."""
+    ref, takes = one.ref, one.takes
     puts = [
+        *((taken(keys, ref, takes),) if takes is not None else ()),
+        *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
         Put(keys.of(ref, "spec"), one.spec.encode()),
         Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
@@ -194,7 +216,8 @@ def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
         begun = _begin(keys, one)
         puts += len(begun)
         size += sum(len(put.key) + len(put.value) for put in begun)
-        compares = 2 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
+        compares = 3 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
+        compares += sum(len(_free_for(keys, one)) for one in new[: n + 1])
         if n and (max(puts, compares, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
             return n
     return len(new)

@@ -34,6 +34,7 @@ from distop.core.txn import (
     unchanged,
     value_is,
 )
+from distop.core.unique import freed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,16 +241,28 @@ def end_waiting(
     have all ended; one whose predecessor failed; one whose hold was denied.
     """
     state = keys.of(ref, "state")
+    compares, puts = ending(keys, ref, history, why)
     return Txn(
-        (*guards, unchanged(state, state_mod), value_is(state, word(State.PENDING)), absent(keys.history(ref))),
+        (*guards, unchanged(state, state_mod), *compares),
+        (*puts, *freed(keys, ref, history)),
+        (Get(state), Get(keys.history(ref))),
+        "join" if why is None else "end_waiting",
+    )
+
+
+def ending(
+    keys: Keys, ref: OperationRef, history: History, why: Cancel | None
+) -> tuple[tuple[Compare, ...], tuple[Put, ...]]:
+    """What is compared, beside the revision of its state, and put, where an operation ends that has not begun."""
+    state = keys.of(ref, "state")
+    return (
+        (value_is(state, word(State.PENDING)), absent(keys.history(ref))),
         (
             Put(state, word(history.state)),
             *((Put(keys.of(ref, "cancel"), why.encode()),) if why is not None else ()),
             Put(keys.history(ref), history.encode()),
             Put(keys.pending(ref), word(Phase.CLEANING)),
         ),
-        (Get(state), Get(keys.history(ref))),
-        "join" if why is None else "end_waiting",
     )
 
 

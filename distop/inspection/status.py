@@ -319,6 +319,7 @@ def judge(
             submitter=history.submitter,
             rerun_of=history.rerun_of,
             labels=history.labels,
+            id=history.id,
         )
     view = view_of(snapshot, nodes, now, alarms, unreadable)
     stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
@@ -351,6 +352,7 @@ def judge(
         rerun_of=spec.rerun_of,
         options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
         labels=spec.labels,
+        id=spec.id,
         doing=_doing(snapshot, nodes),
     )
 
@@ -375,7 +377,7 @@ def stage_of(snapshot: Snapshot) -> Stage:
 
 
 def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
-    return {"reason": cancel.reason, "text": cancel.text} if cancel else None
+    return cancel.to_json() if cancel else None
 
 
 def _eta(pace: Pace, now: float, ended: int, total: int | None) -> float | None:

@@ -22,8 +22,10 @@ from distop.core.model import OperationRef, Spec
 from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, absent, value_is
-from distop.errors import DistopError, InvalidArgument, OperationStartError
+from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
+from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import find_earlier
+from distop.submission.request import After
 from distop.submission.submit import (
     WRITE_LIMIT,
     Lost,
@@ -102,7 +104,9 @@ async def in_one(
 
 
 def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
-    """Raises InvalidArgument: too many, the same request twice, a cycle."""
+    """Raises InvalidArgument: too many, the same request twice, a policy for duplicates that goes with one alone, a
+    cycle.
+    """
     if not wanted:
         raise InvalidArgument("there is no operation to start: the list is empty")
     if len(wanted) > MAX_GRAPH:
@@ -112,6 +116,11 @@ def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
         if one.request_id in ids:
             raise InvalidArgument(f"two operations of the graph have the request id {one.request_id!r}")
         ids.add(one.request_id)
+        if one.on_duplicate not in ("", "join", "refuse"):
+            raise InvalidArgument(
+                f"in a graph a duplicate is joined or refused: start {one.type} on {one.table} by itself, to "
+                f"{one.on_duplicate} another one"
+            )
     left = [0] * len(wanted)
     after: list[list[int]] = [[] for _ in wanted]
     for pred, succ, _ in links:
@@ -149,6 +158,12 @@ class _Insertion:
             self._places.setdefault((one.table, one.type), []).append(n)
         self._objects: list[str] = [""] * len(wanted)
         self._after: list[tuple[t.Predecessor, ...]] = []
+        self._asked: dict[int, Asked] = {}
+        """Those that take an id."""
+        self._standing: dict[int, OperationRef] = {}
+        """Operations that go on, and have the ids of those at these places: they stand for them."""
+        self._outside: dict[int, list[After]] = {}
+        """By place, which of them it waits for."""
         self._refs = [OperationRef(one.table, one.type, "", 0) for one in wanted]
         self._hold, self._value, self._shown = hold, b"", 0.0
 
@@ -157,13 +172,16 @@ class _Insertion:
         await self._read()
         if (earlier := await self._earlier()) is not None:
             return earlier
+        await self._read_ids()
+        if len(self._standing) == len(self._wanted):
+            return [Started(self._refs[n], earlier=True) for n in range(len(self._wanted))]
         await self._read_predecessors()
         whole = self._in_one()
         if whole is not None:
             await self._commit_whole(whole)
         else:
             await self._in_pages()
-        return [Started(ref) for ref in self._refs]
+        return [Started(ref, earlier=n in self._standing) for n, ref in enumerate(self._refs)]
 
     async def in_one(self) -> Whole:
         """Raises InvalidArgument where it is too much for one transaction."""
@@ -210,6 +228,7 @@ class _Insertion:
                     found[n] = answer
         if not found:
             return None
+        found |= await self._standing_still([n for n in range(len(self._wanted)) if n not in found])
         if len(found) < len(self._wanted):
             name = self._wanted[next(n for n in range(len(self._wanted)) if n not in found)].request_id
             raise OperationStartError(
@@ -218,11 +237,69 @@ class _Insertion:
             )
         return [Started(found[n], earlier=True) for n in range(len(self._wanted))]
 
+    async def _standing_still(self, places: Sequence[int]) -> dict[int, OperationRef]:
+        """For those at these places, which an earlier call has not started: which go on, and so stood for them then."""
+        found: dict[int, OperationRef] = {}
+        for subject, own in self._places.items():
+            left = [n for n in places if n in set(own)]
+            answers = await resolve(self._etcd, self._keys, self._types[subject][0], [self._wanted[n] for n in left])
+            for n, answer in zip(left, answers, strict=True):
+                if isinstance(answer, Joined):
+                    found[n] = answer.ref
+        return found
+
+    async def _read_ids(self) -> None:
+        """Which of them go on already, started by somebody else: these stand for them, and what waits for them in the
+        graph waits for these. Raises InvalidArgument for two of one id, Incompatible, Lost.
+        """
+        for subject, places in list(self._places.items()):
+            answers = await resolve(self._etcd, self._keys, self._types[subject][0], [self._wanted[n] for n in places])
+            seen: dict[str, int] = {}
+            for n, answer in zip(places, answers, strict=True):
+                if isinstance(answer, Undecided):
+                    raise Lost
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer.id and seen.setdefault(answer.id, n) != n:
+                    raise InvalidArgument(
+                        f"two operations of the graph, both {subject[1]} on {subject[0]}, have the same id: of one id "
+                        "one goes on at a time"
+                    )
+                if isinstance(answer, Joined):
+                    self._standing[n] = self._refs[n] = answer.ref
+                elif answer.id:
+                    self._asked[n] = answer
+        self._places = {
+            subject: left
+            for subject, places in self._places.items()
+            if (left := [n for n in places if n not in self._standing])
+        }
+        inner: list[Link] = []
+        for pred, succ, on in self._links:
+            if succ in self._standing:
+                one = self._wanted[succ]
+                raise Incompatible(
+                    f"{one.type} on {one.table} would have to wait for others of the graph, and goes on already as "
+                    f"{self._standing[succ]}"
+                )
+            if pred in self._standing:
+                self._outside.setdefault(succ, []).append(After(self._standing[pred], on))
+            else:
+                inner.append((pred, succ, on))
+        self._links = inner
+
     async def _read_predecessors(self) -> None:
         """What is waited for that is not of this graph."""
-        waited_for = (one.ref for request in self._wanted for one in request.after)
-        standing = await standings(self._etcd, self._keys, waited_for)
-        self._after = [predecessors(one.after, standing) for one in self._wanted]
+        waits = [
+            (*one.after, *(after for after in self._outside.get(n, ()) if after.ref not in {a.ref for a in one.after}))
+            if n in self._outside
+            else one.after
+            for n, one in enumerate(self._wanted)
+        ]
+        standing = await standings(self._etcd, self._keys, (one.ref for after in waits for one in after))
+        self._after = [
+            predecessors(after, standing) if n not in self._standing else () for n, after in enumerate(waits)
+        ]
 
     # ------------------------------------------------------------------ build
 
@@ -232,17 +309,21 @@ class _Insertion:
         """
         declaration, record = self._types[subject]
         first = self._counters[subject].next_instance
-        return [
-            t.NewOperation(
-                OperationRef(*subject, self._objects[n], first + number),
-                replace(make_spec(self._wanted[n], declaration, record), hold=hold),
-                self._wanted[n].arg,
-                waits=True,
-                after=self._after[n],
-                options=self._wanted[n].options,
+        found = []
+        for number, n in enumerate(places):
+            wanted, ref = self._wanted[n], OperationRef(*subject, self._objects[n], first + number)
+            asked = self._asked.get(n) or Asked(wanted)
+            spec = asked.spec(replace(make_spec(wanted, declaration, record), hold=hold), wanted)
+            found.append(
+                t.NewOperation(
+                    *(ref, spec, wanted.arg),
+                    waits=True,
+                    after=self._after[n],
+                    takes=asked.takes(ref),
+                    options=wanted.options,
+                )
             )
-            for number, n in enumerate(places)
-        ]
+        return found
 
     def _in_one(self) -> Txn | None:
         """One transaction for all, where etcd takes it."""
@@ -259,7 +340,7 @@ class _Insertion:
         whole = Txn(
             tuple({compare: None for part in parts for compare in part.compares}),
             (*(op for part in parts for op in part.success), *edges),
-            tuple(Get(self._keys.of(ref, "spec")) for ref in self._refs),
+            tuple(Get(self._keys.of(self._refs[n], "spec")) for n in self._new),
             "start_graph",
         )
         size = sum(len(put.value) for put in whole.success if isinstance(put, Put))
@@ -269,6 +350,11 @@ class _Insertion:
     def _ends(self, pred: int, succ: int) -> tuple[OperationRef, OperationRef]:
         return self._refs[pred], self._refs[succ]
 
+    @property
+    def _new(self) -> list[int]:
+        """The places of those that are to be started."""
+        return [n for n in range(len(self._wanted)) if n not in self._standing]
+
     # ----------------------------------------------------------------- commit
 
     async def _commit_whole(self, txn: Txn) -> None:
@@ -277,7 +363,7 @@ class _Insertion:
             return
         first = result.responses[0]
         spec = read(Spec.decode, first.kv) if isinstance(first, GetResult) and first.kv is not None else None
-        if spec is None or spec.request_id != self._wanted[0].request_id:
+        if spec is None or spec.request_id != self._wanted[self._new[0]].request_id:
             raise Lost  # else an earlier copy of this transaction has won (T9)
 
     async def _in_pages(self) -> None:
@@ -310,6 +396,7 @@ class _Insertion:
                 wanted = self._wanted[places[first]]
                 if found is None or read(Spec.decode, found).request_id != wanted.request_id:
                     await self._still_held()
+                    await self._still_free(subject, places[first : first + len(page)])
                     await self._read_counters(subject)
                     await self._read_predecessors()
                     continue
@@ -321,6 +408,20 @@ class _Insertion:
                 self._counters[subject] = replace(counters, next_instance=following, next_instance_mod=result.revision)
             else:
                 await self._read_counters(subject)
+
+    async def _still_free(self, subject: Subject, places: Sequence[int]) -> None:
+        """Raises Incompatible where somebody else has taken one of their ids meanwhile, with part of the graph there
+        already.
+        """
+        own = [self._wanted[n] for n in places if n in self._asked]
+        for answer in await resolve(self._etcd, self._keys, self._types[subject][0], own) if own else ():
+            if isinstance(answer, Joined | Undecided):
+                raise Incompatible(
+                    f"an operation of one of the ids of the graph, {subject[1]} on {subject[0]}, was started by "
+                    "somebody else while it was inserted: start it again"
+                )
+            if isinstance(answer, Exception):
+                raise answer
 
     async def _connect(self, links: Sequence[Link]) -> None:
         """Edges between those that are there. Writing them twice is writing them once."""

@@ -15,6 +15,7 @@ from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.frozen import frozen
+from distop.core.ids import COMPUTED
 from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.core.options import DEFAULT, Options
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
 _POLICIES = ("fail_fast", "collect_all")
+_DUPLICATES = ("join", "refuse", "replace", "combine")
+FOLLOW = "follow"
+"""What the next operation of a series does: it runs after one of its id that runs, and leaves the id to another series.
+"""
 
 
 @frozen
@@ -79,6 +84,12 @@ class Request:
     """The labels that an executor must have."""
     labels: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
+    id: str = ""
+    """The caller's own id; "": as the behavior computes it."""
+    one_off: bool = False
+    """It has no id."""
+    on_duplicate: str = ""
+    """What is done where an operation of its id goes on; "": it is joined."""
 
     @property
     def waits(self) -> bool:
@@ -125,11 +136,15 @@ def request(
     after: Iterable[Any] | None = None,
     every: Every | float | None = None,
     where: Mapping[str, str] | None = None,
+    id: str | None = None,  # noqa: A002
+    one_off: bool = False,
+    on_duplicate: str | None = None,
     **options: Any,
 ) -> Request:
     """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
     operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. ``where`` and
-    ``options``: see ``submission.options``. Raises InvalidArgument.
+    ``options``: see ``submission.options``. ``id``, ``one_off``, ``on_duplicate``: as in :class:`Request`. Raises
+    InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
@@ -145,6 +160,7 @@ def request(
     if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
         raise InvalidArgument("a request id is a text of 1 to 200 characters")
     text(submitter, "the submitter")
+    _check_id(id, one_off, on_duplicate)
     own = request_id is not None
     identity = request_id if request_id is not None else str(uuid.uuid4())
     return Request(
@@ -155,7 +171,29 @@ def request(
         where=selector(where),
         labels=check_labels(labels),
         series=_series(every, due),
+        id=id or "",
+        one_off=one_off,
+        on_duplicate=on_duplicate or "",
     )
+
+
+def _check_id(id_: str | None, one_off: bool, on_duplicate: str | None) -> None:
+    if id_ is not None:
+        if not (isinstance(id_, str) and 0 < len(id_) <= 200):
+            raise InvalidArgument("an id is a text of 1 to 200 characters")
+        if id_.startswith(COMPUTED):
+            raise InvalidArgument(
+                f"the id {id_!r} begins with {COMPUTED}, as those do that are computed: choose another"
+            )
+        K.encode(id_)
+    if not isinstance(one_off, bool):
+        raise InvalidArgument(f"one_off is True or False, not {one_off!r}")
+    if on_duplicate is not None and (not isinstance(on_duplicate, str) or on_duplicate not in _DUPLICATES):
+        raise InvalidArgument(
+            f"what becomes of a duplicate is one of {', '.join(_DUPLICATES)}, and not {on_duplicate!r}"
+        )
+    if one_off and (id_ is not None or on_duplicate is not None):
+        raise InvalidArgument("a one-off has no id, and so no duplicates: leave out one_off, or the others")
 
 
 def due_time(not_before: datetime | str | None, delay: float | None) -> str:

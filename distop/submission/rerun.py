@@ -71,6 +71,9 @@ async def rerun(
         submitter,
         labels if labels is not None else found.spec.labels,
     )
+    # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
+    id_ = found.spec.id
+    wanted = replace(wanted, id=id_, one_off=not id_, on_duplicate="refuse" if id_ else "")
     return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
@@ -31,6 +31,7 @@ from distop.errors import (
     UnknownBehavior,
     UnreadableRecord,
 )
+from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import find_earlier, is_of, running_refs
 from distop.submission.waiting import predecessors, standings
 from distop.suggest import command
@@ -84,7 +85,7 @@ def _never() -> bool:
 
 @frozen
 class Started:
-    """The operation that a request has started. ``earlier``: an earlier call with its request id has, not this one."""
+    """The operation that a request has started. ``earlier``: an earlier call has, with its request id or its id."""
 
     ref: OperationRef
     earlier: bool = False
@@ -198,27 +199,29 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
     objects = _objects(declaration, _open(tries))
-    if not objects:
+    asked = await _by_id(etcd, keys, declaration, objects)
+    if not asked:
         return
-    waiting = await _predecessors(etcd, keys, [one for one in objects if one.wanted.waits])
-    if any(not one.wanted.waits for one in objects):
+    waiting = await _predecessors(etcd, keys, {one: asked[one].request for one in asked if asked[one].request.waits})
+    if any(not one.request.waits for one in asked.values()):
         await _check_conflicts(etcd, keys, tries[0].wanted, declaration, counters.run_ops)
-    open_ = {one: obj for one, obj in objects.items() if not one.withdrawn() and one.verdict is None}
-    chosen, behind = _choose(declaration, open_)
+    open_ = {one: objects[one] for one in asked if not one.withdrawn() and one.verdict is None}
+    chosen, behind = _choose(declaration, open_, asked)
     if not chosen:
         return
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], counters.next_instance + n),
-            make_spec(one.wanted, declaration, of_type.record),
-            one.wanted.arg,
-            None if one.wanted.waits or table != CLUSTER_TABLE else whole_plan(),
-            waits=one.wanted.waits,
+            asked[one].spec(make_spec(asked[one].request, declaration, of_type.record), one.wanted),
+            asked[one].request.arg,
+            None if asked[one].request.waits or table != CLUSTER_TABLE else whole_plan(),
+            waits=asked[one].request.waits,
             after=waiting.get(one, ()),
             options=one.wanted.options,
         )
         for n, one in enumerate(chosen)
     ]
+    new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
     if len(new) > 1:
         new = new[: t.start_together(keys, new)]
     chosen = chosen[: len(new)]
@@ -275,17 +278,45 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
     running = catalog.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    counters = t.Counters(running, _mod(run_ops), number, _mod(following))
+    counters = t.Counters(running, _mod(run_ops), number, _mod(following), _mod(record))
     return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
 
 
-async def _predecessors(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> dict[Try, tuple[t.Predecessor, ...]]:
+async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]) -> dict[Try, Asked]:
+    """What is to be started of these. Who joins an operation of the same id that goes on, or is refused for it, is
+    told so. Of several with one id the first alone is here: the others have to see it. ``objects``: those that they
+    work on, by their arguments.
+    """
+    found: dict[Try, Asked] = {}
+    first: dict[str, Try] = {}
+    answers = await resolve(etcd, keys, declaration, [one.wanted for one in objects])
+    for one, answer in zip(list(objects), answers, strict=True):
+        if isinstance(answer, Joined):
+            one.verdict = Started(answer.ref, earlier=True)
+        elif isinstance(answer, Undecided):
+            one.verdict = Lost()
+        elif isinstance(answer, Exception):
+            one.verdict = answer
+        elif not answer.id or first.setdefault(answer.id, one) is one:
+            found[one] = answer
+            if answer.request.arg != one.wanted.arg:
+                try:
+                    objects[one] = object_of(declaration, answer.request)
+                except InvalidArgument as error:
+                    one.verdict = error
+                    del found[one]
+    return found
+
+
+async def _predecessors(
+    etcd: EtcdClient, keys: Keys, wanted: Mapping[Try, Request]
+) -> dict[Try, tuple[t.Predecessor, ...]]:
     """What each of these has to wait for."""
-    standing = await standings(etcd, keys, (one.ref for tried in tries for one in tried.wanted.after))
+    standing = await standings(etcd, keys, (one.ref for request in wanted.values() for one in request.after))
     found: dict[Try, tuple[t.Predecessor, ...]] = {}
-    for tried in tries:
+    for tried, request in wanted.items():
         try:
-            found[tried] = predecessors(tried.wanted.after, standing)
+            found[tried] = predecessors(request.after, standing)
         except DistopError as error:
             tried.verdict = error
     return found
@@ -339,7 +370,9 @@ def _objects(declaration: Declaration, tries: Sequence[Try]) -> dict[Try, str]:
     return found
 
 
-def _choose(declaration: Declaration, objects: Mapping[Try, str]) -> tuple[list[Try], dict[Try, Try]]:
+def _choose(
+    declaration: Declaration, objects: Mapping[Try, str], asked: Mapping[Try, Asked]
+) -> tuple[list[Try], dict[Try, Try]]:
     """Those that may begin at once, in their order; and those behind one of them that excludes them.
 
     A second one of a request waits for the first, to be found by its id (invariant 14). Where the type excludes itself,
@@ -352,7 +385,7 @@ def _choose(declaration: Declaration, objects: Mapping[Try, str]) -> tuple[list[
     for one, obj in objects.items():
         if one.wanted.request_id in requests:
             continue
-        if one.wanted.waits:
+        if asked[one].request.waits:
             chosen.append(one)
             requests.add(one.wanted.request_id)
         elif declaration.instances == "one" and obj in first:
@@ -398,8 +431,6 @@ def _won(instead: t.FoundInstead, wanted: Request, ref: OperationRef) -> bool:
 
 def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None) -> Spec:
     """What never changes about an operation that is started by this request."""
-    from dataclasses import replace
-
     rules = declaration.rules()
     if wanted.failure_policy is not None:
         rules = replace(rules, failure_policy=wanted.failure_policy)

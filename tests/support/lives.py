@@ -54,8 +54,9 @@ _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
     "own own own extend extend "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
-    "submit submit begin begin begin begin_planned joined end_waiting add_dependencies signal signal "
-    "alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
+    "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
+    "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean "
+    "end resign"
 ).split()
 _RARE = frozenset(
     {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
@@ -82,6 +83,8 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         going = [one for one in operations_ if world.stage(one) is not Stage.CLEANING]
         chosen = rng.sample(going, min(len(going), rng.randrange(3)))
         return world.submit(world.next_ref(), *chosen, on=rng.choice(["success", "end"]))
+    if name == "start_of" and len(operations_) < 4:
+        return world.start_of(rng.choice("xxy"), waits=rng.random() < 0.5)
     if not live:
         return None
     if name == "elect" and (elected is None or elected.value.decode() not in live):
@@ -99,7 +102,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     if name == "chunk":
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
-    if name in ("join", "die", "elect", "resign", "start", "submit"):
+    if name in ("join", "die", "elect", "resign", "start", "submit", "start_of"):
         return None
     if name == "finish_all":
         ended = [one for one in operations_ if world.stage(one) is Stage.COMPLETING]

@@ -13,7 +13,7 @@ from distop.core.keys import prefix_range
 from distop.core.model import Attempts, Decision, History, OperationRef, Spec, State
 from distop.core.options import Options
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
-from distop.core.txn import Delete, Put
+from distop.core.txn import Delete, Put, Txn
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
 
 if TYPE_CHECKING:
@@ -561,6 +561,60 @@ def claimed_by_an_executor_without_the_label(world: World, ref: OperationRef) ->
     world.do(world.claim(second, "a", [0]))
 
 
+@plant(15)
+def one_that_waits_for_another_begins(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(world.submit(behind, ref))
+    keys = world.keys
+    world.tamper(
+        Put(keys.of(behind, "state"), b"running"),
+        Put(keys.pending(behind), b"planning"),
+        Put(keys.run_ops(TABLE), b'{"noop":2}'),
+    )
+
+
+@plant(18)
+def an_id_is_given_up_too_soon(world: World, ref: OperationRef) -> None:
+    world.do(world.start_of("x", waits=True))
+    world.tamper(Delete(world.keys.unique(TABLE, TYPE, "x")))
+
+
+@plant(18)
+def an_id_names_another(world: World, ref: OperationRef) -> None:
+    world.do(world.start_of("x", waits=False))
+    world.tamper(Put(world.keys.unique(TABLE, TYPE, "x"), str(ref).encode()))
+
+
+@plant(18)
+def an_id_is_kept_beyond_the_end(world: World, ref: OperationRef) -> None:
+    waiting = world.next_ref()
+    world.do(world.start_of("x", waits=True))
+    ended = world.end_waiting(waiting)
+    world.do(replace(ended, success=tuple(op for op in ended.success if not isinstance(op, Txn))))
+
+
+def _as_if_free(world: World, *, waits: bool) -> None:
+    """A start of the id that does not look whether anybody has it."""
+    second = World()
+    second.store.apply(Txn((), (Put(world.keys.next_instance(TABLE, TYPE), b"3"),)))
+    txn = second.start_of("x", waits=waits)
+    puts = tuple(op for op in txn.success if isinstance(op, Put) and not op.key.endswith("runOps"))
+    counts = () if waits else (Put(world.keys.run_ops(TABLE), b'{"noop":3}'),)
+    world.tamper(*puts, *counts)
+
+
+@plant(18)
+def two_of_one_id_wait(world: World, ref: OperationRef) -> None:
+    world.do(world.start_of("x", waits=True))
+    _as_if_free(world, waits=True)
+
+
+@plant(18)
+def two_of_one_id_run(world: World, ref: OperationRef) -> None:
+    world.do(world.start_of("x", waits=False))
+    _as_if_free(world, waits=False)
+
+
 # Every record that distop keeps, with something else in its place: what reads it may say so, and must not break.
 
 GARBAGE, EMPTY = b"\x80 no record", b"[]"
@@ -642,6 +696,7 @@ SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
     "node": ((-1, -1), lambda world, ref, value: (Put(world.keys.node("a"), value),)),
     "drain": ((-1, -1), lambda world, ref, value: (Put(world.keys.drain("ex-a"), value),)),
     "behavior": ((-1, -1), lambda world, ref, value: (Put(world.keys.behavior(TYPE), value),)),
+    "unique": ((0, 18), lambda world, ref, value: (Put(world.keys.unique(TABLE, TYPE, "x"), value),)),
     "table": ((-1, -1), lambda world, ref, value: (Put(world.keys.table(TABLE), value),)),
 }
 """Record → the numbers of what garbage and an empty list in its place break (-1: the audit does not read it), and the

@@ -14,6 +14,7 @@ from distop.core import waiting as w
 from distop.core.codec import loads, to_ranges
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
+from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
@@ -21,6 +22,7 @@ from distop.core.options import Options
 from distop.core.permits import Permits, permits
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
+from distop.core.unique import Takes
 from distop.core.view import Change, ClusterView, OperationView, TypeView
 from distop.testing import ModelStore
 
@@ -126,6 +128,10 @@ class World:
     def spec(self, ref: OperationRef) -> Spec:
         return Spec(f"request-{ref}", TIME, "tester", self.rules, one_at_a_time=self.one_at_a_time)
 
+    def own_spec(self, ref: OperationRef) -> Spec:
+        """As it stands there, or would."""
+        return self.op(ref).spec or self.spec(ref)
+
     def start(self, ref: OperationRef) -> Txn:
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}")])
 
@@ -140,6 +146,33 @@ class World:
         preds = tuple(t.Predecessor(one, on, self.mod(one, "state")) for one in after)
         spec = replace(self.spec(ref), hold=hold)
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, spec, b"{}", waits=True, after=preds)])
+
+    def start_of(self, id_: str, *, waits: bool) -> Txn:
+        """Start an operation of this id: in the place of one that waits, behind one that runs."""
+        one = self.own_start_of(id_)
+        return t.starts(self.keys, self.counters(), [replace(one, waits=waits or bool(one.after))])
+
+    def own_start_of(self, id_: str, beyond: int = 0) -> t.NewOperation:
+        """The operation that is started; with so many other numbers before it."""
+        ref, kv = self.next_ref(), self.store.get(self.keys.unique(TABLE, TYPE, id_))
+        ref = replace(ref, instance=ref.instance + beyond)
+        takes, after, follows = Takes(id_), "", ""
+        if kv is not None:
+            holder = OperationRef.parse(kv.value.decode())
+            state, mod = self.op(holder).state, self.mod(holder, "state")
+            after = str(holder)
+            if state is State.PENDING:
+                why = Cancel("aborted", f"replaced by {ref}", str(ref))
+                takes = Takes(id_, holder, mod, (self._ended(holder, State.CANCELLED, why), why))
+                after = self.own_spec(holder).follows
+            else:
+                takes = Takes(id_, holder, mod)
+        preds: tuple[t.Predecessor, ...] = ()
+        going_on = (State.RUNNING, State.PAUSED, State.CANCELLING)
+        if after and self.op(behind := OperationRef.parse(after)).state in going_on:
+            preds, follows = (t.Predecessor(behind, "end", self.mod(behind, "state")),), after
+        spec = replace(self.spec(ref), id=id_, follows=follows)
+        return t.NewOperation(ref, spec, b"{}", waits=True, after=preds, takes=takes)
 
     def _state(self, ref: OperationRef) -> w.Seen:
         return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
@@ -164,8 +197,8 @@ class World:
     def begin_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
         return self.begin(ref, jobs)
 
-    def _ended(self, ref: OperationRef, state: State) -> History:
-        return History(str(ref), state, TIME, TIME, 0, 0, 0, request_id=f"request-{ref}")
+    def _ended(self, ref: OperationRef, state: State, why: Cancel | None = None) -> History:
+        return ended_waiting(ref, self.own_spec(ref), state, TIME, why)
 
     def joined(self, ref: OperationRef) -> Txn:
         mod, spec = self.mod(ref, "state"), self.op(ref).spec
@@ -274,9 +307,11 @@ class World:
     def history(self, ref: OperationRef) -> History:
         op = self.op(ref)
         d = op.decision.value if op.decision else self.verdict(ref)
+        spec = self.own_spec(ref)
         return History(
-            str(ref), d.verdict, TIME, TIME, d.total, d.success, d.failed, None, (), d.failed_ranges, f"request-{ref}"
-        )
+            str(ref), d.verdict, TIME, TIME, d.total, d.success, d.failed, None, (), d.failed_ranges, f"request-{ref}",
+            id=spec.id, follows=spec.follows,
+        )  # fmt: skip
 
     def _finish(self, ref: OperationRef, decision_mod: int) -> Txn:
         seen = self.counters()
@@ -292,8 +327,10 @@ class World:
     def finish_all(self, refs: Sequence[OperationRef]) -> Txn:
         """Of each that is decided, with its decision; of the others at once."""
         seen = self.counters()
-        finals = [self._final(ref, self.mod(ref, "decision")) for ref in refs]
-        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, finals)
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, self.finals(refs))
+
+    def finals(self, refs: Sequence[OperationRef]) -> list[f.Final]:
+        return [self._final(ref, self.mod(ref, "decision")) for ref in refs]
 
     def finish_at_once(self, ref: OperationRef) -> Txn:
         return self._finish(ref, 0)

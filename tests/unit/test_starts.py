@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from distop.core import catalog
 from distop.core.codec import dumps, loads
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
@@ -112,6 +113,23 @@ def test_fifty_at_once_are_three_transactions() -> None:
         assert etcd.args() == {name: n for n, name in enumerate(started)}
 
     run(fifty)
+
+
+@pytest.mark.parametrize("delay", [None, 60.0])
+def test_a_start_is_refused_where_its_table_is_removed_meanwhile(delay: float | None) -> None:
+    async def removed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert seen is not None
+            assert etcd.store.apply(catalog.remove_table(KEYS, TABLE, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(beside)
+        with pytest.raises(NotFound, match="there is no table 't'"):
+            await etcd.starts.start(request("noop", TABLE, b'{"n":1}', None, None, None, None, "me", delay=delay))
+        assert etcd.args() == {}
+
+    run(removed)
 
 
 def test_other_types_and_tables_do_not_wait() -> None:

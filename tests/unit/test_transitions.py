@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distop.core import claiming, owning, states
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
+from distop.core.keys import UNIQUE
 from distop.core.links import Hold
 from distop.core.model import Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Put, Txn, operations
+from distop.core.unique import Takes
 from distop.node.openop import OpenOperation
 from tests.support.lives import build, random_event
 from tests.support.world import World, outcome
@@ -98,6 +102,29 @@ def waiting_held() -> tuple[World, OperationRef]:
     ref = world.next_ref()
     world.do(w.hold(world.keys, "graph-1", Hold("graph"), 0))
     world.do(world.submit(ref, hold="graph-1"))
+    return world, ref
+
+
+def waiting_of_an_id() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    ref = world.next_ref()
+    world.do(world.start_of("x", waits=True))
+    return world, ref
+
+
+def waiting_behind_one_of_its_id() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    world.do(world.start_of("x", waits=False))
+    ref = world.next_ref()
+    world.do(world.start_of("x", waits=True))
+    return world, ref
+
+
+def open_of_an_id() -> tuple[World, OperationRef]:
+    world, _ = ready()
+    ref = world.next_ref()
+    world.do(world.start_of("x", waits=False))
+    world.do(world.plan(ref, JOBS))
     return world, ref
 
 
@@ -195,9 +222,9 @@ def cleaning_cancelled() -> tuple[World, OperationRef]:
 
 PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
     Stage.ABSENT: (absent_,),
-    Stage.WAITING: (waiting, waiting_for_another, waiting_held),
+    Stage.WAITING: (waiting, waiting_for_another, waiting_held, waiting_of_an_id, waiting_behind_one_of_its_id),
     Stage.PLANNING: (planning,),
-    Stage.OPEN: (open_, open_done, open_claimed),
+    Stage.OPEN: (open_, open_done, open_claimed, open_of_an_id),
     Stage.PAUSED: (paused, paused_done, paused_claimed, paused_now, paused_unplanned),
     Stage.CANCELLING: (cancelling, cancelling_unplanned, cancelling_claimed),
     Stage.COMPLETING: (completing, given_up),
@@ -205,15 +232,17 @@ PLACES: dict[Stage, tuple[Callable[[], tuple[World, OperationRef]], ...]] = {
 }
 """How to get into each stage, in all the ways that differ."""
 
+UNDECIDED = (paused, paused_done, cancelling, cancelling_unplanned)
+
 ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
-    Event.BEGIN: frozenset({waiting}),
-    Event.BEGIN_PLANNED: frozenset({waiting}),
-    Event.JOIN: frozenset({waiting}),
+    Event.BEGIN: frozenset({waiting, waiting_of_an_id}),
+    Event.BEGIN_PLANNED: frozenset({waiting, waiting_of_an_id}),
+    Event.JOIN: frozenset({waiting, waiting_of_an_id}),
     Event.SIGNAL: frozenset({cleaning_awaited}),
     Event.END: frozenset({cleaning, cleaning_at_once, cleaning_cancelled}),
     Event.REAP: frozenset({cancelling_claimed}),
-    Event.DECIDE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
-    Event.FINISH_AT_ONCE: frozenset({open_, open_done, paused, paused_done, cancelling, cancelling_unplanned}),
+    Event.DECIDE: frozenset({open_, open_done, open_of_an_id, *UNDECIDED}),
+    Event.FINISH_AT_ONCE: frozenset({open_, open_done, open_of_an_id, *UNDECIDED}),
 }
 """Events that need more than the stage: a claim to reap, no claim left, nothing left that is waited for."""
 
@@ -642,6 +671,53 @@ def test_the_largest_transactions_fit() -> None:
     for txn in txns:
         assert operations(txn) <= MAX_OPERATIONS
         world.store.apply(txn)  # the store counts for itself
+
+
+def test_the_largest_groups_with_ids_fit() -> None:
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    for n in range(40):
+        world.do(world.start_of(f"x{n}", waits=True))
+    seen, held = world.counters(), [world.own_start_of(f"x{n}", n) for n in range(40)]
+    for new, most in ((held, 14), ([replace(one, takes=Takes(f"y{n}")) for n, one in enumerate(held)], 25)):
+        fit = t.start_together(world.keys, new)
+        txn = t.starts(world.keys, seen, new[:fit])
+        assert operations(txn) <= MAX_OPERATIONS < operations(t.starts(world.keys, seen, new[: fit + 1]))
+        assert fit >= most
+        assert World(store=copy.deepcopy(world.store)).do(txn).succeeded
+    world = World()
+    world.join("a")
+    world.do(world.elect("a"))
+    refs = []
+    for n in range(f.FINISHES_PER_TXN):
+        refs.append(world.next_ref())
+        world.do(world.start_of(f"x{n}", waits=False))
+        world.do(world.plan(refs[-1], 0))
+    finals = [replace(one, one_at_a_time=True) for one in world.finals(refs)]
+    fit = f.finish_together(world.keys, finals)
+    assert 15 < fit < f.FINISHES_PER_TXN
+    counts = world.counters()
+    txn = f.finish(world.keys, world.election, counts.run_ops, counts.run_ops_mod, finals[:fit])
+    assert operations(txn) <= MAX_OPERATIONS
+    world.do(txn)
+    assert len(world.store.range(*world.keys.family(UNIQUE))) == f.FINISHES_PER_TXN - fit
+    assert not check(world.keys, world.store.history)
+
+
+def test_L20_who_took_the_place_of_another_holds_the_id_whatever_that_one_does_late() -> None:
+    world, first = waiting_of_an_id()
+    begin, end = world.begin(first), world.end_waiting(first)
+    second = world.next_ref()
+    world.do(world.start_of("x", waits=True))
+    for late in (begin, end):
+        assert not world.store.apply(late).succeeded
+    (held,) = world.store.range(*world.keys.family(UNIQUE))
+    assert held.value == str(second).encode()
+    replacing = world.start_of("x", waits=True)
+    world.do(world.begin(second))
+    assert not world.store.apply(replacing).succeeded, "what is in process is never touched"
+    assert not check(world.keys, world.store.history)
 
 
 # --------------------------------------------------- random lives, late copies

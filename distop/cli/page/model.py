@@ -191,7 +191,7 @@ def _asked(ref: OperationRef, status: OperationStatus, account: Account) -> list
         policy = {"fail_fast": "the others are stopped", "collect_all": "the others go on"}
         pairs.append(("if one fails", policy.get(spec.rules.failure_policy, spec.rules.failure_policy)))
     submitted = [("by", status.submitter), ("request id", status.request_id), ("runs again", status.rerun_of)]
-    submitted.append(("labels", labelled(status.labels) or ""))
+    submitted += [("id", status.id), ("labels", labelled(status.labels) or "")]
     return [*pairs, *((name, text) for name, text in submitted if text)]
 
 

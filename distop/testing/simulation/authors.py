@@ -145,7 +145,7 @@ class Authors:
             if name in ("state", "spec", "arg", "decision") and key.family != K.HISTORY:
                 self._elected(ref, change, sender)
         elif ref in self._waits and _cancelled_by_somebody(key, value):
-            pass  # who cancels what has not begun ends it
+            pass  # who cancels, or replaces, what has not begun ends it
         elif (
             name in ("plan", "planning", "decision")
             or key.family == K.HISTORY
@@ -168,5 +168,5 @@ def _cancelled_by_somebody(key: ParsedKey, value: bytes) -> bool:
     """The end of an operation by a client: its state, and the record that tells of it."""
     if key.family == K.HISTORY and not key.name and key.chunk < 0:
         cancel = History.decode(value).cancel
-        return cancel is not None and cancel.reason == "user"
+        return cancel is not None and (cancel.reason == "user" or bool(cancel.replaced_by))
     return key.family == K.OP and key.name == "state" and State(value.decode()) is State.CANCELLED

@@ -17,16 +17,22 @@ UNABLE = "this node lacks what the type needs"
 
 _RETRY = Retry(attempts=3, initial=0.2, maximum=2.0)
 
+_COMBINE = {
+    "seed": "first", "partitions": "max", "pace": "min", "calls": "min", "trouble": "min", "chunk": "last",
+    "objects": "last", "follows": "first",
+}  # fmt: skip
+
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
     for d in (
-        Declaration("check", failure_policy="collect_all", retry=_RETRY),
+        Declaration("check", failure_policy="collect_all", retry=_RETRY, combine=_COMBINE),
         Declaration("index", failure_policy="fail_fast", retry=_RETRY, resumable=True, object_field="name",
                     instances="one"),
         Declaration("purge", failure_policy="fail_fast", retry=_RETRY, batch=True, conflicts_with=("index",),
                     reports_only=True),
         Declaration("check-all", can_fail=False, failure_policy="collect_all", retry=_RETRY),
-        Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False),
+        Declaration("quick", failure_policy="collect_all", retry=_RETRY, batch=True, completes=False,
+                    combine=_COMBINE),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
     )

@@ -52,6 +52,8 @@ class Told:
         """Request id → the operation that it began."""
         self.ended: dict[str, str] = {}
         """Operation → the state in which ``wait`` said that it ended."""
+        self.of_ids: dict[str, str] = {}
+        """Request → the id for which it may have been told of an operation that another one had begun."""
         self.reruns: list[Rerun] = []
         self.refused = 0
         self.surprises: list[str] = []
@@ -177,6 +179,8 @@ async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
 async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     await asyncio.sleep(wish.after)
     started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
+    if wish.id:
+        told.of_ids[request] = wish.id
     for one in started:
         if one is not None:
             _begun(told, _request_id(request, wish), one)
@@ -209,7 +213,9 @@ def _request_id(request: str, wish: Wish) -> str:
 
 def _begun(told: Told, request: str, operation: Operation) -> None:
     """A client may be told again what it began, in another life of it; it is told the same."""
-    if told.started.setdefault(request, operation.ref) != operation.ref:
+    if request in told.of_ids:
+        told.started[request] = operation.ref  # one that goes on has its id, and another one did before
+    elif told.started.setdefault(request, operation.ref) != operation.ref:
         told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
 
 
@@ -254,6 +260,8 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
         after = [After(OperationRef.parse(name), on) for name, on in known if name]
         break
     delay = wish.delay or None
+    if wish.id:
+        options |= {"id": wish.id, "on_duplicate": wish.on_duplicate}
     for _ in range(TRIES):
         try:
             if wish.prepared:

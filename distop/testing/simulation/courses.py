@@ -26,6 +26,8 @@ ALL = (
     "extension",
     "return by an actor",
     "taken from an actor",
+    "replaced",
+    "followed",
 )
 """Courses that a small operation with the usual limits does not take, and how they are called."""
 
@@ -46,10 +48,12 @@ class Courses:
         """One revision, whole."""
         put: Counter[str] = Counter()
         gone: Counter[str] = Counter()
+        follows = False
         for key, change in parsed:
             if key.family == K.OP:
                 what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
                 (gone if change.deleted else put)[what] += 1
+                follows = follows or (what == "spec" and not change.deleted and b'"follows"' in change.kv.value)
             elif key.family == K.HISTORY:
                 if not key.name:
                     (gone if change.deleted else put)["history"] += 1
@@ -64,6 +68,8 @@ class Courses:
         self.count["forgotten history"] += gone["history"]
         self.count["group of starts"] += put["spec"] > 1
         self.count["group of finishes"] += put["history"] > 1
+        self.count["replaced"] += put["spec"] > 0 and put["history"] > 0
+        self.count["followed"] += follows
         self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1

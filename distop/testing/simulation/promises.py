@@ -11,15 +11,19 @@ if TYPE_CHECKING:
 
 
 def broken(
-    told: Told, accepted: Collection[str], requests: Mapping[str, str], ended: Mapping[str, str]
+    told: Told,
+    accepted: Collection[str],
+    requests: Mapping[str, str],
+    ids: Mapping[str, str],
+    ended: Mapping[str, str],
 ) -> Iterator[tuple[str, str, str]]:
     """(kind, operation, text) of each breach. ``accepted``: the operations that began; ``requests``: operation → the
-    request that began it; ``ended``: operation → the state in which it did.
+    request that began it; ``ids``: operation → its id; ``ended``: operation → the state in which it ended.
     """
     for request, op in told.started.items():
         if op not in accepted:
             yield "acknowledged and lost", op, f"{request} was told that {op} began, and it never did"
-        elif requests.get(op) != request:
+        elif requests.get(op) != request and (request not in told.of_ids or ids.get(op) != told.of_ids[request]):
             yield "told of another's", op, f"{request} was told that it began {op}, which {requests.get(op)} did"
     for op, state in told.ended.items():
         if ended.get(op) != state:

@@ -158,6 +158,7 @@ class Simulation:
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
         """Operation → the request that began it."""
+        self._ids: dict[str, str] = {}
         self._ended: dict[str, str] = {}
         self._busy = 0
         self._got_on = 0.0
@@ -199,7 +200,8 @@ class Simulation:
             elif key.startswith(self._history) and not change.deleted:
                 self._end_of(key, change)
             elif key.endswith(".spec") and not change.deleted:
-                self._requests[str(self.keys.parse(key).ref)] = Spec.decode(change.kv.value).request_id
+                ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
+                self._requests[ref], self._ids[ref] = spec.request_id, spec.id
 
     def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
         for change in changes:
@@ -381,7 +383,7 @@ class Simulation:
 
     def _look_back(self) -> None:
         """What can be judged only in the end."""
-        for kind, op, text in broken(self.told, self._accepted, self._requests, self._ended):
+        for kind, op, text in broken(self.told, self._accepted, self._requests, self._ids, self._ended):
             self._found(kind, op, text, op)
         for op, text in self._prepared.broken(self.told.senders, self._ended):
             self._found("two phases", op, text, op)

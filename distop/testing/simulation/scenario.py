@@ -76,6 +76,9 @@ class Wish:
     """
     verifier: str = ""
     """What the verifier of one that is prepared says: ``yes``, ``no``, or ``nothing``."""
+    id: str = ""
+    """The operation's id: of those that have it one goes on at a time."""
+    on_duplicate: str = "join"
 
 
 @frozen
@@ -225,7 +228,10 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     # A clock that is set back puts a time off, by as much: that is what a time is.
     steady = not any(fault.kind == "clock" for fault in listed)
     wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
+    # Which are prepared and which have an id is drawn apart: nobody prepares what has an id.
     wishes = _prepared(random.Random(f"prepared/{seed}"), wishes)
+    if not any(wish.prepared for wish in wishes):
+        wishes = _of_one_id(random.Random(f"ids/{seed}"), wishes)
     if any(wish.graph for wish in wishes):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if limits != DEFAULT:
@@ -289,6 +295,37 @@ def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]
         else wish
         for wish in wishes
     )
+
+
+def _of_one_id(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+    """In some seeds several want an operation of the same id, about at the same time: what becomes of the second one
+    each says for itself. Half of the time it begins late, so that there is something to replace.
+    """
+    models = [wish for wish in wishes if not wish.graph and wish.callers == 1]
+    if chance.random() < 0.8 or not models:
+        return wishes
+    model = chance.choice(models)
+    policies = ["join", "refuse", "replace", *(["combine", "combine"] if TYPES[model.type].combine else [])]
+    more: list[Wish] = []
+    for _ in range(chance.randint(2, 4)):
+        arg = {**model.arg, **({"partitions": chance.randint(1, 5)} if model.table != CLUSTER_TABLE else {})}
+        acts = chance.choice(((), (), model.acts, (Act(chance.uniform(0, 2), "cancel"),)))
+        more.append(
+            replace(
+                model,
+                arg=arg if chance.random() < 0.5 else model.arg,
+                after=model.after + chance.choice((0.0, 0.01, chance.uniform(0, 2))),
+                delay=chance.choice((0.0, chance.uniform(0.1, 3.0))) if model.delay else 0.0,
+                acts=acts,
+                names=None,
+                rerun="",
+                behind=model.behind if chance.random() < 0.5 else (),
+                id="nightly",
+                on_duplicate=chance.choice(policies),
+            )
+        )
+    first = replace(model, id="nightly", names=None, on_duplicate=chance.choice(policies))
+    return (*(first if wish is model else wish for wish in wishes), *more)
 
 
 def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:
