@@ -61,7 +61,7 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """All of them, by name."""
-    return {**_undisturbed(), **_taken_over(), **_begun_anew()}
+    return {**_undisturbed(), **_waiting(), **_taken_over(), **_begun_anew()}
 
 
 def _undisturbed() -> dict[str, Reference]:
@@ -112,6 +112,47 @@ def _undisturbed() -> dict[str, Reference]:
         ),
         "a table comes and goes": _reference(
             "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
+        ),
+    }
+
+
+def _waiting() -> dict[str, Reference]:
+    """Operations that wait: begin, join, edges and holds, two phases, ids, limits, and claims by actors."""
+    one = _reference("quick", None, partitions=1, seed=1)
+    (wish,) = one.scenario.wishes
+    fails = {**wish.arg, "seed": 35, "partitions": 2, "trouble": 1.0}
+    bad = replace(wish, type="check", policy="collect_all", arg=fails)
+    index = _reference("index", None, partitions=5, seed=11, name="x", pace=0.2)
+    (slow,) = index.scenario.wishes
+    types = ["check", "noop", "quick"]
+    hosts = tuple(replace(host, types=tuple(types)) for host in one.scenario.hosts)
+    later = replace(wish, delay=1.0)
+    return {
+        "one after another": one.having(
+            hosts=hosts,
+            wishes=(
+                bad,
+                replace(wish, after=0.35, behind=((0, "success"),)),
+                replace(wish, after=0.4, behind=((0, "end"),)),
+                replace(wish, after=0.45, behind=((2, "success"),)),
+            ),
+        ),
+        "a graph": one.having(hosts=hosts, wishes=(replace(wish, graph=3),)),
+        "a graph in pages": one.having(hosts=hosts, wishes=(replace(wish, graph=22),)),
+        "one that waits is cancelled": one.having(wishes=(replace(later, acts=(Act(0.2, "cancel"),)),)),
+        "prepared and confirmed": one.having(wishes=(replace(wish, prepared="confirms", verifier="yes"),)),
+        "prepared, and its sender dies": one.having(wishes=(replace(wish, prepared="dies", verifier="yes"),)),
+        "prepared, and nobody vouches": one.having(wishes=(replace(wish, prepared="dies", verifier="no"),)),
+        "abandoned": one.having(wishes=(replace(wish, prepared="abandons", verifier="no"),)),
+        "of one id": one.having(
+            wishes=(
+                replace(later, id="nightly"),
+                replace(later, after=0.4, id="nightly", on_duplicate="replace"),
+            )
+        ),
+        "limited": index.having(wishes=(replace(slow, acts=(Act(0.3, "alter max_jobs=1"),), options={"max_jobs": 2}),)),
+        "claims by actors": one.having(
+            actors=2, wishes=(replace(wish, type="check", arg={**wish.arg, "partitions": 6, "pace": 0.5}),), hosts=hosts
         ),
     }
 
