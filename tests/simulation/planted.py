@@ -296,8 +296,8 @@ def start_a_request_twice_in_one_group(patch: Patch) -> None:
     """A second call with the same id does not wait until the first one can be found."""
     former = submit._choose
 
-    def choose(declaration: Any, objects: Any) -> Any:
-        chosen, behind = former(declaration, objects)
+    def choose(declaration: Any, objects: Any, asked: Any) -> Any:
+        chosen, behind = former(declaration, objects, asked)
         return [*chosen, *(one for one in objects if one not in chosen and one not in behind)], behind
 
     substitute(patch, submit, "_choose", choose)

@@ -49,8 +49,10 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
     """What a former gate allowed is sent under the one that stands there now."""
     former = Claimer._claim_group
 
-    async def group(self: Claimer, op: Any, gate_mod: int, wants: Any, dead: Any, uncounted: Any, won: Any) -> None:
-        await former(self, op, op.gate_mod, wants, dead, uncounted, won)
+    async def group(
+        self: Claimer, op: Any, gate_mod: int, wants: Any, dead: Any, uncounted: Any, overdue: Any, won: Any
+    ) -> None:
+        await former(self, op, op.gate_mod, wants, dead, uncounted, overdue, won)
 
     def forget(self: OpenOperation, gate_mod: int, gate: Any) -> None:
         self.gate_mod, self.gate = gate_mod, gate
