@@ -21,7 +21,22 @@ def on_one_executor(wanted: Scenario, slots: int, after: float, acts: tuple[Act,
     drawn = wanted.wishes[0]
     given = {**drawn.arg, "partitions": 3, "name": "x", "chunk": 100_000, "trouble": 0.0, **arg}
     wish = replace(
-        drawn, client=0, after=after, type="index", table="a", names=None, acts=acts, arg=given, policy=None, rerun=""
+        drawn,
+        client=0,
+        after=after,
+        type="index",
+        table="a",
+        names=None,
+        acts=acts,
+        arg=given,
+        policy=None,
+        rerun="",
+        options={},
+        delay=0.0,
+        behind=(),
+        graph=0,
+        prepared="",
+        id="",
     )
     host = replace(wanted.hosts[0], name="exec-0", types=("index", "check"), slots=slots, skew=0.0, unable=())
     return replace(
