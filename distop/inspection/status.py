@@ -127,6 +127,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     if (state := record("state", word(State))) is None:
         raise no_operation(ref)
     plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
+    options = record("options", Options.decode) or DEFAULT
     jobs = jobs if jobs is not None else JobStates()
     pace = Pace()
     claims: dict[int, Claim] = {}
@@ -150,7 +151,8 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
         await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     if state is State.PENDING:
-        return await _waiting(etcd, keys, Snapshot(ref, state, record("pending", word(Phase)), spec))
+        held = Snapshot(ref, state, record("pending", word(Phase)), spec, options=options)
+        return await _waiting(etcd, keys, held)
     return Snapshot(
         ref,
         state,
@@ -168,7 +170,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         exact,
         claims,
         dict(jobs.names),
-        record("options", Options.decode) or DEFAULT,
+        options,
         pace,
     )
 

@@ -316,7 +316,8 @@ def test_the_election_is_lost_before_the_answer(kind: str, fate: Fate, executors
     at, _, planner = undisturbed(2, kind, jobs=2 * JOBS)
     fails = {**argument(16, 4, 0.1), "trouble": 1.0}  # by its seed, each time
     other = replace(wish(kind), after=at + 0.05, arg=fails)
-    run = Opening(plain(3, 2, [wish(kind, jobs=2 * JOBS), other], slots=SLOTS), fate)
+    wanted = plain(3, 2, [wish(kind, jobs=2 * JOBS), other], slots=SLOTS)
+    run = Opening(replace(wanted, calm=5.0), fate)  # long after the last round for it
     run.run(executors)
     assert run.machine is not None
     assert run.machine.name == planner
@@ -360,9 +361,9 @@ def silenced(seconds: float, then: Callable[[Opening, Machine], None]) -> Then:
 
     def silence(run: Opening, machine: Machine) -> None:
         assert machine.process is not None
-        nodes, _ = run.sim.keys.family(K.NODE)  # the watch of gates begins with them
+        begins, _ = run.sim.keys.family(K.HOLD)  # as the watch of gates does
         for link in run.sim.network.links(machine.process):
-            run.sim.network.hold(link, muted=(nodes,))
+            run.sim.network.hold(link, muted=(begins,))
         run.sim.loop.world_at(run.sim.loop.now + seconds, then, run, machine)
 
     return silence
