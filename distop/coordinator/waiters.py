@@ -67,7 +67,8 @@ class Waiters:
         self._times: list[tuple[float, OperationRef]] = []
         self._due_at: dict[OperationRef, float] = {}
         """What stands in it of each: those that are looked at again are not added again."""
-        self._held: dict[str, set[OperationRef]] = {}
+        self._held: dict[str, dict[OperationRef, None]] = {}
+        """By their holds, in the order in which they came: so they become ready."""
         self._timer: asyncio.TimerHandle | None = None
         self._work: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -117,7 +118,7 @@ class Waiters:
                 self._due_at[op.ref] = due
                 heapq.heappush(self._times, (due, op.ref))
             case Blocked(hold) if hold:
-                self._held.setdefault(hold, set()).add(op.ref)
+                self._held.setdefault(hold, {})[op.ref] = None
 
     # ------------------------------------------------------------------ times
 

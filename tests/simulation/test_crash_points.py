@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +35,14 @@ NOT_YET = {"add_dependencies", "deny", "extend", "forget_hold", "give_back", "jo
 """What no reference run goes through yet: what is sent by callers whose part the simulation does not play (their own
 transactions, added dependencies, a graph that is given up, a join), or by actors, which are struck in schedules alone;
 and what is done an hour later."""
+
+STORY = """
+import hashlib
+from distop.testing.simulation.points import discover
+from distop.testing.simulation.references import references
+for name, reference in references().items():
+    print(name, hashlib.sha256(repr(discover(reference).points).encode()).hexdigest())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +104,23 @@ def test_a_run_is_repeated_up_to_the_point(courses: dict[str, Course]) -> None:
     for point in courses[name].points[::10]:
         _, lines = tell(Strike(name, point.number, "kill", "before"))
         assert lines[0] == f"kill {point}, before:"
+
+
+def test_a_reference_run_is_the_same_whatever_the_hashes() -> None:
+    """Two interpreters, whose strings hash differently: a point has one number in all of them."""
+    stories = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", STORY],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=DISTOP.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for seed in ("1", "2")
+    ]
+    assert stories[0] == stories[1]
+    assert len(stories[0]) == len(references())
 
 
 def test_a_strike_that_breaches_tells_its_story_and_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
