@@ -15,6 +15,7 @@ from distop.coordinator.finishes import Finishes
 from distop.coordinator.keeping import kept_with
 from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import finishing as f
+from distop.core.claiming import guarded
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import parse_time
 from distop.core.jobs import JobState, Outcome
@@ -25,6 +26,7 @@ from distop.core.series import Series, following
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import InvalidArgument, NotFound, OperationStartError, UnknownBehavior, UnreadableRecord
+from distop.node.reporter import Reporter
 from distop.submission.request import request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
@@ -127,6 +129,8 @@ class Ending:
         self._follow_at: dict[OperationRef, float] = {}
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, guard, reached)
+        self._ends = Reporter(ctx.client, ctx.lost, ctx.log, ctx.limits, "ends of operations")
+        """Of their keys: those that come together go together."""
 
     # --------------------------------------------------------------- complete
 
@@ -145,7 +149,7 @@ class Ending:
             outcomes = self._outcomes_of(op, decided.total, self._known(op, decided.total))
         try:
             argument = await self._ctx.argument(ref)
-            self.foresee(ref)
+            self.foresee(op)
             done: CompleteResult = await self._call(
                 ref,
                 op.stage,
@@ -299,9 +303,8 @@ class Ending:
 
     def keep(self, refs: Collection[OperationRef]) -> None:
         """Forget what was foreseen of all others: they are gone."""
-        for ref in self._ahead.keys() - refs:
+        for ref in [ref for ref in self._ahead if ref not in refs]:
             self._ahead.pop(ref).close()
-        self._finishes.keep(refs)
 
     def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
         ref = op.ref
@@ -315,9 +318,9 @@ class Ending:
             outcomes.begin(known)
         return outcomes
 
-    def foresee(self, ref: OperationRef) -> None:
+    def foresee(self, op: OperationView) -> None:
         """The operation may end soon."""
-        self._finishes.foresee(ref)
+        self._finishes.foresee(op.ref, op.state_mod)
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
         failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]
@@ -352,8 +355,10 @@ class Ending:
             if not result.succeeded:
                 return False
         await self._sweep(op)
-        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last, size)):
+        ended = await self._ends.write(guarded(f.end(self._keys, ref, self._guard, op.state_mod)))
+        if not ended:
             return False
+        await self._reached(ended)
         await self._ctx.prune_history(ref.table)
         return True
 

@@ -180,8 +180,8 @@ class Coordinator:
         if not batch.listing:
             self._keep_arguments(changes)
         changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
-        self._left_alone &= self._view.operations.keys()
-        self._barred &= self._view.operations.keys()
+        for told in (self._left_alone, self._barred):
+            told.difference_update([ref for ref in told if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         for ref in changed:
             op = self._view.operations.get(ref)
@@ -215,8 +215,28 @@ class Coordinator:
             if ref in self._driving:
                 self._again.add(ref)
                 self._check_call(ref)
-            else:
+            elif not self._rests(ref):
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
+
+    def _rests(self, ref: OperationRef) -> bool:
+        """There is nothing to do for an operation but to wait for an event."""
+        op = self._view.operations.get(ref)
+        if op is None:
+            return True
+        if self._next_step(op) is not None:
+            return False
+        self._nothing_to_do(op)
+        return True
+
+    def _next_step(self, op: OperationView) -> decide.Step:
+        cluster = self._ctx.cluster
+        return decide.next_step(self._keys, op, cluster.nodes, self._guard, time.time(), self._ctx.config.poll)
+
+    def _nothing_to_do(self, op: OperationView) -> None:
+        if decide.newer(op):
+            self._leave_alone(op)
+        elif decide.may_end_soon(op):
+            self._ending.foresee(op)
 
     # ------------------------------------------------------------------ drive
 
@@ -229,16 +249,12 @@ class Coordinator:
                 op = self._view.operations.get(ref)
                 if op is None:
                     return
-                step = decide.next_step(
-                    self._keys, op, self._ctx.cluster.nodes, self._guard, time.time(), self._ctx.config.poll
-                )
+                step = self._next_step(op)
                 if step is None or isinstance(step, decide.WakeAt):
                     if step is not None:
                         self._wake_at(ref, step.time)
-                    elif decide.newer(op):
-                        self._leave_alone(op)
-                    elif decide.may_end_soon(op):
-                        self._ending.foresee(ref)
+                    else:
+                        self._nothing_to_do(op)
                     if ref in self._again:
                         continue
                     return

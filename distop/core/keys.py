@@ -233,6 +233,10 @@ class Keys:
     def claim(self, ref: OperationRef, partition: int) -> str:
         return f"{self.roots(ref)[1]}.{ordinal(partition)}"
 
+    def own_range(self, ref: OperationRef) -> tuple[str, str]:
+        """All keys of the operation that begin with its root: its own, and those of its jobs."""
+        return prefix_range(f"{self.root(ref)}.")
+
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, CLAIM)}.")
 

@@ -90,6 +90,8 @@ class NewOperation:
     planned: tuple[Plan, Sequence[bytes]] | None = None
     waits: bool = False
     after: tuple[Predecessor, ...] = ()
+    value: bytes = b""
+    """Of the spec's key, where it is known already."""
 
 
 def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
@@ -151,7 +153,7 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
     ref = one.ref
     puts = [
         Put(keys.of(ref, "arg"), one.arg),
-        Put(keys.of(ref, "spec"), one.spec.encode()),
+        Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
         Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
     ]
     if one.waits:

@@ -227,7 +227,8 @@ class Incarnation(Context):
             for key in changed
         )
         drains = any(key.family == K.NODE_DRAIN for key in changed)
-        self.executor.cluster_changed(hint=gone or released or listing or drains)
+        refs = None if listing else [key.ref for key in changed if key.family == K.OPEN and key.ref is not None]
+        self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
         self.elections.cluster_changed()
 
     def _session_lost(self, reason: asyncio.Future[str]) -> None:

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.core import decide
 from distop.core.model import Phase
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor.claimer import Claimer, Won
 from distop.executor.jobs import Jobs
 from distop.executor.quiet import Quiet
+from distop.executor.small import Small
 from distop.executor.suspicion import Suspicion
 from distop.executor.troubles import Troubles
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
@@ -44,16 +45,20 @@ class Executor:
         self._wake = asyncio.Event()
         self._troubles = Troubles(ctx.log)
         self._quiet = Quiet(ctx)
+        self._small = Small(ctx, lambda ref: ref in self._operations or ref in self._serving or ref in self._troubles)
+        self._turn_of_small = True
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ wake
 
-    def cluster_changed(self, *, hint: bool) -> None:
-        """Gates or pending operations changed; with ``hint`` there may be claims to take: a node left, released
-        jobs, or it is time for the poll.
+    def cluster_changed(self, *, hint: bool, refs: Iterable[OperationRef] | None = None) -> None:
+        """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
+        to take: a node left, released jobs, or it is time for the poll.
         """
         cluster = self._ctx.cluster
+        self._small.changed(cluster.gates, refs)
+        self._small.divide_anew()
         for ref, op in list(self._operations.items()):
             gate = cluster.gates.get(ref)
             if gate is not None and gate.mod != op.gate_mod:
@@ -67,6 +72,7 @@ class Executor:
         for kept in (self._troubles, self._suspicion, self._quiet):
             kept.keep(cluster.gates)
         if hint:
+            self._small.hint()
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()
@@ -113,6 +119,8 @@ class Executor:
                 self._quiet.over(op.ref)
             # The block is done: what failed here, or was left by others, may be claimable.
             op.exhausted = op.done >= op.plan.count
+            if op.exhausted:
+                self._small.done(op.ref)
             if op.spec.rules.batch:
                 op.forget_candidates()
             if self._shut(op):
@@ -147,9 +155,32 @@ class Executor:
         if self._quiet.ref is not None:
             self._serve_quietly(self._quiet.ref)
             return None
+        if self._free_slots <= 0:
+            return None  # until one falls free
+        # In turn: neither are to wait for all of the others.
+        self._turn_of_small = not self._turn_of_small
+        kinds = (self._assign_small, self._assign_general)
+        pauses = [assign() for assign in (kinds if self._turn_of_small else reversed(kinds))]
+        return min((pause for pause in pauses if pause is not None), default=None)
+
+    def _assign_small(self) -> float | None:
+        """Give free slots to groups of operations of one job."""
+        while self._free_slots > 0:
+            refs, pause = self._small.choose(self._free_slots, self._wait)
+            if not refs:
+                return pause
+            self._free_slots -= 1
+            serving = asyncio.ensure_future(self._serve_small(refs))
+            self._serving |= dict.fromkeys(refs, serving)
+        return None
+
+    def _assign_general(self) -> float | None:
+        """Give free slots to all other operations."""
+        ctx = self._ctx
         pause: float | None = None
         known, now = self._operations, time.monotonic()
-        open_here = [ref for ref in ctx.cluster.gates if ctx.serves(ref.type) and ref not in self._serving]
+        gates = (ref for ref in self._small.general if ref in ctx.cluster.gates)
+        open_here = [ref for ref in gates if ctx.serves(ref.type) and ref not in self._serving]
         for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
             op = known.get(ref)
             if op is not None and op.held and op.spec.rules.batch:
@@ -243,6 +274,51 @@ class Executor:
         for block in blocks:
             self._start(op, block)
         return len(blocks)
+
+    async def _serve_small(self, refs: Sequence[OperationRef]) -> None:
+        """Claim operations of one job together, and start their run in the one slot that is taken for it."""
+        slots = 1
+        try:
+            won = await self._small.claim(refs, self._claimer.give_back, self._troubles.failed)
+            for op in won:
+                self._operations[op.ref] = op
+                if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
+                    op.reopened(gate.mod)
+                if self._stopping(op):
+                    self._jobs.release(op, [0])
+            if ops := [op for op in won if not self._stopping(op)]:
+                slots = 0
+                self._track(asyncio.ensure_future(self._run_small(ops)))
+        except SessionLost:
+            return
+        except EtcdRejected:
+            self._small.one_by_one(refs)  # etcd takes none of them together
+        except Exception as error:
+            for ref in refs:
+                self._troubles.failed(ref, error)
+        finally:
+            self._free_slots += slots
+            for ref in refs:
+                self._serving.pop(ref, None)
+                known = self._operations.get(ref)
+                if known is not None and self._shut(known):
+                    self._closed(known)
+            self._wake.set()
+
+    async def _run_small(self, ops: Sequence[OpenOperation]) -> None:
+        try:
+            ends = await self._jobs.run_in_turn(ops, lambda: self._small.took_long(ops[0].ref.type))
+            self._small.ran(ops[0].ref.type, ends)
+            for op in ops:
+                self._troubles.ran(op.ref)
+        except SessionLost:
+            return
+        except Exception as error:
+            for op in ops:
+                self._troubles.failed(op.ref, error, run=True)
+        finally:
+            self._free_slots += 1
+            self._wake.set()
 
     async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as

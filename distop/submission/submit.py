@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.txn import TxnResult
     from distop.store.client import EtcdClient
     from distop.submission.request import Request
 
@@ -48,6 +49,10 @@ WRITE_LIMIT = 30.0
 """Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
+
+
+HEARD_FOR = 0.25
+"""Seconds for which the counters, and what a type declares, are good for another try as they were told."""
 
 
 class Lost(Exception):
@@ -99,6 +104,14 @@ class Try:
     wanted: Request
     withdrawn: Callable[[], bool] = _never
     verdict: Started | Exception | None = None
+    value: bytes = b""
+    """Of the spec, once it is made."""
+
+    def spec_of(self, declaration: Declaration, record: TableRecord | None) -> Spec:
+        """Its spec, which is encoded once, however it is tried in this transaction."""
+        spec = make_spec(self.wanted, declaration, record)
+        self.value = spec.encode()
+        return spec
 
     def result(self) -> Started:
         """The operation. Raises why there is none."""
@@ -151,15 +164,34 @@ def too_contended(wanted: Request) -> OperationStartError:
     )
 
 
-async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+class Heard:
+    """What the transaction before told of a type on a table, for the next one: there is no need to read it again, and
+    where it is not so any more, that one is refused, and its refusal tells.
+    """
+
+    def __init__(self) -> None:
+        self._latest: OfType | None = None
+        self._at = 0.0
+
+    def latest(self) -> OfType | None:
+        """As it was a moment ago."""
+        return self._latest if time.monotonic() - self._at < HEARD_FOR else None
+
+    def note(self, latest: OfType | None) -> None:
+        self._latest, self._at = latest, time.monotonic()
+
+
+async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard | None = None) -> None:
     """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
 
     What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
     full; a twin of theirs is in it) are NotSent. What holds for the type or the table, and what etcd
-    answers, is told to all that are without a verdict, each with an exception of its own.
+    answers, is told to all that are without a verdict, each with an exception of its own. ``heard``: by the try before
+    this one; it is told what this one hears.
     """
+    heard = heard if heard is not None else Heard()
     try:
-        await _start(etcd, keys, tries)
+        await _start(etcd, keys, tries, heard)
     except EtcdRejected as error:
         _share(tries, Apart(error) if len(tries) > 1 else error)
     except Exception as error:
@@ -188,14 +220,20 @@ def _open(tries: Iterable[Try]) -> list[Try]:
     return [one for one in tries if one.verdict is None and not one.withdrawn()]
 
 
-async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard) -> None:
     table, type_name = tries[0].wanted.table, tries[0].wanted.type
-    found = await _read(etcd, keys, table, type_name)
-    if found[1].kv is not None and (own := [one for one in tries if one.wanted.own_id]):
+    of_type, found = heard.latest(), None
+    heard.note(None)
+    if of_type is None:
+        found = await _read(etcd, keys, table, type_name)
+    before = of_type is not None or (found is not None and found[1].kv is not None)
+    if before and (own := [one for one in tries if one.wanted.own_id]):
         await _look_back(etcd, keys, own)
         if not _open(tries):
             return
-    of_type = await _of_type(etcd, keys, table, type_name, found)
+    if of_type is None:
+        assert found is not None
+        of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
     objects = _objects(declaration, _open(tries))
     if not objects:
@@ -210,11 +248,12 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], counters.next_instance + n),
-            make_spec(one.wanted, declaration, of_type.record),
+            one.spec_of(declaration, of_type.record),
             one.wanted.arg,
             None if one.wanted.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=one.wanted.waits,
             after=waiting.get(one, ()),
+            value=one.value,
         )
         for n, one in enumerate(chosen)
     ]
@@ -231,6 +270,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     except asyncio.CancelledError as error:
         note_cut_off(error, tries[0].wanted)
         raise
+    heard.note(replace(of_type, counters=_told(result, counters, new)))
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
     for one, begun, there in zip(chosen, new, instead, strict=True):
         one.verdict = _judge(one.wanted, begun, there)
@@ -272,10 +312,25 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
         )
     if declaration.needs_table and table == CLUSTER_TABLE:
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
-    running = catalog.running(run_ops.kv)
+    record_of_table = read(TableRecord.decode, record.kv) if record.kv is not None else None
+    return OfType(declaration, record_of_table, _counters(run_ops, following))
+
+
+def _counters(run_ops: GetResult, following: GetResult) -> t.Counters:
     number = read(word(int), following.kv) if following.kv is not None else 1
-    counters = t.Counters(running, _mod(run_ops), number, _mod(following))
-    return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
+    return t.Counters(catalog.running(run_ops.kv), _mod(run_ops), number, _mod(following))
+
+
+def _told(result: TxnResult, seen: t.Counters, new: Sequence[t.NewOperation]) -> t.Counters:
+    """The counters as this start left them, or as it found them when it was refused."""
+    if not result.succeeded:
+        run_ops, following = (answer for answer in result.responses[:2] if isinstance(answer, GetResult))
+        return _counters(run_ops, following)
+    running = sum(not one.waits for one in new)
+    name, revision = new[0].ref.type, result.revision
+    counts = {**seen.run_ops, name: seen.run_ops.get(name, 0) + running} if running else seen.run_ops
+    mod = revision if running else seen.run_ops_mod
+    return t.Counters(counts, mod, seen.next_instance + len(new), revision)
 
 
 async def _predecessors(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> dict[Try, tuple[t.Predecessor, ...]]:
@@ -397,8 +452,6 @@ def _won(instead: t.FoundInstead, wanted: Request, ref: OperationRef) -> bool:
 
 def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None) -> Spec:
     """What never changes about an operation that is started by this request."""
-    from dataclasses import replace
-
     rules = declaration.rules()
     if wanted.failure_policy is not None:
         rules = replace(rules, failure_policy=wanted.failure_policy)
