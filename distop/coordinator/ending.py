@@ -285,13 +285,15 @@ class Ending:
             rerun_of=op.spec.rerun_of,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
         )
-        size = len(history.encode())
+        value = history.encode()
+        size = len(value)
         if size > MAX_HISTORY_BYTES:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+            value = history.encode()
         kept = await kept_with(self._ctx, op, history)
-        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept)
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value)
         return await self._finishes.finish(final)
 
     def foresee_completion(self, op: OperationView, total: int) -> None:

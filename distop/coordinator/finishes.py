@@ -154,17 +154,18 @@ class Finishes:
 
     def _take(self, group: list[_Waiting]) -> None:
         """Add those that wait, as many as go in one transaction."""
-        candidates = list(group)
-        if not group[0].apart:
-            for one in self._waiting:
-                if one.apart or len(candidates) >= self._ctx.limits.finishes:
-                    break
-                if not one.answer.done():
-                    candidates.append(one)
-        if len(candidates) > len(group):
-            fit = f.finish_together(self._keys, [one.final for one in candidates])
-            group[:] = candidates[: max(fit, len(group))]
-            self._waiting = deque(one for one in self._waiting if one not in group)
+        more: list[_Waiting] = []
+        while self._waiting and not group[0].apart and not self._waiting[0].apart:
+            if len(group) + len(more) >= self._ctx.limits.finishes:
+                break
+            one = self._waiting.popleft()
+            if not one.answer.done():
+                more.append(one)
+        if more:
+            fit = f.finish_together(self._keys, [one.final for one in (*group, *more)])
+            room = max(0, fit - len(group))
+            group += more[:room]
+            self._waiting.extendleft(reversed(more[room:]))
 
     def _apart(self, group: list[_Waiting]) -> list[_Waiting]:
         """One of them holds up the others, or etcd takes none of them together: each is committed alone."""

@@ -84,6 +84,8 @@ class Final:
     history: History
     one_at_a_time: bool
     kept: tuple[Put, ...] = ()
+    value: bytes = b""
+    """Of the history's key, where it is known already."""
 
 
 def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
@@ -124,7 +126,7 @@ def _over_with(keys: Keys, one: Final) -> tuple[Put | Delete, ...]:
     ref = one.ref
     return (
         Put(keys.of(ref, "state"), word(one.history.state)),
-        Put(keys.history(ref), one.history.encode()),
+        Put(keys.history(ref), one.value or one.history.encode()),
         *one.kept,
         *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),

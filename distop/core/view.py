@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
 
+_OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "decision"})
+"""Of keys that stand directly under an operation's root."""
 _ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
 
 MAX_KEPT_OUTCOME = 4 * 1024
@@ -308,6 +310,10 @@ class TypeView:
                 continue
             if last == "progress":
                 continue
+            if last in _OWN_NAMES and (op := self._job_roots.get(head)) is not None:
+                if self._fold_own(op, last, kv, change.deleted):
+                    touched.add(op.ref)
+                continue
             # The hot path: job states, and claims that are watched, of operations that are known.
             op = self._claim_roots.get(head)
             if op is not None and _is_ordinal(last):
@@ -326,6 +332,19 @@ class TypeView:
                 touched.add(ref)
         self._drop_empty(touched)
         return touched
+
+    def _fold_own(self, op: OperationView, name: str, kv: KeyValue, deleted: bool) -> bool:
+        """Fold one of the keys that each operation has. False: it cannot be read."""
+        self.foreign.pop(kv.key, None)
+        try:
+            self._fold_operation(op, name, kv, deleted)
+        except UNREADABLE as error:
+            if not deleted:
+                self.foreign[kv.key] = str(error)
+            return False
+        if op.outcomes and (op.state is None or op.state.terminal):
+            self._let_go(op)
+        return True
 
     def _keep_outcome(self, job: str, kv: KeyValue, deleted: bool) -> None:
         root, _, number = job.rpartition(".")
@@ -357,7 +376,7 @@ class TypeView:
             elif key.partition >= 0:
                 self._fold_job(op, key.partition, kv, deleted)
             else:
-                self._fold_operation(op, key, kv, deleted)
+                self._fold_operation(op, key.name, kv, deleted, key.chunk, key.id)
                 if op.state is None or op.state.terminal:
                     self._let_go(op)
         except (InvalidArgument, *UNREADABLE) as error:
@@ -410,28 +429,29 @@ class TypeView:
             op.failed.add(partition)
 
     @staticmethod
-    def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
-        name = key.name
+    def _fold_operation(
+        op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = ""
+    ) -> None:
         if name == "after":
             if deleted:
-                op.after.pop(key.id, None)
+                op.after.pop(edge_id, None)
             else:
                 edge = Edge.decode(kv.value)
-                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
+                op.after[edge_id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
         elif name == "next":
             if deleted:
-                op.next.pop(key.id, None)
+                op.next.pop(edge_id, None)
             else:
-                op.next[key.id] = Edge.decode(kv.value)
+                op.next[edge_id] = Edge.decode(kv.value)
         elif name == "state":
             op.state, op.state_mod = (None, 0) if deleted else (State(kv.value.decode()), kv.mod_revision)
         elif name == "spec":
             op.spec = None if deleted else Spec.decode(kv.value)
-        elif name == "plan" and key.chunk >= 0:
+        elif name == "plan" and chunk >= 0:
             if deleted:
-                op.chunks.pop(key.chunk, None)
+                op.chunks.pop(chunk, None)
             else:
-                op.chunks[key.chunk] = kv.mod_revision
+                op.chunks[chunk] = kv.mod_revision
         elif name == "plan":
             op.plan = None if deleted else Plan.decode(kv.value)
         elif name == "planning":

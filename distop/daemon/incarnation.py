@@ -227,7 +227,7 @@ class Incarnation(Context):
             for key in changed
         )
         drains = any(key.family == K.NODE_DRAIN for key in changed)
-        refs = None if listing else [key.ref for key in changed if key.family == K.OPEN and key.ref is not None]
+        refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
         self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
         self.elections.cluster_changed()
 

@@ -22,7 +22,7 @@ from distop.executor.troubles import Troubles
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
@@ -52,15 +52,17 @@ class Executor:
 
     # ------------------------------------------------------------------ wake
 
-    def cluster_changed(self, *, hint: bool, refs: Iterable[OperationRef] | None = None) -> None:
+    def cluster_changed(self, *, hint: bool, refs: Collection[OperationRef] | None = None) -> None:
         """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
         to take: a node left, released jobs, or it is time for the poll.
         """
         cluster = self._ctx.cluster
         self._small.changed(cluster.gates, refs)
         self._small.divide_anew()
-        for ref, op in list(self._operations.items()):
-            gate = cluster.gates.get(ref)
+        for ref in list(self._operations) if refs is None else refs:
+            op, gate = self._operations.get(ref), cluster.gates.get(ref)
+            if op is None:
+                continue
             if gate is not None and gate.mod != op.gate_mod:
                 op.reopened(gate.mod)
             elif self._shut(op):
@@ -218,8 +220,8 @@ class Executor:
 
     def _alone(self, mine: int = 0) -> bool:
         """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
-        held = any(op.held for op in self._operations.values())
-        return not held and self._free_slots + mine == self._ctx.config.slots
+        idle = self._free_slots + mine == self._ctx.config.slots
+        return idle and not any(op.held for op in self._operations.values())
 
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
