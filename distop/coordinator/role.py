@@ -177,7 +177,9 @@ class Coordinator:
 
     def _fold_jobs(self, batch: Batch) -> None:
         changes = [Change(event.kv, event.deleted) for event in batch.events]
-        if not batch.listing:
+        if batch.listing:
+            self._waiters.forget_times()
+        else:
             self._keep_arguments(changes)
         changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
         for told in (self._left_alone, self._barred):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from sys import intern
 from urllib.parse import unquote_to_bytes
 
 from distop.core.frozen import frozen
@@ -137,11 +138,12 @@ class ParsedKey:
     id: str = ""
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8_192)
 def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
     if len(instance) > MAX_COMPONENT_BYTES or instance != str(int(instance)):
         raise InvalidArgument(f"{instance[:40]!r} is not an instance number in its canonical form")
-    return OperationRef(decode(table), check_type_name(type_name), decode_object(obj) if obj else "", int(instance))
+    named = decode_object(obj) if obj else ""
+    return OperationRef(intern(decode(table)), intern(check_type_name(type_name)), named, int(instance))
 
 
 class Keys:

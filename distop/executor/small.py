@@ -8,6 +8,7 @@ waits long behind others while another executor is idle.
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from distop.clock import time
@@ -124,7 +125,7 @@ class Small:
                 by_type.setdefault(ref.type, []).append(ref)
             for name, refs in by_type.items():
                 pauses[name] = wait(refs[0])
-                due = [ref for ref in refs if now - self._others.get(ref, 0.0) >= self._head_start(name)]
+                due = [ref for ref in refs if now - self._others.get(ref, -inf) >= self._head_start(name)]
                 if due and pauses[name] <= 0:
                     return self._take(due, slots), None
         if self._others:
