@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from sys import intern
 from urllib.parse import unquote_to_bytes
 
 from distop.core.frozen import frozen
@@ -143,7 +142,11 @@ def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
     if len(instance) > MAX_COMPONENT_BYTES or instance != str(int(instance)):
         raise InvalidArgument(f"{instance[:40]!r} is not an instance number in its canonical form")
     named = decode_object(obj) if obj else ""
-    return OperationRef(intern(decode(table)), intern(check_type_name(type_name)), named, int(instance))
+    return OperationRef(_same(decode(table)), _same(check_type_name(type_name)), named, int(instance))
+
+
+_same = lru_cache(maxsize=4_096)(str)
+"""One text for all that are alike: thousands of operations name the same table and type."""
 
 
 class Keys:
