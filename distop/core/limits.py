@@ -19,6 +19,10 @@ class Limits:
     claims: int = claiming.CLAIMS_PER_TXN
     together: int = together.OPERATIONS_PER_CLAIM
     """Operations of one job that are claimed, and run in one slot, together."""
+    unlearned: int = 1
+    """So many, of a type of which it is not known yet what its jobs take."""
+    moment: float = 0.1
+    """Seconds that the jobs of those may take in all."""
     reports: int = claiming.REPORTS_PER_TXN
     begins: int = waiting.BEGINS_PER_TXN
     finishes: int = finishing.FINISHES_PER_TXN

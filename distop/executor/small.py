@@ -1,7 +1,7 @@
 """Operations of one job: many of them are claimed in one transaction, and run one after the other in one slot.
 
 Alone each would take a round trip to claim, a message to the child, and a slot of its own for all that time. How many
-go together is learned for each type from what its jobs take: as many as are done in a moment (``MOMENT``), so that none
+go together is learned for each type from what its jobs take: as many as are done in a moment (``Limits.moment``), so that none
 waits long behind others while another executor is idle.
 """
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from distop.node.context import Context
     from distop.worker.model import JobEnded
 
-MOMENT = 0.1
-"""Seconds that the jobs which go together may take in all."""
 HEAD_STARTS = (0.2, 10.0)
 """Seconds for which an operation is left to the executor that it falls to by its name; then whoever has nothing else to
 do takes it. Longer each time that this one had long taken them all, and its coordinator was behind with their ends.
@@ -138,7 +136,7 @@ class Small:
 
     def _take(self, refs: Sequence[OperationRef], slots: int) -> list[OperationRef]:
         """As many of these, which are of one type, as go together; for each free slot its share."""
-        size = min(self._sizes.get(refs[0].type, 1), -(-len(refs) // max(slots, 1)), self._ctx.limits.together)
+        size = min(self._size(refs[0].type), -(-len(refs) // max(slots, 1)), self._ctx.limits.together)
         chosen = list(refs[:size])
         for ref in chosen:
             if self._others.pop(ref, None) is not None:
@@ -208,9 +206,14 @@ class Small:
     def ran(self, type_name: str, ends: Sequence[JobEnded]) -> None:
         """How jobs of a type that went together ended: by what they took, more or fewer of them go together."""
         if ends:
+            most, moment = self._ctx.limits.together, self._ctx.limits.moment
             each = sum(max(0.0, end.finished - end.started) for end in ends) / len(ends)
-            most = int(MOMENT / each) if each * self._ctx.limits.together > MOMENT else self._ctx.limits.together
-            self._sizes[type_name] = max(1, min(2 * self._sizes.get(type_name, 1), most))
+            if each * most > moment:
+                most = int(moment / each)
+            self._sizes[type_name] = max(1, min(2 * self._size(type_name), most))
+
+    def _size(self, type_name: str) -> int:
+        return self._sizes.get(type_name, self._ctx.limits.unlearned)
 
     def took_long(self, type_name: str) -> None:
         """Jobs of a type that went together were not done when they should have been."""

@@ -12,7 +12,7 @@ from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef
 from distop.core.plan import Gate
 from distop.core.view import ClusterView, Seen
-from distop.executor.small import HEAD_STARTS, MOMENT, Small
+from distop.executor.small import HEAD_STARTS, Small
 from distop.node.context import Context
 from distop.store.config import EtcdConfig
 from distop.worker.model import JobEnded
@@ -89,7 +89,7 @@ def test_how_many_go_together_is_learned_from_what_they_take(clock: StandingCloc
         sizes.append(len(chosen))
         one.ran("noop", [JobEnded(0, "success", started=0.0, finished=0.001) for _ in chosen])
     assert sizes == [1, 2, 4, 8, 16, TOGETHER], "at first nobody knows"
-    one.ran("noop", [JobEnded(0, "success", started=0.0, finished=MOMENT / 3)])
+    one.ran("noop", [JobEnded(0, "success", started=0.0, finished=DEFAULT.moment / 3)])
     assert len(one.choose(1, now)[0]) == 3
     one.took_long("noop")
     assert len(one.choose(1, now)[0]) == 1

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.core.keys import ParsedKey
+    from distop.core.model import OperationRef
     from distop.core.view import Change
 
 ALL = (
@@ -21,6 +22,7 @@ ALL = (
     "forgotten history",
     "group of starts",
     "group of finishes",
+    "claims of several operations",
 )
 """Courses that a small operation with the usual limits does not take, and how they are called."""
 
@@ -39,6 +41,7 @@ class Courses:
         """One revision, whole."""
         put: Counter[str] = Counter()
         gone: Counter[str] = Counter()
+        claimed: set[OperationRef] = set()
         for key, change in parsed:
             if key.family == K.OP:
                 what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
@@ -47,13 +50,15 @@ class Courses:
                 if not key.name:
                     (gone if change.deleted else put)["history"] += 1
             elif not change.deleted:
-                if key.family == K.CLAIM:
+                if key.family == K.CLAIM and key.ref is not None:
                     self.claimed.add(sender)
+                    claimed.add(key.ref)
                 elif key.family == K.COORDINATOR:
                     self.elected.add(sender)
         self.count["forgotten history"] += gone["history"]
         self.count["group of starts"] += put["spec"] > 1
         self.count["group of finishes"] += put["history"] > 1
+        self.count["claims of several operations"] += len(claimed) > 1
         self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1
