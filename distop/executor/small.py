@@ -1,8 +1,8 @@
 """Operations of one job: many of them are claimed in one transaction, and run one after the other in one slot.
 
 Alone each would take a round trip to claim, a message to the child, and a slot of its own for all that time. How many
-go together is learned for each type from what its jobs take: as many as are done in a moment (``Limits.moment``), so that none
-waits long behind others while another executor is idle.
+go together is learned for each type from what its jobs take: as many as are done in a moment (``Limits.moment``), so
+that none waits long behind others while another executor is idle.
 """
 
 from __future__ import annotations

@@ -317,8 +317,9 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
 
 
 def _counters(run_ops: GetResult, following: GetResult) -> t.Counters:
+    running = catalog.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    return t.Counters(catalog.running(run_ops.kv), _mod(run_ops), number, _mod(following))
+    return t.Counters(running, _mod(run_ops), number, _mod(following))
 
 
 def _told(result: TxnResult, seen: t.Counters, new: Sequence[t.NewOperation]) -> t.Counters:
