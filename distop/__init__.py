@@ -17,13 +17,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from distop import aio, compat, errors
-    from distop.blocking import Client, Operation, connect, start_operation
+    from distop.blocking import Client, Operation, Worker, connect, start_operation
+    from distop.claims.model import Abort, Complete, OwnedJob, Release, Retry
     from distop.core.model import OperationRef, TableRecord
     from distop.errors import (
         DistopError,
         EtcdUnavailable,
         Incompatible,
         InvalidArgument,
+        InvalidToken,
         JobFailed,
         NotAllowed,
         NotFound,
@@ -45,6 +47,7 @@ _ERRORS = (
     "EtcdUnavailable",
     "Incompatible",
     "InvalidArgument",
+    "InvalidToken",
     "JobFailed",
     "NotAllowed",
     "NotFound",
@@ -56,13 +59,16 @@ _ERRORS = (
     "UsageError",
     "WaitTimeout",
 )
+_CLAIMS = ("Abort", "Complete", "OwnedJob", "Release", "Retry")
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "distop.errors"),
+    **dict.fromkeys(_CLAIMS, "distop.claims.model"),
     **dict.fromkeys(("After", "Every"), "distop.submission.request"),
     **dict.fromkeys(("Ended", "Graph", "Start", "chain", "chord", "group"), "distop.graphs"),
     "Client": "distop.blocking",
     "Operation": "distop.blocking",
+    "Worker": "distop.blocking",
     "connect": "distop.blocking",
     "start_operation": "distop.blocking",
     "OperationRef": "distop.core.model",

@@ -218,6 +218,11 @@ class Behavior(ABC):
     lost: ClassVar[Literal["retry", "fail"]] = "retry"
     failure_policy: ClassVar[Literal["fail_fast", "collect_all"]] = "fail_fast"
     resumable: ClassVar[bool] = False
+    large_results: ClassVar[Literal["refuse", "file"]] = "refuse"
+    """What becomes of a job's result that is too large for etcd (63 KiB of JSON): the job fails and says so, or the
+    result goes to a file below ``shared_dir``, which the outcome names with its size and checksum; completion code and
+    ``Operation.results()`` read it from there. Nothing removes these files: they are the operation's output.
+    """
     reports_only: ClassVar[bool] = False
     """complete_operation makes its report of the summary and what it reads (and may say what follows), and does nothing
     that could not be thrown away. It then runs as soon as all jobs have ended, before the decision is fixed, and the
@@ -292,6 +297,7 @@ class Behavior(ABC):
             (cls.instances, ("many", "one"), "instances"),
             (cls.lost, ("retry", "fail"), "lost"),
             (cls.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
+            (cls.large_results, ("refuse", "file"), "large_results"),
         ):
             if value not in allowed:
                 raise InvalidArgument(f"behavior {name}: {what} is {value!r}, it must be one of {', '.join(allowed)}")

@@ -14,21 +14,27 @@ import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.callbacks import check_callback, log
 from distop.errors import EtcdUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
-    from distop import aio
+    from distop import aio, workers
+    from distop.claims.model import OfferedJob, Outcome, OwnedJob
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
     from distop.graphs import Start
+    from distop.inspection.history import HistoryPage
+    from distop.inspection.outcomes import JobResult
+    from distop.inspection.survey import Count
+    from distop.inspection.why import Why
     from distop.results import OperationResult, OperationStatus
     from distop.submission.request import Every
 
-__all__ = ["Client", "Operation", "connect", "start_operation"]
+__all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
 
 T = TypeVar("T")
 
@@ -129,12 +135,32 @@ class Operation:
     def __repr__(self) -> str:
         return repr(self._inner)
 
-    def wait(self, timeout: float | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going.
+    def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
+        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going. ``report``:
+        a pydantic model, as which the report is given.
 
-        Raises WaitTimeout, NotFound.
+        Raises WaitTimeout, NotFound, InvalidArgument.
         """
-        return self._loop.run(self._inner.wait(timeout))
+        return self._loop.run(self._inner.wait(timeout, report=report))
+
+    def results(self, model: type | None = None) -> Iterator[JobResult]:
+        """How its jobs ended, one after the other; see :meth:`distop.aio.Operation.results`."""
+        return self._each(self._inner.results(model))
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in a thread of its own, when the operation has ended: soon, if
+        it has by now. It may use this client. What it raises is logged, and breaks nothing. It is not called where the
+        client is closed before, and the end of the process does not wait for it. Raises InvalidArgument.
+        """
+        check_callback(function)
+        self._loop.run(self._add(_InThread(function, self.ref)))
+
+    async def _add(self, function: _InThread) -> None:
+        self._inner.add_done_callback(function)
+
+    def why(self) -> Why:
+        """What it waits for, and what to do about it. Raises NotFound."""
+        return self._loop.run(self._inner.why())
 
     def status(self) -> OperationStatus:
         """How it is doing. Raises NotFound."""
@@ -142,7 +168,9 @@ class Operation:
 
     def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
         """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
-        stream = self._inner.watch(interval)
+        return self._each(self._inner.watch(interval))
+
+    def _each(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
         try:
             while True:
                 found = self._loop.run(_next(stream))
@@ -166,6 +194,24 @@ class Operation:
         """Let a paused operation go on. Raises as :meth:`cancel` does."""
         self._loop.run(self._inner.resume())
 
+    def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
+        self._loop.run(
+            self._inner.alter(
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
     def rerun(
         self,
         *,
@@ -174,6 +220,7 @@ class Operation:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; see
         :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
@@ -185,18 +232,35 @@ class Operation:
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
                 submitter=submitter,
+                labels=labels,
             )
         )
         return Operation(self._loop, inner)
 
 
-async def _next(stream: Any) -> OperationStatus | None:
-    found: OperationStatus | None = await anext(stream, None)
-    return found
+async def _next(stream: AsyncGenerator[T, None]) -> T | None:
+    return await anext(stream, None)
 
 
 async def _close(stream: Any) -> None:
     await stream.aclose()
+
+
+class _InThread:
+    """Calls a function in a thread of its own: it may block, and call the client."""
+
+    def __init__(self, function: Callable[[OperationResult], Any], op: str) -> None:
+        self._function = function
+        self._op = op
+
+    def __call__(self, result: OperationResult) -> None:
+        threading.Thread(target=self._call, args=(result,), name="distop-callback", daemon=True).start()
+
+    def _call(self, result: OperationResult) -> None:
+        try:
+            self._function(result)
+        except Exception as error:
+            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)
 
 
 class Client:
@@ -234,9 +298,15 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; see :meth:`distop.aio.Client.start_operation`.
@@ -253,9 +323,15 @@ class Client:
                 failure_policy=failure_policy,
                 retry_attempts=retry_attempts,
                 submitter=submitter,
+                labels=labels,
                 not_before=not_before,
                 delay=delay,
                 after=after,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+                where=where,
                 every=every,
             )
         )
@@ -281,6 +357,7 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
         return self.operation(ref).rerun(
@@ -289,19 +366,68 @@ class Client:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter,
+            labels=labels,
         )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument."""
         return Operation(self._loop, self._inner.operation(ref))
 
-    def operations(self, table: str | None = None) -> list[OperationStatus]:
-        """The operations that have not ended, with their status."""
-        return self._loop.run(self._inner.operations(table))
+    def operations(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[OperationStatus]:
+        """The operations that have not ended, with their status; see :meth:`distop.aio.Client.operations`."""
+        return self._loop.run(self._inner.operations(table, type=type, states=states, labels=labels))
 
-    def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
-        return self._loop.run(self._inner.history(table, limit))
+    def counts(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[Count, ...]:
+        """How many operations have not ended, by type and state; see :meth:`distop.aio.Client.counts`."""
+        return self._loop.run(self._inner.counts(table, type=type, states=states, labels=labels))
+
+    def why(self, ref: str | OperationRef) -> Why:
+        """What an operation waits for, and what to do about it. Raises NotFound, InvalidArgument."""
+        return self.operation(ref).why()
+
+    def history(
+        self,
+        table: str | None = None,
+        limit: int = 100,
+        *,
+        type: str | None = None,  # noqa: A002
+        op: str | OperationRef | None = None,
+        states: str | Collection[str] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        after: str | None = None,
+    ) -> HistoryPage:
+        """How operations ended, the newest first; see :meth:`distop.aio.Client.history`."""
+        return self._loop.run(
+            self._inner.history(
+                table,
+                limit,
+                type=type,
+                op=op,
+                states=states,
+                since=since,
+                until=until,
+                labels=labels,
+                request_id=request_id,
+                after=after,
+            )
+        )
 
     def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -319,6 +445,38 @@ class Client:
         """The operation types that executors have published."""
         return self._loop.run(self._inner.behaviors())
 
+    def register_type(
+        self, type_name: str, arg_schema: Mapping[str, Any] | None = None, *, replace: bool = False, **declared: Any
+    ) -> Declaration:
+        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for the options and for what is
+        raised.
+        """
+        return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **declared))
+
+    def own_jobs(
+        self,
+        actor: str,
+        types: Iterable[str] | Mapping[str, int | None],
+        max: int = 1,  # noqa: A002  # the name in the requirements
+        duration: float = 60.0,
+        *,
+        accept: Callable[[OfferedJob], bool] | None = None,
+    ) -> list[OwnedJob]:
+        """Claim jobs for a worker loop of one's own; see :meth:`distop.aio.Client.own_jobs`. (``accept`` is called in
+        the client's own thread.)
+        """
+        return self._loop.run(self._inner.own_jobs(actor, types, max, duration, accept=accept))
+
+    def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
+        """Keep jobs for longer; for each whether it is still owned. See :meth:`distop.aio.Client.extend`."""
+        return self._loop.run(self._inner.extend(tokens, duration))
+
+    def return_job(self, token: str, outcome: Outcome) -> None:
+        """Return a job; see :meth:`distop.aio.Client.return_job`. Raises InvalidToken, InvalidArgument,
+        OutcomeUnknown.
+        """
+        self._loop.run(self._inner.return_job(token, outcome))
+
     def tables(self) -> list[TableRecord]:
         """The registered tables."""
         return self._loop.run(self._inner.tables())
@@ -330,6 +488,89 @@ class Client:
     def remove_table(self, name: str) -> None:
         """Remove a table from the registry. Raises NotFound, NotAllowed."""
         self._loop.run(self._inner.remove_table(name))
+
+
+class Job:
+    """A job that a worker holds: :class:`distop.workers.Job` with blocking methods."""
+
+    def __init__(self, loop: _Loop, inner: workers.Job) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner.owned, name)
+
+    @property
+    def lost(self) -> bool:
+        """Another has it, or its operation is being cancelled: stop."""
+        return self._inner.lost
+
+    def complete(self, result: Any = None) -> None:
+        """It is done. Raises as :meth:`Client.return_job`, as the others do."""
+        self._loop.run(self._inner.complete(result))
+
+    def abort(self, message: str, result: Any = None) -> None:
+        """A verdict: it has failed."""
+        self._loop.run(self._inner.abort(message, result))
+
+    def retry(self, error: str = "") -> None:
+        """It broke: to be tried again."""
+        self._loop.run(self._inner.retry(error))
+
+    def release(self) -> None:
+        """As if it had not been claimed."""
+        self._loop.run(self._inner.release())
+
+
+class Worker:
+    """:class:`distop.workers.Worker` with plain functions for handlers, each called in a thread of its own, or for
+    ``for job in worker``; see there for the options. An interrupt of :meth:`run` releases what is held.
+    """
+
+    def __init__(self, client: Client, handlers: Mapping[str, Callable[[Job], Any]] | Iterable[str], **options: Any):
+        self._loop = client._loop
+        loop = self._loop
+
+        def wrapped(handler: Callable[[Job], Any]) -> Callable[[workers.Job], Any]:
+            return lambda inner: handler(Job(loop, inner))
+
+        async def make() -> workers.Worker:
+            from distop.workers import Worker as Inner
+
+            given: Any = handlers
+            if isinstance(handlers, dict):
+                given = {name: wrapped(one) if callable(one) else one for name, one in handlers.items()}
+            return Inner(client._inner, given, **options)
+
+        self._inner = self._loop.run(make())
+
+    @property
+    def actor(self) -> str:
+        """The name under which jobs are claimed."""
+        return self._inner.actor
+
+    def run(self) -> None:
+        """Have the handlers called, until :meth:`stop`, which another thread, or a handler, calls."""
+        self._loop.run(self._inner.run())
+
+    def stop(self) -> None:
+        """Claim nothing more: :meth:`run` returns, and the iteration ends, once what is held was returned."""
+
+        async def stop() -> None:
+            self._inner.stop()
+
+        self._loop.run(stop())
+
+    def __iter__(self) -> Iterator[Job]:
+        stream = self._inner.__aiter__()
+        try:
+            while True:
+                found = self._loop.run(_next(stream))
+                if found is None:
+                    return
+                yield Job(self._loop, found)
+        finally:
+            self._loop.run(_close(stream))
 
 
 def connect(

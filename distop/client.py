@@ -6,22 +6,26 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
+from distop.claims import model as claims
+from distop.claims import types as declared
 from distop.clock import time
 from distop.config import ClientConfig, Settings, client_config
 from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
 from distop.core.keys import Keys
-from distop.core.model import CLUSTER_TABLE, History, OperationRef, Phase, TableRecord
+from distop.core.labels import labels as check_labels
+from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.core.records import read
-from distop.core.txn import Get
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.graphs import requests
+from distop.inspection import asking
+from distop.inspection import history as past
 from distop.inspection.status import alarms, judge, live_nodes, take
+from distop.inspection.survey import Filter, counts, open_states, survey
 from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
-from distop.results import OperationResult, OperationStatus
 from distop.schema import encode_argument
 from distop.submission.dependencies import add_dependencies
 from distop.submission.graph import start_graph
@@ -30,19 +34,24 @@ from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
+    from distop.claims.model import OfferedJob, OwnedJob
+    from distop.claims.owner import Owner
+    from distop.core.declaration import Retry
     from distop.core.model import Node
-    from distop.core.txn import KeyValue, Txn
+    from distop.core.txn import Txn
     from distop.graphs import Start
+    from distop.inspection.history import HistoryPage
+    from distop.inspection.survey import Count
+    from distop.inspection.why import Why
+    from distop.results import OperationStatus
     from distop.store.client import EtcdClient
     from distop.submission.request import Every
 
 _AT_ONCE = 8
-_PAGE = 50
-"""History records in one read."""
 
 
 class Client:
@@ -58,6 +67,7 @@ class Client:
         self._keys = Keys(config.namespace)
         self._etcd = EtcdClient(config.etcd)
         self._starts = Starts(self._etcd, self._keys)
+        self._owner: Owner | None = None
 
     @property
     def etcd(self) -> EtcdClient:
@@ -77,7 +87,9 @@ class Client:
         await self._etcd.connect()
 
     async def close(self) -> None:
-        """Close the connection. Operations go on."""
+        """Close the connection. Operations go on; jobs that were owned and not returned are free once they expire."""
+        if self._owner is not None:
+            await self._owner.close()
         await self._etcd.close()
 
     async def __aenter__(self) -> Client:
@@ -101,25 +113,38 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
         not_before: datetime | str | None = None,
         delay: float | None = None,
         after: Iterable[Any] | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+        where: Mapping[str, str] | None = None,
         every: Every | float | None = None,
     ) -> Operation:
         """Start an operation; it is stored when this returns, whoever dies then. Several that are started at the same
         time, of one type on one table, share transactions; each is accepted or refused by itself.
 
-        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of
-        some (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one
-        gives the operation that the first call started (as long as its history is kept); with another argument or other
-        partitions it is refused. ``failure_policy`` and
-        ``retry_attempts`` override what the behavior declares. ``table`` may be ``"@cluster"``: no table, one job.
+        ``arg``: anything JSON that fits the behavior's schema, or its pydantic model. ``partitions``: the names of some
+        (default: all of the table's). ``request_id``: a text of the caller's own; calling again with the same one gives
+        the operation that the first call started (as long as its history is kept); with another argument or other
+        partitions it is refused. ``failure_policy`` and ``retry_attempts`` override what the behavior declares.
+        ``labels``: texts by which lists and the history find it (``core.labels`` has the bounds); those of the call
+        that started it stay. ``table`` may be ``"@cluster"``: no table, one job.
 
         ``not_before`` (a time with its zone) or ``delay`` (seconds): it begins then. ``after``: it begins once these
         operations (their names or handles) have succeeded, or, as ``distop.After(op, "end")``, ended; where one of them
         ends otherwise it is cancelled, and so is what waits for it. While something that runs on the table excludes it,
         it waits for that too. ``every``: seconds after which it comes again, or a ``distop.Every``: each time as an
         operation of its own, until one is cancelled.
+
+        ``priority`` (-100 to 100, default 0): executors serve the higher first; ten seconds of waiting count as one.
+        ``max_jobs``, ``max_jobs_per_executor``: so many of its jobs run at once, in all and on each executor.
+        ``max_failed``: so many (5, or ``"2%"``) may fail before it is cancelled for it; it overrides the failure
+        policy. ``where``: only executors that have these labels (``{"zone": "a"}``) work for it.
+        :meth:`distop.aio.Operation.alter` changes all but the last while it runs.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (another operation that runs
         excludes it); nothing was changed then. OutcomeUnknown: etcd stopped answering; call again with the request id
@@ -134,9 +159,15 @@ class Client:
             failure_policy,
             retry_attempts,
             submitter if submitter is not None else whoami(),
+            labels,
             not_before=not_before,
             delay=delay,
             after=after,
+            priority=priority,
+            max_jobs=max_jobs,
+            max_jobs_per_executor=max_jobs_per_executor,
+            max_failed=max_failed,
+            where=where,
             every=every,
         )
         started = await self._starts.start(wanted)
@@ -178,6 +209,7 @@ class Client:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Start an ended operation anew over its failed partitions: see :meth:`distop.aio.Operation.rerun`."""
         return await self.operation(ref).rerun(
@@ -186,21 +218,29 @@ class Client:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter,
+            labels=labels,
         )
 
     def operation(self, ref: str | OperationRef) -> Operation:
         """The operation of this name, which is not looked up. Raises InvalidArgument for what is no name of one."""
         return Operation(self._etcd, self._keys, parse_ref(ref))
 
-    async def operations(self, table: str | None = None) -> list[OperationStatus]:
-        """The operations that have not ended, with their status, by name. One with a record that cannot be read is left
-        out, and the log says so; as in all lists.
+    async def operations(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[OperationStatus]:
+        """The operations that have not ended, with their status, by name: of one table, of one type, in these states,
+        with all of these labels. One with a record that cannot be read is left out, and the log says so; as in all
+        lists.
+
+        Raises InvalidArgument.
         """
-        if table is not None:
-            text(table, "the name of a table")
-        ranges = (catalog.table_family(self._keys, family, table) for family in (K.OPEN, K.PENDING))
-        found = [kv for answer in await self._etcd.read(*(Get(*r) for r in ranges)) for kv in answer.kvs]
-        active = catalog.refs(self._keys, [kv for kv in found if kv.value != Phase.CLEANING.encode()])
+        wanted = Filter(asking.table_of(table), asking.type_of(type), open_states(states), check_labels(labels))
+        active = [one.ref async for one in survey(self._etcd, self._keys, wanted)]
         live, raised = await asyncio.gather(self.nodes(), alarms(self._etcd)) if active else ({}, ())
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -217,25 +257,61 @@ class Client:
         seen = await asyncio.gather(*map(one, active))
         return [s for s in seen if s is not None and not s.ended]
 
-    async def history(self, table: str | None = None, limit: int = 100) -> list[OperationResult]:
-        """How the last operations ended, the newest first."""
-        if table is not None:
-            text(table, "the name of a table")
-        if not isinstance(limit, int):
-            raise InvalidArgument(f"the limit must be a whole number, not {limit!r}")
-        listing = await self._etcd.list(*catalog.table_family(self._keys, K.HISTORY, table), keys_only=True)
-        records: list[KeyValue] = []
-        for kv in listing.kvs:
-            if catalog.refs(self._keys, [kv]):
-                records.append(kv)  # noqa: PERF401
-        records.sort(key=lambda kv: kv.mod_revision, reverse=True)
-        results: list[OperationResult] = []
-        while records and len(results) < limit:
-            size = min(_PAGE, limit - len(results))
-            page, records = records[:size], records[size:]
-            answers = await self._etcd.read(*(Get(kv.key) for kv in page))
-            results += [r for _, r in readable(self._etcd, _ended, (a.kv for a in answers if a.kv is not None))]
-        return results
+    async def counts(
+        self,
+        table: str | None = None,
+        *,
+        type: str | None = None,  # noqa: A002
+        states: str | Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> tuple[Count, ...]:
+        """How many operations have not ended, by type and state, and how old the oldest is that waits; filtered as
+        :meth:`operations`. What it costs grows with what is open, never with the history. Raises InvalidArgument.
+        """
+        wanted = Filter(asking.table_of(table), asking.type_of(type), open_states(states), check_labels(labels))
+        return await counts(self._etcd, self._keys, wanted)
+
+    async def why(self, ref: str | OperationRef) -> Why:
+        """What an operation waits for: see :meth:`distop.aio.Operation.why`."""
+        return await self.operation(ref).why()
+
+    async def history(
+        self,
+        table: str | None = None,
+        limit: int = 100,
+        *,
+        type: str | None = None,  # noqa: A002
+        op: str | OperationRef | None = None,
+        states: str | Collection[str] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        after: str | None = None,
+    ) -> HistoryPage:
+        """How operations ended, the newest first: a list of at most ``limit`` results, whose ``after`` is the token of
+        the next page (None: there is none). However long the history is, no more of it than that is in memory.
+
+        ``states``: success, failed, cancelled. ``since`` and ``until``: when it finished, from the first on and before
+        the second; seconds since the epoch, RFC 3339 text, or a ``datetime``, with a zone. ``labels``: it has all of
+        these. ``request_id``: of its start. ``after``: the token of the page before, asked for in the same way.
+
+        Raises InvalidArgument.
+        """
+        wanted = past.query(
+            self._keys,
+            table=table,
+            type_name=type,
+            op=op,
+            states=states,
+            since=since,
+            until=until,
+            labels=labels,
+            request_id=request_id,
+            limit=limit,
+            after=after,
+        )
+        return await past.ask(self._etcd, self._keys, wanted)
 
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -260,6 +336,112 @@ class Client:
         listing = await self._etcd.list(*self._keys.family(K.BEHAVIOR))
         found = readable(self._etcd, Declaration.decode, listing.kvs)
         return sorted((declaration for _, declaration in found), key=lambda d: d.type_name)
+
+    async def register_type(
+        self,
+        type_name: str,
+        arg_schema: Mapping[str, Any] | None = None,
+        *,
+        result_schema: Mapping[str, Any] | None = None,
+        object_field: str | None = None,
+        instances: str = "many",
+        conflicts_with: Iterable[str] = (),
+        can_fail: bool = True,
+        retry: Retry | None = None,
+        lost: str = "retry",
+        failure_policy: str = "fail_fast",
+        description: str = "",
+        replace: bool = False,
+    ) -> Declaration:
+        """Declare an operation type of which no executor has code: its jobs are for :meth:`own_jobs`. Operations of it
+        are on ``@cluster``, with one job, or name their partitions; any live executor daemon brings them to their end.
+        ``arg_schema``: a JSON Schema of the argument. The rest is what a behavior declares (docs/behaviors.md).
+
+        Registering the same again changes nothing. Raises InvalidArgument, NotAllowed (there is another declaration:
+        ``replace``; one that executors have code for is never replaced), OutcomeUnknown.
+        """
+        declaration = declared.declaration(
+            type_name,
+            arg_schema,
+            result_schema,
+            object_field,
+            instances,
+            conflicts_with,
+            can_fail,
+            retry,
+            lost,
+            failure_policy,
+            description,
+        )
+        await declared.register(self._etcd, self._keys, declaration, replace=replace)
+        return declaration
+
+    # ------------------------------------------------------------------- jobs
+
+    @property
+    def _own(self) -> Owner:
+        if self._owner is None:
+            from distop.claims.owner import Owner
+
+            self._owner = Owner(self._etcd, self._keys)
+        return self._owner
+
+    async def own_jobs(
+        self,
+        actor: str,
+        types: Iterable[str] | Mapping[str, int | None],
+        max: int = 1,  # noqa: A002  # the name in the requirements
+        duration: float = 60.0,
+        *,
+        accept: Callable[[OfferedJob], bool] | None = None,
+    ) -> list[OwnedJob]:
+        """Claim jobs for a worker loop of one's own (L21): up to ``max`` of these types, what can be had now, perhaps
+        none. A mapping gives the most of each type. For ``duration`` seconds nobody else takes them; :meth:`extend`
+        keeps them for longer. ``accept``: is asked of each before it is claimed; where it says no, the job is left.
+
+        ``actor``: who that is, for people. What an actor has lost (it has not extended its claims in time), and what
+        executors have lost, is taken over as executors do: the time is measured by this client, from when it first
+        sees a claim, so that it can only be taken by a client that lives on.
+
+        Raises InvalidArgument; OutcomeUnknown: what may have been claimed is free again once it expires.
+        """
+        return await self._own.own(
+            claims.check_actor(actor),
+            claims.check_types(types),
+            claims.check_count(max, "the most to own"),
+            claims.check_duration(duration),
+            accept,
+        )
+
+    async def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
+        """Keep jobs for another ``duration`` seconds from now; for each whether it is still owned (L22). False: another
+        one has it, it was returned, its operation is being cancelled (stop then, and return it), or it is no token. A
+        claim that is overdue and that nobody has taken is extended: the token decides, not the clock.
+
+        Raises InvalidArgument (the duration), EtcdUnavailable, OutcomeUnknown (call again).
+        """
+        if isinstance(tokens, str):
+            raise InvalidArgument("extend() takes a list of tokens")
+        return await self._own.extend(tokens, claims.check_duration(duration))
+
+    async def return_job(self, token: str, outcome: claims.Outcome) -> None:
+        """Return a job (L24): :class:`distop.Complete`, ``Abort`` (a verdict: it has failed), ``Retry`` (it broke:
+        tried again with back-off, up to the type's limit) or ``Release`` (as if it had not been claimed). However late:
+        it counts unless somebody else was granted the job meanwhile (L17). The same once more changes nothing.
+
+        Raises InvalidToken: the token is none, or the job is somebody else's, or has ended; InvalidArgument (a result
+        that is no JSON, or over 64 KiB); nothing was changed then. OutcomeUnknown: return it again.
+        """
+        await self._own.give(token, claims.checked(outcome))
+
+    async def jobs_version(self) -> int:
+        """A number that grows whenever there may be more to own."""
+        await self._own.candidates.ready()
+        return self._own.candidates.version
+
+    async def jobs_changed(self, version: int, timeout: float) -> None:
+        """Wait until there may be more to own than at this version, at most so many seconds."""
+        await self._own.candidates.wait(version, timeout)
 
     # ----------------------------------------------------------------- tables
 
@@ -330,10 +512,6 @@ class Client:
 
     async def _done(self, txn: Txn) -> bool:
         return (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded
-
-
-def _ended(value: bytes) -> OperationResult:
-    return OperationResult.of(History.decode(value))
 
 
 # ------------------------------------------------------------------ connecting

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import tomllib
 from dataclasses import field
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 FILE = "distop.toml"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
+SHORTEST_HISTORY_AGE = 3600.0
+"""Seconds."""
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SHORTEST_TTL = 2.0
 """Seconds; etcd grants no shorter lease with its default timings (L7)."""
 
@@ -52,7 +57,8 @@ class ExecutorConfig:
     under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds
     until a silent daemon counts as gone. ``poll``: seconds between the listings behind the watches of gates, nodes
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
-    table. ``limits``: no setting; the simulator gives others.
+    table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
+    port on which metrics are served; None: nowhere. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -69,6 +75,8 @@ class ExecutorConfig:
     log_level: str = "info"
     log_format: str = "text"
     history_limit: int = 1000
+    history_age: float | None = None
+    metrics: tuple[str, int] | None = None
     limits: Limits = DEFAULT
 
 
@@ -116,6 +124,35 @@ def _ttl(value: Any) -> float:
     if number < SHORTEST_TTL:
         raise ValueError(f"at least {SHORTEST_TTL:g} seconds (etcd grants no shorter lease)")
     return number
+
+
+def duration(value: Any) -> float:
+    """Seconds, given as a number or as a text such as ``90s``, ``15m``, ``36h``, ``30d``. Raises ValueError for
+    anything else, and for what is not greater than 0.
+    """
+    said = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        number = float(said[1]) * _UNITS[said[2]] if said is not None else _number(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("a time such as 90s, 15m, 36h or 30d")
+    return number
+
+
+def _history_age(value: Any) -> float:
+    number = duration(value)
+    if number < SHORTEST_HISTORY_AGE:
+        raise ValueError("at least 1h: the request ids in it tell whether an unanswered start had won")
+    return number
+
+
+def _address(value: Any) -> tuple[str, int]:
+    host, colon, port = str(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
+        raise ValueError("HOST:PORT, such as 127.0.0.1:9464 (port 0: any that is free)")
+    return host, int(port)
 
 
 def _endpoints(value: Any) -> tuple[str, ...]:
@@ -214,6 +251,8 @@ SETTINGS: Mapping[str, Setting] = {
     "poll": Setting(_number, 30.0),
     "label": Setting(pairs, {}),
     "history_limit": Setting(_count, 1000),
+    "history_age": Setting(_history_age),
+    "metrics": Setting(_address),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -385,4 +424,6 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         log_level=settings.get("log_level"),
         log_format=settings.get("log_format"),
         history_limit=settings.get("history_limit"),
+        history_age=settings.get("history_age"),
+        metrics=settings.get("metrics"),
     )

@@ -75,6 +75,12 @@ class OperationCancelled(OperationFailed):
     """The operation ended as ``cancelled``."""
 
 
+class InvalidToken(DistopError):
+    """The token is none, or the job that it was for has been granted to somebody else, or has ended: drop the work."""
+
+    exit_code = 5
+
+
 class WaitTimeout(DistopError):
     """The time given for waiting is over; the operation goes on."""
 

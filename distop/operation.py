@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from distop.backoff import Backoff
+from distop.callbacks import Callbacks
 from distop.clock import time
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -17,21 +19,28 @@ from distop.core.due import ended_waiting
 from distop.core.keys import Keys
 from distop.core.links import Hold
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
+from distop.core.options import DEFAULT, Options, Terms
+from distop.core.plan import Gate
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
 from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
+from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
-from distop.results import OperationResult, OperationStatus
+from distop.inspection.why import why
+from distop.results import OperationResult, OperationStatus, check_model
+from distop.submission.options import changes
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
 from distop.submission.submit import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from distop.core.txn import GetResult, KeyValue, Txn
+    from distop.inspection.outcomes import JobResult
+    from distop.inspection.why import Why
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.client")
@@ -44,6 +53,10 @@ etcd serves it with those that are behind, every 0.1 s, though it was asked for 
 _LONGEST_CANCEL_TEXT = 1_000
 _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
+
+
+class _Ended(Exception):
+    """Its records have gone since its state was read."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
@@ -66,6 +79,7 @@ class Operation:
         self._already_started = already_started
         self._jobs = JobStates()
         self._waiting_for_etcd = False
+        self._callbacks = Callbacks(str(ref), self.wait)
 
     @property
     def ref(self) -> str:
@@ -98,19 +112,53 @@ class Operation:
         """How it is doing. Raises NotFound."""
         return await status(self._etcd, self._keys, self._ref, self._jobs)
 
-    async def wait(self, timeout: float | None = None) -> OperationResult:
+    async def why(self) -> Why:
+        """What it waits for, and what to do about it: reasons by code, sentence and advice, what has to go first before
+        the rest; none where jobs run, and once it has ended. Raises NotFound, UnreadableRecord.
+        """
+        return await why(self._etcd, self._keys, self._ref)
+
+    async def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
         """How it ended, once it has; at most ``timeout`` seconds (None: for ever). Outages of etcd are waited out, and
-        the log says so.
+        the log says so. ``report``: a pydantic model, such as the behavior's Report, as which the report is given; a
+        report that does not fit it raises InvalidArgument, and stands in the record all the same.
 
         Raises WaitTimeout (the operation goes on), NotFound, InvalidArgument (``timeout`` is no number).
         """
         if timeout is not None:
             seconds(timeout, "the timeout")
+        if report is not None:
+            check_model(report)
         try:
             async with asyncio.timeout(timeout):
-                return OperationResult.of(await self._history())
+                result = OperationResult.of(await self._history())
         except TimeoutError:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
+        return result if report is None else replace(result, report=result.report_as(report))
+
+    def results(self, model: type | None = None) -> AsyncGenerator[JobResult, None]:
+        """How those of its jobs ended that have, in order of their partitions, read page by page as they are asked for;
+        once it has ended, as long as etcd has not compacted its history (the report is kept with the history record).
+        ``model``: a pydantic model, such as the behavior's Result, as which each result is given. Of a result in a file
+        (``Behavior.large_results``) size and checksum are held against what the outcome says.
+
+        Raises NotFound (no such operation; its results are gone; a file that cannot be read from here),
+        UnreadableRecord (a file that was changed), InvalidArgument (a result does not fit the model).
+        """
+        if model is not None:
+            check_model(model)
+        return outcomes(self._etcd, self._keys, self._ref, model)
+
+    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
+        """Have a function called once with the result, in the running loop, when the operation has ended: soon, if it
+        has by now. What it raises is logged, and breaks nothing; what it gives to be awaited is awaited. It is not
+        called where the client is closed before. Raises InvalidArgument.
+        """
+        self._callbacks.add(function)
+
+    def remove_done_callback(self, function: Callable[[OperationResult], Any]) -> int:
+        """Have it called no more; how often it was to be called."""
+        return self._callbacks.remove(function)
 
     async def _history(self) -> History:
         backoff = Backoff(*_PAUSE)
@@ -266,9 +314,53 @@ class Operation:
                 return None
             if state is not State.PAUSED:
                 raise NotAllowed(f"{self.ref} is {state}: it cannot be resumed")
-            return t.resume(self._keys, self._ref, mod, planned)
+            return t.resume(self._keys, self._ref, mod, planned, (await self._terms())[0])
 
         await self._command("resumed", step)
+
+    async def alter(
+        self,
+        *,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> None:
+        """Change how urgent it is, and what limits it, while it runs; what is None stays. Where a limit is lowered,
+        running jobs finish, and no job begins until there are fewer; 0 takes a limit away. ``max_failed`` "" leaves it
+        to the failure policy again.
+
+        Raises InvalidArgument (also where nothing is to change), and as :meth:`cancel` does.
+        """
+        wanted = changes(
+            priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+        )
+        if not wanted:
+            raise InvalidArgument("nothing is to be altered: give a priority, a limit or a number of failures")
+
+        async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
+            if state not in t.ALTERABLE:
+                raise NotAllowed(f"{self.ref} is {state}: it cannot be altered")
+            terms, opened = await self._terms()
+            new = terms.options.altered(wanted)
+            if new == terms.options:
+                return None
+            return t.alter(self._keys, self._ref, state, mod, terms, new, opened)
+
+        await self._command("altered", step)
+
+    async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None]:
+        """What is said of it, and its gate with the mod revision, where it is open. Raises _Ended."""
+        keys, ref = self._keys, self._ref
+        spec, said, gate = await self._etcd.read(
+            Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref))
+        )
+        if spec.kv is None:
+            raise _Ended
+        where = read(Spec.decode, spec.kv).where
+        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
+        return Terms(options, mod, where), opened
 
     async def rerun(
         self,
@@ -278,11 +370,12 @@ class Operation:
         failure_policy: str | None = None,
         retry_attempts: int | None = None,
         submitter: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Operation:
         """Once it has ended: start a new operation over its failed partitions; where it was cancelled, or with
         ``unfinished``, over those that had no end as well. The argument is the same; the table is planned anew, so
-        that files are read as they are by now. The other parameters are those of a start; policy and attempts stay
-        as they were, unless given.
+        that files are read as they are by now. The other parameters are those of a start; policy, attempts
+        and labels stay as they were, unless given.
 
         Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
         """
@@ -297,6 +390,7 @@ class Operation:
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
             submitter=submitter if submitter is not None else whoami(),
+            labels=labels,
         )
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
@@ -310,7 +404,10 @@ class Operation:
             )
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
-            txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            try:
+                txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
+            except _Ended:
+                continue
             if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.codec import SCHEMA_VERSION, from_rfc3339
 from distop.core.model import State
-from distop.errors import NotAllowed, OperationCancelled, OperationFailed
+from distop.errors import InvalidArgument, NotAllowed, OperationCancelled, OperationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distop.core.model import History
+
+
+T = TypeVar("T")
 
 
 def _seconds(started: str, finished: str) -> float:
@@ -28,6 +31,28 @@ _LOG_FOLLOWS = "; the end of its log:"
 def first_line(text: Any) -> str:
     """An error for people: its first line. The others say where in the code it came from, or are the end of a log."""
     return str(text or "").strip().partition("\n")[0].rstrip().removesuffix(_LOG_FOLLOWS)
+
+
+def parsed(model: Any, value: Any, what: str) -> Any:
+    """A report or result as this pydantic model; None stays None, since an operation that failed may have none. Raises
+    InvalidArgument, in one sentence that calls the value ``what``.
+    """
+    check_model(model)
+    if value is None or isinstance(value, model):
+        return value
+    try:
+        return model.model_validate(value)
+    except Exception as error:
+        found = error.errors() if hasattr(error, "errors") else []
+        where = ".".join(map(str, found[0].get("loc", ()))) if found else ""
+        wrong = f"{f'at {where}: ' if where else ''}{found[0].get('msg')}" if found else first_line(error)
+        raise InvalidArgument(f"{what} does not fit {model.__name__}: {wrong}") from error
+
+
+def check_model(model: Any) -> None:
+    """Raises InvalidArgument for what is no pydantic model."""
+    if not (isinstance(model, type) and hasattr(model, "model_validate")):
+        raise InvalidArgument(f"a report is read as a pydantic model, and {model!r} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +107,13 @@ class OperationResult:
             text += f" ({where}{line})" if ": " in text else f": {where}{line}"
         return text
 
+    def report_as(self, model: type[T]) -> T | None:
+        """The report as the behavior's Report, or another pydantic model that it fits; None where there is none. Raises
+        InvalidArgument.
+        """
+        found: T | None = parsed(model, self.report, f"the report of {self.op}")
+        return found
+
     def certificate(self) -> Mapping[str, Any]:
         """What a validation proved, to be presented to ``apply``, or as ``since`` to the next one. Raises NotAllowed,
         with the reason, where it has none.
@@ -107,16 +139,15 @@ class OperationStatus:
     """How an operation is doing.
 
     ``state`` as in its key; ``stage`` is finer: planning, open, pausing (jobs still run), paused, cancelling,
-    completing, cleaning, or ``ended``.
-    ``jobs``: ``total`` (None before the plan), ``success``, ``failed``, ``running``, ``waiting`` (to be tried again).
-    ``exact`` False: there are too many jobs to tell failed ones from successful ones, and ``success`` counts both.
-    ``progress``: the fraction of jobs that ended, 0 to 1. ``eta_seconds``: at the pace
-    since work last began; None while it waits, or nothing can be said.
-    ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
-    ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``,
-    and none where they are not told apart (``exact`` False). ``doing``: what jobs that have run for a while say of
-    themselves, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and ``rerun_of``
-    are those of the start.
+    completing, cleaning, or ``ended``. ``jobs``: ``total`` (None before the plan), ``success``, ``failed``,
+    ``running``, ``waiting`` (to be tried again). ``exact`` False: there are too many jobs to tell failed ones from
+    successful ones, and ``success`` counts both. ``progress``: the fraction of jobs that ended, 0 to 1.
+    ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said. ``waiting_for``:
+    why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again. ``failed``: the
+    ordinals of jobs that failed so far, as ranges; only the first of them where ``failed_truncated``, and none where
+    they are not told apart (``exact`` False). ``labels``: the caller's. ``doing``: what jobs that have run for a while
+    say of themselves, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and
+    ``rerun_of`` are those of the start.
     """
 
     op: str
@@ -138,7 +169,10 @@ class OperationStatus:
     request_digest: str = field(default="", repr=False)
     submitter: str = ""
     rerun_of: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     doing: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Priority, limits, failure budget and selector, as far as they were given."""
 
     @property
     def ended(self) -> bool:
@@ -176,4 +210,8 @@ class OperationStatus:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.options:
+            data["options"] = dict(self.options)
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return data

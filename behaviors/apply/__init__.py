@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, OperationFailed, PartitionPlan, Planned, TableUnavailable
+from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned, TableUnavailable
+from distop.errors import InvalidArgument
 from distop_behaviors.apply.report import Argument, Outcome, Report, report_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distop.behavior import JobContext, Summary, TableRecord
     from distop_behaviors.apply.applying import Applying
+    from distop_behaviors.apply.publishing import Narrowing
 
 TABLE = "table"
 """The name of the one job."""
@@ -27,46 +32,106 @@ class Apply(Behavior):
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """One job. Raises InvalidArgument for what can be told before anything is looked at: a table without a schema
-        to change, a certificate of another, and a check that can become nothing.
+        """One job; where a column is narrowed, one for each partition, which is written anew. Raises InvalidArgument
+        for what can be told before anything is looked at: a table without a schema to change, a certificate of another,
+        a check that can become nothing, and a column that something else is made of.
         """
         from distop_behaviors.apply.constraints import wanted
+        from distop_behaviors.apply.narrowing import needed
         from distop_behaviors.apply.target import check_format
         from distop_behaviors.validate.certify import check_table
 
         certificate = arg.certificate
         check_format(table)
         check_table(certificate, table)
-        wanted(certificate)
-        return Planned([PartitionPlan(0, TABLE)], certificate.version)
+        if not needed(wanted(certificate).narrowed, certificate):
+            return Planned([PartitionPlan(0, TABLE)], certificate.version)
+        check_folder(table)
+        planned = super().partitions(table, arg, ctx)
+        from distop.tables.iceberg import read_metadata
+
+        self._narrowing(arg, ctx).check(*read_metadata(planned.partitions[0].source))
+        return planned
+
+    def jobs(
+        self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
+    ) -> Sequence[PartitionPlan]:
+        """All of them. Raises InvalidArgument where some of those that are written anew are asked for: a column has one
+        type in all of the table.
+        """
+        if not partitions[0].source:
+            return super().jobs(arg, partitions, names, ctx)
+        if names is not None:
+            raise InvalidArgument("apply changes a table as a whole: start it again, without naming partitions")
+        return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """See Applying.run."""
+        """See Applying.run, and Narrowing.stage."""
+        if partition.source:
+            return self._narrowing(arg, ctx).stage(partition)
         return self._applying(arg, ctx).run()
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Take back a change that nobody will confirm any more."""
-        if ctx.superseded:
-            return  # whoever has the job goes on from what stands in the table
+        """Take back a change that nobody will confirm any more, or remove what was staged for one."""
         try:
-            self._applying(arg, ctx).revert()
-        except TableUnavailable as error:
+            if partition.source:
+                self._narrowing(arg, ctx).discard()
+            elif not ctx.superseded:  # whoever has the job goes on from what stands in the table
+                self._applying(arg, ctx, stoppable=False).revert()
+        except (TableUnavailable, InvalidArgument) as error:
             ctx.log.info("nothing is there to be taken back: %s", error)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """The report of the one job; raises OperationFailed with it unless the certificate was applied."""
+        """The report of the one job; where partitions were written anew, all of them are published first. Raises
+        OperationFailed with it unless the certificate was applied.
+        """
+        narrowed = any(plan.source for plan in itertools.islice(summary.partitions(), 1))
+        if narrowed and summary.verdict == "success":
+            return self._published(arg, summary, ctx)
+        if narrowed:
+            self._narrowing(arg, ctx).sweep(summary)
         for row in summary.outcomes():
             known = isinstance(row.result, dict)
             report = report_of(arg.certificate, Outcome.model_validate(row.result), TABLE) if known else None
-            if row.success:
+            if row.success and not narrowed:
                 return report
-            raise OperationFailed(row.error, report)
+            if not row.success:
+                raise OperationFailed(row.error, report)
         return None
 
+    def _published(self, arg: Any, summary: Summary, ctx: JobContext) -> Any:
+        publishing = self._narrowing(arg, ctx)
+        try:
+            outcome = publishing.publish(summary)
+        except (JobFailed, InvalidArgument) as failed:
+            publishing.sweep(summary)
+            raise OperationFailed(str(failed), report_of(arg.certificate, publishing.outcome, TABLE)) from failed
+        publishing.sweep(summary)
+        return report_of(arg.certificate, outcome, TABLE)
+
     @staticmethod
-    def _applying(arg: Any, ctx: JobContext) -> Applying:
+    def _applying(arg: Any, ctx: JobContext, *, stoppable: bool = True) -> Applying:
         from distop_behaviors.apply.applying import Applying
         from distop_behaviors.apply.target import target_of
 
         assert ctx.table is not None
-        return Applying(arg, ctx.table, target_of(ctx.table, ctx), ctx)
+        return Applying(arg, ctx.table, target_of(ctx.table, ctx, stoppable=stoppable), ctx)
+
+    @staticmethod
+    def _narrowing(arg: Any, ctx: JobContext) -> Narrowing:
+        from distop_behaviors.apply.hadoop import HadoopTarget
+        from distop_behaviors.apply.publishing import Narrowing
+
+        assert ctx.table is not None
+        return Narrowing(arg, ctx.table, HadoopTarget(ctx.table, ctx), ctx)
+
+
+def check_folder(table: TableRecord) -> None:
+    """Raises InvalidArgument for a table that cannot be rewritten: its catalog alone has its metadata."""
+    from distop.tables.iceberg import folder_of
+
+    if folder_of(table) is None:
+        raise InvalidArgument(
+            f"a column is narrowed by rewriting the table, which is not available yet through a catalog, as of "
+            f"{table.name!r}: certificates with such a check can be applied to Iceberg tables by path alone"
+        )

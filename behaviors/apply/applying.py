@@ -16,20 +16,20 @@ from distop.errors import InvalidArgument
 from distop.tables.changes import new_files
 from distop.tables.iceberg import NO_SNAPSHOT, plan_metadata, read_metadata
 from distop.tables.options import check_options
-from distop_behaviors.apply.constraints import PREFIX, wanted
+from distop_behaviors.apply.constraints import PREFIX, column_of, wanted
 from distop_behaviors.apply.report import Made, Outcome, checks_of
 from distop_behaviors.apply.target import Change, Moved, Unsure
-from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certify import check_columns, check_table
 from distop_behaviors.validate.report import Result, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
     from distop_behaviors.apply.report import Argument
     from distop_behaviors.apply.target import Head, Target
+    from distop_behaviors.reading.footers import PlannedFile
 
 MARK = "distop.applied"
 """The table property that says who made the last change, as JSON."""
@@ -98,23 +98,32 @@ class Applying:
             options = check_options(self._table.options, "iceberg")
             planned = plan_metadata(head.source, self._table, options, self._ctx.check_cancelled)
             found = [file for partition in planned.partitions for file in partition.files]
-        if found:
-            self._ctx.status(f"looking at {len(found)} files that are new")
-            result = self._look_at(PartitionPlan(0, NEW_FILES, files=tuple(found), source=head.source))
-            if result.verdict == "error" and self._target.load().source != head.source:
-                return False  # a file may have been replaced meanwhile, and removed
-            self.outcome.files += len(found)
-            self.outcome.rows += result.rows or 0
-            self.outcome.answer = result.compact()
-            if result.verdict != "valid":
-                self.outcome.verdict = result.verdict
-                self.outcome.snapshot = snapshot
-                raise JobFailed(
-                    f"what came since {self._certificate.operation} is not valid: "
-                    f"{sentence(self._checks.names(), result.checks)}",
-                    self.outcome,
-                )
+        if not self.judge_files(head.source, found, snapshot, current=head.source):
+            return False
         self._covered = self.outcome.snapshot = snapshot
+        return True
+
+    def judge_files(self, source: str, found: Sequence[PlannedFile], snapshot: str, *, current: str = "") -> bool:
+        """Look at these files of a metadata file; ``current``: where another one is, by now, False says that they could
+        not be read. Raises JobFailed.
+        """
+        if not found:
+            return True
+        self._ctx.status(f"looking at {len(found)} files that are new")
+        result = self._look_at(PartitionPlan(0, NEW_FILES, files=tuple(found), source=source))
+        if result.verdict == "error" and current and self._target.load().source != current:
+            return False  # a file may have been replaced meanwhile, and removed
+        self.outcome.files += len(found)
+        self.outcome.rows += result.rows or 0
+        self.outcome.answer = result.compact()
+        if result.verdict != "valid":
+            self.outcome.verdict = result.verdict
+            self.outcome.snapshot = snapshot
+            raise JobFailed(
+                f"what came since {self._certificate.operation} is not valid: "
+                f"{sentence(self._checks.names(), result.checks)}",
+                self.outcome,
+            )
         return True
 
     def commit(self, head: Head) -> None:
@@ -214,17 +223,10 @@ class Applying:
 
     def _required(self) -> dict[str, int]:
         """The columns that are to be required: by the names of their checks, their field ids."""
-        columns = self._certificate.columns
-        found: dict[str, int] = {}
-        for check, text in self._wanted.required.items():
-            try:
-                name = match(text, columns) or match(".".join(split_path(text)), columns)
-            except Ambiguous as error:
-                raise InvalidArgument(f"{check}: {error}") from error
-            if name is None:
-                raise InvalidArgument(f"{check}: the certificate says nothing of a column {text!r}")
-            found[check] = columns[name].id
-        return found
+        return {
+            check: self._certificate.columns[column_of(check, text, self._certificate)].id
+            for check, text in self._wanted.required.items()
+        }
 
     def _check_stands(self, head: Head) -> None:
         """Raises InvalidArgument where somebody else has undone the change meanwhile."""
@@ -245,6 +247,12 @@ class Applying:
             Made(check=check, column=self._wanted.required[check], before="other" if i in mark["required"] else "same")
             for check, i in self._required().items()
         ]
+        narrowed = mark.get("narrowed", {})
+        for one in self._wanted.narrowed:
+            before = "other" if str(one.id) in narrowed else "same"
+            made.append(
+                Made.model_validate({"check": one.check, "column": one.name, "type": one.type, "before": before})
+            )
         for name in self._wanted.properties:
             check = name.removeprefix(PREFIX)
             made.append(Made(check=check, property=name, before="other" if name in mark["properties"] else "same"))

@@ -25,22 +25,48 @@ class Argument(BaseModel):
 
 
 class Made(BaseModel):
-    """What became of one check: its ``column`` is required, or its ``property`` is set."""
+    """What became of one check: its ``column`` is required, or of another ``type``, or its ``property`` is set."""
 
     check: str
     column: str | None = None
     property: str | None = None
+    type: str | None = None
     before: Literal["same", "other"]
     """``same``: it was so before."""
+
+
+class Staged(BaseModel):
+    """Files that were written anew and are no part of the table yet: in ``folder`` what names them, ``metadata`` the
+    file of it that does (none where there are no files), ``data`` where they lie.
+    """
+
+    folder: str = ""
+    metadata: str = ""
+    data: str = ""
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+class Rewritten(BaseModel):
+    """``files``, ``rows`` and ``bytes``: what the table was rewritten into; ``late``: how many files were that somebody
+    had begun before the change and committed after it.
+    """
+
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+    late: int = 0
 
 
 class Outcome(BaseModel):
     """``snapshot``: the last that was judged. ``rounds``: how often the table was judged before the change. ``files``
     and ``rows``: what of it was looked at here, being new since the certificate. ``reverted``: the change was made, and
-    taken back. ``answer``: of the files that were looked at last, what validate says of a partition.
+    taken back. ``answer``: of the files that were looked at last, what validate says of a partition. ``staged``: of a
+    job that rewrites a partition.
     """
 
-    verdict: Literal["applied", "violated", "unknown", "error"] = "unknown"
+    verdict: Literal["applied", "staged", "violated", "unknown", "error"] = "unknown"
     snapshot: str = ""
     rounds: int = 0
     files: int = 0
@@ -48,12 +74,14 @@ class Outcome(BaseModel):
     reverted: bool = False
     changes: list[Made] = []
     answer: dict[str, Any] | None = None
+    staged: Staged | None = None
+    rewritten: Rewritten | None = None
 
 
 class Report(BaseModel):
     """As :class:`Outcome`. ``certificate``: the operation that it is of. ``checks``: those on the new files."""
 
-    verdict: Literal["applied", "violated", "unknown", "error"]
+    verdict: Literal["applied", "staged", "violated", "unknown", "error"]
     certificate: str
     snapshot: str
     rounds: int
@@ -61,6 +89,7 @@ class Report(BaseModel):
     rows: int
     reverted: bool
     changes: list[Made]
+    rewritten: Rewritten | None = None
     checks: list[CheckReport] = []
 
 
@@ -79,5 +108,5 @@ def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Rep
         result = Answer.model_validate(outcome.answer).root
         # Where a column was when the certificate was issued, it may be in none of the new files.
         checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
-    fields = outcome.model_dump(exclude={"answer"})
+    fields = outcome.model_dump(exclude={"answer", "staged"})
     return Report(certificate=certificate.operation, checks=checks, **fields)

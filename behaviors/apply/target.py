@@ -1,9 +1,10 @@
-"""Where a schema is changed: the current metadata of a table, and a swap of it. The one place that a catalog replaces.
+"""Where a schema is changed: the current metadata of a table, and a swap of it.
 
-A table by path has :mod:`distop_behaviors.apply.hadoop`. One of a catalog is another module that offers a
-:class:`Target`, and its place in :func:`target_of`. Its ``swap`` must compare the whole metadata that was loaded, by
-its file or by the snapshot *and* the schema: that the schema alone is the same, which is all that Iceberg's own
-``UpdateSchema`` asks of a REST catalog, would let a commit pass that nobody has looked at.
+A table by path has :mod:`distop_behaviors.apply.hadoop`, one of a catalog :mod:`distop_behaviors.apply.catalog`.
+Another one is another module that offers a :class:`Target`, and its place in :func:`target_of`. Its ``swap`` must
+compare the whole metadata that was loaded, by its file or by the snapshot *and* the schema: that the schema alone is
+the same, which is all that Iceberg's own ``UpdateSchema`` asks of a REST catalog, would let a commit pass that nobody
+has looked at.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
+from distop.tables.catalogs import Catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
 
@@ -49,6 +51,19 @@ class Change:
     properties: Mapping[str, str | None] | None = None
 
 
+@frozen
+class Rewrite:
+    """Data files that take the place of others. ``schema``: what is to be the current one, as JSON. ``staged``: the
+    metadata files of the tables that have the new files. ``replaced``: the paths of the data files that go; None: all
+    of them, and all deletes. ``properties``: what is to be set, and (None) removed, told the snapshot that this makes.
+    """
+
+    schema: Mapping[str, Any] | None
+    staged: Sequence[str]
+    replaced: frozenset[str] | None
+    properties: Callable[[str], Mapping[str, str | None]]
+
+
 class Target(Protocol):
     """A table whose metadata can be swapped."""
 
@@ -59,12 +74,19 @@ class Target(Protocol):
         """Change it, if it is still what was loaded. Raises Moved, Unsure, and what is unexpected."""
 
 
-def target_of(table: TableRecord, ctx: JobContext) -> Target:
-    """Raises InvalidArgument for a table that has no schema to change."""
+def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> Target:
+    """Where this table's schema is changed; ``stoppable``: what waits for a catalog stops where the job is to. Raises
+    InvalidArgument for a table that has no schema to change.
+    """
     check_format(table)
-    from distop_behaviors.apply.hadoop import HadoopTarget
+    catalog = Catalog.of(table.options["catalog"]) if "catalog" in table.options else None
+    if catalog is None or catalog.hadoop:
+        from distop_behaviors.apply.hadoop import HadoopTarget
 
-    return HadoopTarget(table, ctx)
+        return HadoopTarget(table, ctx)
+    from distop_behaviors.apply.catalog import CatalogTarget
+
+    return CatalogTarget(table, ctx.check_cancelled if stoppable else lambda: None)
 
 
 def check_format(table: TableRecord) -> None:
@@ -72,15 +94,10 @@ def check_format(table: TableRecord) -> None:
     if table.format == "spark":
         raise InvalidArgument(
             f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available yet: "
-            "certificates can be applied to Iceberg tables by path alone"
+            "certificates can be applied to Iceberg tables by path, or of a catalog"
         )
     if table.format != "iceberg":
         raise InvalidArgument(
             f"the table {table.name!r} is a folder of {table.format} files, which has no schema to change: "
             "certificates can be applied to Iceberg tables alone"
-        )
-    if "catalog" in table.options:
-        raise InvalidArgument(
-            f"the schema of the table {table.name!r} is changed through its catalog, which is not available yet: "
-            "certificates can be applied to tables by path alone"
         )

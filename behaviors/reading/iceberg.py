@@ -269,7 +269,7 @@ def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
     metadata = table.operations().current()
     parser = iceberg.TableMetadataParser
     written = json.loads(parser.toJson(metadata))
-    schemas = [_optional(schema) for schema in written["schemas"]]
+    schemas = [optional(schema) for schema in written["schemas"]]
     version = min(metadata.formatVersion(), _ROW_LINEAGE - 1)
     if version == metadata.formatVersion() and schemas == written["schemas"]:
         return table
@@ -280,13 +280,13 @@ def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
     )
 
 
-def _optional(kind: Any) -> Any:
+def optional(kind: Any) -> Any:
     """An Iceberg type, or schema, as JSON: without anything that is required, but for the keys of maps."""
     if not isinstance(kind, dict):
         return kind
-    told = {name: _optional(value) for name, value in kind.items() if name != "identifier-field-ids"}
+    told = {name: optional(value) for name, value in kind.items() if name != "identifier-field-ids"}
     if "fields" in kind:
-        told["fields"] = [{**field, "required": False, "type": _optional(field["type"])} for field in kind["fields"]]
+        told["fields"] = [{**field, "required": False, "type": optional(field["type"])} for field in kind["fields"]]
     return told | {name: False for name in ("element-required", "value-required") if name in kind}
 
 

@@ -13,6 +13,7 @@ from distop.errors import UsageError
 
 if TYPE_CHECKING:
     from distop.client import Client
+    from distop.core.declaration import Declaration
 
 NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, such as sales.orders.")]
 
@@ -141,18 +142,24 @@ def drain(
         output.say(f"{executor} is {state}")
 
 
-def behaviors() -> None:
-    """List the published operation types. An executor publishes those that are installed with it."""
+def behaviors(
+    of_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Only this one, with its parameters.")] = None,
+) -> None:
+    """List the published operation types, or the parameters of one. An executor publishes those installed with it."""
+    from distop.inspection.asking import type_of
+
+    type_of(of_type)
 
     async def work(client: Client) -> tuple[list[Any], dict[str, Any]]:
         return await client.behaviors(), await client.nodes()
 
     found, live = current.with_client(work)
     offered = {d.type_name: sum(d.type_name in node.behaviors for node in live.values()) for d in found}
+    if of_type is not None:
+        _behavior(of_type, found, offered)
+        return
     if current.json:
-        import json
-
-        output.write_json([{**json.loads(d.encode()), "executors": offered[d.type_name]} for d in found])
+        output.write_json([_document(d, offered[d.type_name]) for d in found])
         return
     output.table(
         ("type", "executors", "instances", "conflicts with", "policy", "description"),
@@ -169,4 +176,59 @@ def behaviors() -> None:
         ],
         "no operation type is published yet: an executor publishes those installed with it when it starts",
         ("executors",),
+    )
+
+
+def _document(declaration: Declaration, executors: int) -> dict[str, Any]:
+    """What is published of a type (its JSON Schemas are ``arg_schema``, ``result_schema``, ``report_schema``), how many
+    executors offer it, and its parameters as a list.
+    """
+    import json
+
+    from distop.parameters import parameters
+
+    told = [one.to_json() for one in parameters(declaration.arg_schema)]
+    return {**json.loads(declaration.encode()), "executors": executors, "parameters": told}
+
+
+def _behavior(type_name: str, found: list[Declaration], offered: dict[str, int]) -> None:
+    import json
+
+    from distop.errors import UnknownBehavior
+    from distop.parameters import parameters
+
+    one = next((d for d in found if d.type_name == type_name), None)
+    if one is None:
+        known = ", ".join(d.type_name for d in found)
+        published = f"published: {known}" if known else "none is published yet"
+        raise UnknownBehavior(f"there is no behavior {type_name!r} ({published})")
+    if current.json:
+        output.write_json(_document(one, offered[type_name]))
+        return
+    output.fields(
+        {
+            "type": one.type_name,
+            "description": one.description,
+            "executors": offered[type_name],
+            "instances": one.instances,
+            "object": one.object_field,
+            "conflicts with": ", ".join(one.conflicts_with),
+            "failure policy": one.failure_policy,
+            "attempts": one.retry.attempts,
+        }
+    )
+    output.say("")
+    output.table(
+        ("parameter", "type", "nullable", "default", "description"),
+        [
+            (
+                p.name,
+                p.type,
+                "yes" if p.nullable else "no",
+                "(required)" if p.required else json.dumps(p.default, ensure_ascii=False),
+                p.description,
+            )
+            for p in parameters(one.arg_schema)
+        ],
+        "it has no parameters that its schema names",
     )

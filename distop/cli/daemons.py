@@ -23,6 +23,8 @@ POLL = Annotated[
     ),
 ]
 LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records kept per table (1000).")]
+AGE = Annotated[str | None, typer.Option(metavar="T", help="How long these are kept: 30d, 36h (as the limit lets).")]
+METRICS = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there (nowhere).")]
 
 
 def executor(
@@ -38,8 +40,10 @@ def executor(
     spark_conf: CONF = None,
     ttl: TTL = None,
     poll: POLL = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Shown by `distop nodes`.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="For `start --where` (repeatable).")] = None,
     history_limit: LIMIT = None,
+    history_age: AGE = None,
+    metrics: METRICS = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -62,6 +66,8 @@ def executor(
             poll=poll,
             label=label or None,
             history_limit=history_limit,
+            history_age=history_age,
+            metrics=metrics,
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
@@ -90,6 +96,8 @@ def dev(
     ttl: TTL = None,
     poll: POLL = None,
     history_limit: LIMIT = None,
+    history_age: AGE = None,
+    metrics: METRICS = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
@@ -106,6 +114,8 @@ def dev(
         "ttl": ttl,
         "poll": poll,
         "history_limit": history_limit,
+        "history_age": history_age,
+        "metrics": metrics,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -87,8 +87,9 @@ _MORE = "--json, --etcd and the other options of `distop --help` may stand here 
 _OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
 _OTHERS: tuple[Callable[..., None], ...] = (
     *(starting.start, starting.apply, starting.rerun),
-    *(operations.ls, operations.show, operations.watch, operations.cancel),
-    *(operations.pause, operations.resume, operations.history, catalog.nodes, catalog.drain, catalog.behaviors),
+    *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
+    *(operations.pause, operations.resume, operations.alter, operations.history),
+    *(catalog.nodes, catalog.drain, catalog.behaviors),
     *(audit.audit, doctor.doctor),
 )
 for command in _OF_TABLES:

@@ -1,4 +1,4 @@
-"""Commands on operations that were started: ls, show, watch, cancel, pause, resume, history."""
+"""Commands on operations that were started: ls, show, why, watch, cancel, pause, resume, history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,22 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current
 from distop.cli.following import ended, follow
-from distop.cli.options import OP, TIMEOUT, check_waiting, count, parse
+from distop.cli.options import (
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    OF_TYPE,
+    OP,
+    PRIORITY,
+    TIMEOUT,
+    WITH_LABEL,
+    check_waiting,
+    count,
+    duration_or_time,
+    labels,
+    parse,
+)
+from distop.errors import UsageError
 from distop.suggest import goes_on
 
 if TYPE_CHECKING:
@@ -17,6 +32,8 @@ if TYPE_CHECKING:
     from distop.client import Client
     from distop.core.model import OperationRef
     from distop.errors import WaitTimeout
+    from distop.inspection.history import HistoryPage
+    from distop.inspection.why import Why
     from distop.operation import Operation
     from distop.results import OperationResult, OperationStatus
 
@@ -41,18 +58,48 @@ async def _nothing(client: Client, table: str | None) -> list[Any]:
     return []
 
 
-def ls(table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None) -> None:
-    """List the operations that have not ended."""
+def _table(positional: str | None, option: str | None) -> str | None:
+    """The table that is named, as an argument or with ``--table``. Raises UsageError, InvalidArgument."""
+    from distop.errors import UsageError
+
+    if positional is not None and option is not None and positional != option:
+        raise UsageError(f"two tables are named, {positional} and {option}: name one")
+    table = positional if positional is not None else option
     _check_table(table)
+    return table
+
+
+def ls(
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
+    of_table: Annotated[str | None, typer.Option("--table", metavar="TABLE", help="The same.")] = None,
+    of_type: OF_TYPE = None,
+    state: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="pending, running, paused, cancelling (repeatable).")
+    ] = None,
+    label: WITH_LABEL = None,
+    count: Annotated[bool, typer.Option("--count", help="How many, by type and state; the oldest waiting.")] = False,
+) -> None:
+    """List the operations that have not ended, or count them."""
+    from distop.inspection.asking import type_of
+    from distop.inspection.survey import open_states
+
+    table = _table(table, of_table)
+    type_of(of_type)
+    open_states(state or None)
+    wanted: dict[str, Any] = {"type": of_type, "states": state or None, "labels": labels(label)}
+    if count:
+        _count(table, wanted)
+        return
 
     async def work(client: Client) -> list[Any]:
-        active = await client.operations(table)
+        active = await client.operations(table, **wanted)
         return active or await _nothing(client, table)
 
     found = current.with_client(work)
     if current.json:
         output.write_json([seen.to_json() for seen in found])
         return
+    which = " of that kind" if any(wanted.values()) else ""
     output.table(
         ("op", "state", "jobs", "left", "waits for", "started"),
         [
@@ -66,8 +113,54 @@ def ls(table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only t
             )
             for seen in found
         ],
-        "no operation is running" + (f" on {table}" if table else ""),
+        f"no operation{which} is running" + (f" on {table}" if table else ""),
     )
+
+
+def _count(table: str | None, wanted: dict[str, Any]) -> None:
+    async def work(client: Client) -> list[Any]:
+        return list(await client.counts(table, **wanted)) or await _nothing(client, table)
+
+    found = current.with_client(work)
+    if current.json:
+        output.write_json([one.to_json() for one in found])
+        return
+    output.table(
+        ("type", "state", "operations", "waiting", "oldest waiting"),
+        [(c.type, c.state, c.operations, c.waiting, output.duration(c.oldest_waiting)) for c in found],
+        "no operation is open" + (f" on {table}" if table else ""),
+        ("operations", "waiting", "oldest waiting"),
+    )
+
+
+def why(op: OP) -> None:
+    """Say what an operation is waiting for, and what to do about it."""
+    ref = parse(op)
+
+    async def work(client: Client) -> Why:
+        return await client.why(ref)
+
+    found = current.with_client(work)
+    if current.json:
+        output.write_json(found.to_json())
+        return
+    from distop.cli.report import state_of
+
+    seen = found.status
+    if seen.result is not None:
+        output.say(output.one_line(f"waits for nothing: {seen.result.sentence()}"))
+        return
+    running = seen.jobs.get("running") or 0
+    if not found.reasons:
+        jobs = f"{running} job{'s' if running != 1 else ''}"
+        doing = f"{jobs} run{'s' if running == 1 else ''}" if running else state_of(seen)
+        output.say(output.one_line(f"{seen.op} waits for nothing: {doing}"))
+        return
+    output.fields({"operation": seen.op, "state": state_of(seen), "started": seen.started})
+    for reason in found.reasons:
+        output.say("")
+        name = "waits for" if reason.stops else "slowed by"
+        output.fields({name: reason.text, "to do": reason.advice, "code": str(reason.code)})
 
 
 def show(
@@ -210,24 +303,92 @@ def resume(op: OP) -> None:
     _command(op, "resume", "running")
 
 
+def alter(
+    op: OP,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+) -> None:
+    """Change how urgent an operation is, and what limits it, while it runs."""
+    from distop.submission.options import changes
+
+    ref = parse(op)
+    wanted = changes(
+        priority=priority, max_jobs=max_jobs, max_jobs_per_executor=max_jobs_per_executor, max_failed=max_failed
+    )
+    if not wanted:
+        raise UsageError(
+            "nothing is to be altered: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed"
+        )
+
+    async def work(client: Client) -> None:
+        await client.operation(ref).alter(**wanted)
+
+    current.with_client(work)
+    if current.json:
+        output.write_json({"op": str(ref), **wanted})
+    else:
+        said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
+        output.say(f"{ref} is altered: {said}")
+
+
 def history(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
+    of_type: OF_TYPE = None,
+    op: Annotated[str | None, typer.Option(metavar="OP", help="Only this operation.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="success, failed, cancelled (repeatable).")
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(metavar="T", parser=duration_or_time("--since"), help="Ended from then on: a time, or 36h ago."),
+    ] = None,
+    until: Annotated[
+        float | None,
+        typer.Option(metavar="T", parser=duration_or_time("--until"), help="Ended before then: a time, or 36h ago."),
+    ] = None,
+    label: WITH_LABEL = None,
+    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Only what that request started.")] = None,
     limit: Annotated[
         int, typer.Option(metavar="N", parser=count("--limit"), help="At most so many, the newest first.")
     ] = 50,
+    after: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after a page that ended with it.")] = None,
 ) -> None:
     """List the operations that have ended."""
     _check_table(table)
+    wanted: dict[str, Any] = {
+        "op": parse(op) if op is not None else None,
+        "states": state or None,
+        "since": since,
+        "until": until,
+        "labels": labels(label),
+        "request_id": request_id,
+    }
+    from distop.core.keys import Keys
+    from distop.inspection.history import query
 
-    async def work(client: Client) -> list[OperationResult]:
-        return await client.history(table, limit) or await _nothing(client, table)
+    # What is wrong whatever etcd holds is said before it is asked.
+    query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)
+
+    async def work(client: Client) -> HistoryPage:
+        page = await client.history(table, limit, type=of_type, after=after, **wanted)
+        if not page:
+            await _nothing(client, table)
+        return page
 
     found = current.with_client(work)
     if current.json:
-        output.write_json([dict(result.record) for result in found])
+        records = [dict(result.record) for result in found]
+        if found.after is not None:
+            records[-1]["after"] = found.after
+        output.write_json(records)
         return
+    which = " of that kind" if any(value is not None for value in (*wanted.values(), of_type, after)) else ""
     output.table(
         ("op", "state", "jobs", "took", "finished"),
         [(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")) for r in found],
-        "no operation has ended yet" + (f" on {table}" if table else ""),
+        f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
     )
+    if found.after is not None:
+        output.note(f"there are older ones: --after {found.after}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +58,43 @@ def parse(op: str) -> OperationRef:
     return parse_ref(op)
 
 
+def duration_or_time(option: str) -> Callable[[Any], float]:
+    """Reads the value of an option that is a moment: a time with a zone, or how long ago (``90s``, ``36h``, ``7d``), as
+    seconds since the epoch. What it returns raises InvalidArgument.
+    """
+
+    def read(value: Any) -> float:
+        from distop.clock import time
+        from distop.config import duration
+        from distop.inspection.asking import time_of
+
+        text = str(value).strip()
+        with suppress(ValueError):
+            if text.endswith(("s", "m", "h", "d")):
+                return time.time() - duration(text)
+        return time_of(text, option, "2013-01-01T00:00:00Z, or how long ago, such as 36h or 7d")
+
+    return read
+
+
+def labels(texts: list[str] | None) -> dict[str, str] | None:
+    """``--label K=V``, each given once. Raises InvalidArgument."""
+    from distop.core.labels import labels as check
+
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidArgument(f"--label must be written as K=V, not {text!r}")
+        if found.get(key, value) != value:
+            raise InvalidArgument(f"the label {key} is given twice, with other values")
+        found[key] = value
+    return dict(check(found)) if texts else None
+
+
+LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A label (repeatable).")]
+WITH_LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only with this label (repeatable).")]
+OF_TYPE = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this type.")]
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 TIMEOUT = Annotated[
     float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
@@ -64,4 +102,48 @@ TIMEOUT = Annotated[
 ATTEMPTS = Annotated[
     int | None,
     typer.Option(metavar="N", parser=count("--retry-attempts"), help="Tries of a job that meets unexpected errors."),
+]
+
+
+def selected(given: list[str] | None) -> dict[str, str] | None:
+    """The labels of ``--where K=V``, each name once. Raises InvalidArgument."""
+    if not given:
+        return None
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InvalidArgument(f"--where takes a label as K=V, not {text!r}")
+        if found.setdefault(name, value) != value:
+            raise InvalidArgument(f"--where names the label {name!r} twice: an executor has one value for it")
+    return found
+
+
+def _number(option: str) -> Callable[[Any], int]:
+    """Reads a whole number, which is checked where it is used."""
+
+    def read(value: Any) -> int:
+        text = str(value).strip()
+        if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > _DIGITS:
+            raise InvalidArgument(f"{option} must be a whole number, not {value!r}")
+        return int(text)
+
+    return read
+
+
+PRIORITY = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--priority"), help="-100 to 100, the higher first (default 0)."),
+]
+MAX_JOBS = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--max-jobs"), help="Run so many of its jobs at once (0: no limit)."),
+]
+MAX_JOBS_PER_EXECUTOR = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=_number("--max-jobs-per-executor"), help="The same for each executor."),
+]
+MAX_FAILED = Annotated[
+    str | None,
+    typer.Option(metavar="N|N%", help="Go on until more jobs than so many have failed, whatever the policy."),
 ]

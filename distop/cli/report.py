@@ -27,7 +27,8 @@ def show_status(status: OperationStatus) -> None:
             "operation": status.op,
             "state": state_of(status),
             "started": status.started,
-            **_of_start(status.submitter, status.request_id, status.rerun_of),
+            **_of_start(status.submitter, status.request_id, status.rerun_of, status.labels),
+            "options": _options(status.options),
             "jobs": _how_far(counts),
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
@@ -38,6 +39,13 @@ def show_status(status: OperationStatus) -> None:
         }
     )
     show_errors(status.errors)
+
+
+def _options(options: Mapping[str, Any]) -> str | None:
+    """``priority 9, max jobs 4, where zone=a``; None where nothing was said."""
+    said = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
+    said += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
+    return ", ".join(map(one_line, said)) or None
 
 
 def _how_far(counts: Mapping[str, int | None]) -> str | None:
@@ -61,8 +69,15 @@ def _places(ranges: str | None, *, truncated: bool) -> str | None:
     return f"{ranges}{' and more' if truncated else ''} (places in the plan, from 0)" if ranges else None
 
 
-def _of_start(submitter: str | None, request_id: str | None, rerun_of: str | None) -> dict[str, str | None]:
-    return {"by": submitter, "request id": request_id, "runs again": rerun_of}
+def _of_start(
+    submitter: str | None, request_id: str | None, rerun_of: str | None, labels: Mapping[str, str] | None
+) -> dict[str, str | None]:
+    return {"by": submitter, "request id": request_id, "runs again": rerun_of, "labels": labelled(labels)}
+
+
+def labelled(labels: Mapping[str, str] | None) -> str | None:
+    """``team=x, ticket=42``."""
+    return ", ".join(f"{key}={text}" for key, text in (labels or {}).items()) or None
 
 
 def state_of(status: OperationStatus) -> str:
@@ -80,7 +95,7 @@ def show_result(result: OperationResult) -> None:
             "operation": result.op,
             "state": result.state,
             "started": result.record.get("started"),
-            **_of_start(*(result.record.get(name) for name in ("submitter", "request_id", "rerun_of"))),
+            **_of_start(*(result.record.get(name) for name in ("submitter", "request_id", "rerun_of", "labels"))),
             "finished": result.record.get("finished"),
             "took": duration(result.seconds),
             "jobs": jobs(result.jobs),

@@ -9,7 +9,21 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
-from distop.cli.options import ATTEMPTS, OP, TIMEOUT, check_waiting, parse, seconds
+from distop.cli.options import (
+    ATTEMPTS,
+    LABEL,
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    OP,
+    PRIORITY,
+    TIMEOUT,
+    check_waiting,
+    labels,
+    parse,
+    seconds,
+    selected,
+)
 from distop.errors import DistopError, InvalidArgument, NotAllowed
 from distop.suggest import goes_on, may_have_begun
 
@@ -60,6 +74,7 @@ def start(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    label: LABEL = None,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")
     ] = None,
@@ -69,6 +84,13 @@ def start(
     ] = None,
     after_end: Annotated[
         list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
+    ] = None,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
     ] = None,
     every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
@@ -81,6 +103,7 @@ def start(
 ) -> None:
     """Start an operation."""
     check_waiting(wait, timeout)
+    given = labels(label)
     argument = parse_argument(arg)
     from distop.submission.request import After, Every
 
@@ -94,6 +117,11 @@ def start(
         "not_before": at,
         "delay": delay,
         "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+        "priority": priority,
+        "max_jobs": max_jobs,
+        "max_jobs_per_executor": max_jobs_per_executor,
+        "max_failed": max_failed,
+        "where": selected(where),
     }
     _check_start(type_name, table, argument, partition, request_id, failure_policy, retry_attempts, **waiting)
     former = parse(since) if since is not None else None
@@ -107,6 +135,7 @@ def start(
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            labels=given,
             **waiting,
         )
 
@@ -141,16 +170,19 @@ def apply(
     request_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Repeating this with the same id does it once.")
     ] = None,
+    label: LABEL = None,
 ) -> None:
     """Make what a validation has proved part of its table's schema."""
     check_waiting(wait, timeout)
     ref = parse(op)
     _check_start("apply", ref.table, None, None, request_id, None, None)
+    given = labels(label)
 
     async def work(client: Client) -> Operation:
-        argument = {"certificate": await _certificate(client, ref)}
+        argument: dict[str, Any] = {"certificate": await _certificate(client, ref)}
         settled = {} if settle is None else {"settle_seconds": settle}
-        return await client.start_operation("apply", ref.table, {**argument, **settled}, request_id=request_id)
+        argument |= settled
+        return await client.start_operation("apply", ref.table, argument, request_id=request_id, labels=given)
 
     _start(work, wait, timeout, applies=str(ref))
 
@@ -261,11 +293,15 @@ def rerun(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the former.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="A label, instead of the former (repeatable).")
+    ] = None,
 ) -> None:
     """Run the failed partitions again. It is a new operation, with the argument of one that has ended."""
     check_waiting(wait, timeout)
     ref = parse(op)
     _check_start(ref.type, ref.table, None, None, request_id, failure_policy, retry_attempts)
+    given = labels(label)
 
     async def work(client: Client) -> Operation:
         # Asked for before the start: from then on nothing may keep its name from being told.
@@ -276,6 +312,7 @@ def rerun(
             request_id=request_id,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            labels=given,
         )
         left = ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"] if ended is not None else 0
         if left and not unfinished and ended is not None and (unfinished is False or ended.state == "failed"):

@@ -129,7 +129,7 @@ class Ending:
         self._follow_at: dict[OperationRef, float] = {}
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, guard, reached)
-        self._ends = Reporter(ctx.client, ctx.lost, ctx.log, ctx.limits, "ends of operations")
+        self._ends = Reporter(ctx.client, ctx.lost, ctx.log, ctx.limits, what="ends of operations")
         """Of their keys: those that come together go together."""
 
     # --------------------------------------------------------------- complete
@@ -284,6 +284,7 @@ class Ending:
             failed_truncated=decision.failed_truncated,
             rerun_of=op.spec.rerun_of,
             submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
+            labels=op.spec.labels,
         )
         value = history.encode()
         size = len(value)
@@ -391,11 +392,19 @@ class Ending:
         rules = spec.rules
         wanted = request(
             *(ref.type, ref.table, arg.kv.value, spec.partitions, f"{ref}#next"),
-            *(rules.failure_policy, rules.retry.attempts, spec.submitter),
+            *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
         )
         try:
             started = await submit(
-                self._ctx.client, self._keys, replace(wanted, not_before=one.not_before, series=one.series)
+                self._ctx.client,
+                self._keys,
+                replace(
+                    wanted,
+                    not_before=one.not_before,
+                    series=one.series,
+                    options=op.terms.options,
+                    where=spec.where,
+                ),
             )
         except (InvalidArgument, UnknownBehavior, NotFound, OperationStartError) as error:
             self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})

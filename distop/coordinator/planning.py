@@ -10,22 +10,30 @@ from distop.core import transitions as t
 from distop.core.codec import dumps
 from distop.core.digest import plan_digest
 from distop.core.model import Decision, State, TableRecord
-from distop.core.plan import Plan
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.records import read
 from distop.core.states import Stage
 from distop.node.openop import OpenOperation
-from distop.worker.model import WorkerError
+from distop.worker.model import PlanResult, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from distop.coordinator.reaping import Call
-    from distop.core.model import OperationRef
+    from distop.core.model import OperationRef, Spec
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView, TypeView
     from distop.node.context import Context
 
 CHUNKS_IN_FLIGHT = 8
+
+
+def _named(spec: Spec) -> PlanResult:
+    """The plan of a type without code: nobody can list partitions, but whoever started the operation named them."""
+    if not spec.partitions:
+        raise WorkerError("fatal", "the type has no code that could list the table's partitions, and none are named")
+    partitions = [PartitionPlan(n, name) for n, name in enumerate(spec.partitions)]
+    return PlanResult(chunked(partitions), len(partitions), "")
 
 
 class Planning:
@@ -62,18 +70,12 @@ class Planning:
         assert op.spec is not None
         spec, ref = op.spec, op.ref
         try:
-            if spec.table is None:
-                raise WorkerError("fatal", "an operation without a table must bring its own plan")
-            arg, table, worker = await self._ctx.argument(ref), spec.table.to_json(), self._ctx.worker
-            planned = await self._call(
-                ref,
-                Stage.PLANNING,
-                lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
-            )
+            arg = await self._ctx.argument(ref)
+            planned = _named(spec) if not spec.rules.code else await self._list(ref, spec, arg)
         except WorkerError as error:
             return await self._failed(ref, error)
         op = self._view.operations.get(ref, op)  # a listing makes new objects
-        digest = plan_digest(planned.chunks)
+        terms, digest = op.terms, plan_digest(planned.chunks)
         plan = Plan(planned.count, planned.version, digest, len(planned.chunks), planned.spilled, planned.options)
         self._log.info("planned %d jobs", planned.count, extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
@@ -81,9 +83,10 @@ class Planning:
         if planned.options:
             size += len(dumps(planned.options))
         if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
-            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks)
+            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks, terms)
+            gate = Gate(plan.count, terms.options, terms.where)
             result = await self._ctx.open(
-                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks), txn, op.state_mod
+                ref, lambda: OpenOperation.planned(ref, spec, arg, plan, planned.chunks, gate), txn, op.state_mod
             )
             if result.succeeded:
                 await self._reached(result.revision)
@@ -104,7 +107,18 @@ class Planning:
         if len(mods) > t.CHUNKS_PER_PLAN:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} fit"
             return await self._failed(ref, WorkerError("fatal", too_many))
-        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods))
+        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms))
+
+    async def _list(self, ref: OperationRef, spec: Spec, arg: Any) -> PlanResult:
+        if spec.table is None:
+            raise WorkerError("fatal", "an operation without a table must bring its own plan")
+        table, worker = spec.table.to_json(), self._ctx.worker
+        planned: PlanResult = await self._call(
+            ref,
+            Stage.PLANNING,
+            lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, self._find_table),
+        )
+        return planned
 
     async def _find_table(self, name: str) -> Mapping[str, Any] | None:
         """The record of a table as it is registered now. Raises UnreadableRecord, and what etcd answers."""

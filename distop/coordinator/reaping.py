@@ -61,6 +61,8 @@ class Reaper:
 
     async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int, str]]) -> None:
         assert op.spec is not None
+        if not op.spec.rules.code and op.ref.type not in self._ctx.types:
+            return  # actors ran the jobs, and there is no code to clean up after them
         ref, worker = op.ref, self._ctx.worker
         items = [
             JobItem(row, seen.value.attempt, seen.mod)

@@ -16,6 +16,7 @@ from distop.backoff import Backoff
 from distop.clock import random, time
 from distop.coordinator.claimwatch import ClaimWatch
 from distop.coordinator.ending import Ending, Later
+from distop.coordinator.placing import Placing
 from distop.coordinator.planning import Planning
 from distop.coordinator.reaping import Reaper
 from distop.coordinator.trying import Elsewhere
@@ -58,7 +59,8 @@ class Overtaken(Exception):
 class Coordinator:
     """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
     it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
-    nobody knows whether another node would do better.
+    nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
+    labels (False: not yet).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Coordinator:
         fence: int,
         on_failure: Callable[[BaseException], None],
         on_trouble: Callable[[], None],
+        on_elsewhere: Callable[[], bool],
     ) -> None:
         self._ctx = ctx
         self.fence = fence
@@ -87,6 +90,7 @@ class Coordinator:
         """Operations for which the child is at work, and the stage that this is for."""
         self._overtaken: set[OperationRef] = set()
         """Those of them that have left that stage."""
+        self._placing = Placing(ctx, on_elsewhere, self._kick)
         self._left_alone: set[OperationRef] = set()
         self._barred: set[OperationRef] = set()
         """Operations of which it was said that a claim bars their end."""
@@ -153,6 +157,7 @@ class Coordinator:
         """Nodes came or went: claims that are being waited for may have become free to delete. Or a hold has gone."""
         if self._ready:
             self._waiters.holds_changed()
+        self._placing.changed()
         self._kick(self._cancelling)
 
     def close(self) -> None:
@@ -161,6 +166,7 @@ class Coordinator:
         if self._watching is not None:
             self._watching.cancel()
         self._waiters.close()
+        self._placing.close()
         for timer in self._timers.values():
             timer.cancel()
         for drive in self._driving.values():
@@ -211,7 +217,7 @@ class Coordinator:
         if not self._ready:
             return
         self._waiters.look(refs)
-        for ref in sorted(refs):
+        for ref in sorted(refs, key=self._turn):
             if self._stage(ref) is Stage.WAITING:
                 continue
             if ref in self._driving:
@@ -231,14 +237,20 @@ class Coordinator:
         return True
 
     def _next_step(self, op: OperationView) -> decide.Step:
-        cluster = self._ctx.cluster
-        return decide.next_step(self._keys, op, cluster.nodes, self._guard, time.time(), self._ctx.config.poll)
+        nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
+        actors = decide.actors_of(op, time.monotonic()) if op.ref in self._cancelling else {}
+        return decide.next_step(self._keys, op, nodes, self._guard, time.time(), poll, actors)
 
     def _nothing_to_do(self, op: OperationView) -> None:
         if decide.newer(op):
             self._leave_alone(op)
         elif decide.may_end_soon(op):
             self._ending.foresee(op)
+
+    def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
+        """The most urgent first, then in their order."""
+        op = self._view.operations.get(ref)
+        return -op.terms.options.priority if op is not None else 0, ref
 
     # ------------------------------------------------------------------ drive
 
@@ -260,6 +272,8 @@ class Coordinator:
                     if ref in self._again:
                         continue
                     return
+                if not self._placing.here(op, step):
+                    return
                 self._begun[ref] = time.monotonic()
                 try:
                     applied = await self._perform(op, step, refused=refusals > 0)
@@ -268,6 +282,8 @@ class Coordinator:
                 except Elsewhere:
                     applied = True
                     self._trouble(ref)
+                finally:
+                    self._placing.done(ref)
                 if applied:
                     refused.reset()
                     refusals = 0

@@ -19,6 +19,7 @@ from distop.core.codec import rfc3339
 from distop.core.declaration import Declaration
 from distop.core.due import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
 from distop.core.model import CLUSTER_TABLE, State
+from distop.core.options import rank
 from distop.core.plan import whole_plan
 from distop.core.records import read
 from distop.core.states import Stage
@@ -57,11 +58,15 @@ class Waiters:
         self._commit = commit
         self._reached = reached
         self._log = ctx.log
-        self._ready: dict[OperationRef, None] = {}
-        """In the order in which they became ready."""
+        self._ready: dict[OperationRef, float] = {}
+        """In the order in which they became ready, with the time of that (``time.monotonic``)."""
+        self._urgent: set[OperationRef] = set()
+        """Those of them that are more, or less, urgent than others."""
         self._over: dict[OperationRef, None] = {}
         """Those that end without having begun: joins, and what never will begin."""
         self._times: list[tuple[float, OperationRef]] = []
+        self._due_at: dict[OperationRef, float] = {}
+        """What stands in it of each: those that are looked at again are not added again."""
         self._held: dict[str, set[OperationRef]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._work: asyncio.Task[None] | None = None
@@ -103,10 +108,12 @@ class Waiters:
     def _sort(self, op: OperationView, now: float) -> None:
         match fate(op, self._ctx.cluster.holds, now):
             case Begin():
-                self._ready.setdefault(op.ref)
+                self._ready.setdefault(op.ref, time.monotonic())
+                (self._urgent.add if op.terms.options.priority else self._urgent.discard)(op.ref)
             case Join() | EndWaiting():
                 self._over.setdefault(op.ref)
-            case At(due):
+            case At(due) if self._due_at.get(op.ref) != due:
+                self._due_at[op.ref] = due
                 heapq.heappush(self._times, (due, op.ref))
             case Blocked(hold) if hold:
                 self._held.setdefault(hold, set()).add(op.ref)
@@ -127,6 +134,7 @@ class Waiters:
         now, come = time.time(), []
         while self._times and self._times[0][0] <= now:
             come.append(heapq.heappop(self._times)[1])
+            self._due_at.pop(come[-1], None)
         self.look(come)
 
     # ------------------------------------------------------------------- work
@@ -156,35 +164,36 @@ class Waiters:
             self._work = None
 
     async def _end_some(self) -> bool:
-        """End one of those that never will begin, or do nothing but wait."""
+        """End one that never will begin, or does nothing but wait; False: there is none, or the view was behind."""
+        keys = self._ctx.keys
         for ref in list(self._over):
             op = self._view.operations.get(ref)
-            self._over.pop(ref, None)
-            if op is None or op.stage is not Stage.WAITING or op.spec is None:
+            decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
+            if op is None or op.stage is not Stage.WAITING or not isinstance(decided, Join | EndWaiting):
+                self._over.pop(ref, None)
                 continue
-            decided, keys, now = fate(op, self._ctx.cluster.holds, time.time()), self._ctx.keys, rfc3339(time.time())
+            assert op.spec is not None
+            now = rfc3339(time.time())
             if isinstance(decided, Join):
                 history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
                 txn = w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
-            elif isinstance(decided, EndWaiting):
+            else:
                 history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why)
                 txn = w.end_waiting(keys, ref, op.state_mod, history, decided.why, self._guard)
-            else:
-                continue
             if await self._commit(txn):
+                self._over.pop(ref, None)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
-            else:
-                self._over.setdefault(ref)  # the view was behind
-                await asyncio.sleep(0)
-            return True
+                return True
         return False
 
     def _group(self) -> list[w.Beginning]:
-        """Those that may begin in one transaction: of each object that works one at a time, the first."""
+        """Those that may begin in one transaction, the most urgent first: of each object that works one at a time, the
+        first.
+        """
         chosen: list[w.Beginning] = []
         objects: set[str] = set()
         whole = whole_plan() if self._view.table == CLUSTER_TABLE else None
-        for ref in list(self._ready):
+        for ref in self._in_turn():
             op = self._view.operations.get(ref)
             if op is None or op.spec is None or op.stage is not Stage.WAITING:
                 del self._ready[ref]
@@ -193,10 +202,23 @@ class Waiters:
             if alone and (ref.object in self._view.current or ref.object in objects):
                 continue
             objects.add(ref.object)
-            chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole))
+            chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole, op.terms))
             if len(chosen) == self._ctx.limits.begins:
                 break
         return chosen[: w.begin_together(self._ctx.keys, chosen)] if chosen else []
+
+    def _in_turn(self) -> list[OperationRef]:
+        """Those that are ready, by priority with aging, then in the order in which they became so."""
+        self._urgent &= self._ready.keys()
+        if not self._urgent:
+            return list(self._ready)
+        now, view = time.monotonic(), self._view.operations
+
+        def urgency(ref: OperationRef) -> int:
+            priority = view[ref].terms.options.priority if ref in view else 0
+            return rank(priority, now - self._ready[ref])
+
+        return sorted(self._ready, key=urgency, reverse=True)
 
     async def _begin_some(self) -> bool:
         """Let some of those that are ready begin; False: what runs excludes them, or a view was behind."""

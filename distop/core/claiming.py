@@ -13,6 +13,7 @@ from distop.core.codec import word
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
+from distop.core.permits import gives_back, takes
 from distop.core.txn import (
     Compare,
     Delete,
@@ -30,10 +31,12 @@ from distop.core.txn import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
 
+LIMITED_CLAIMS_PER_TXN = 80
+"""Claims that take permits: three compares and puts in each, and one common guard for each holder that is gone."""
 CLAIMS_PER_TXN = 124
 """Claims in one transaction, each a nested one that is decided alone. T1: 128, which a nested transaction shares with
 what encloses it: two common guards, one more for each dead holder, and two compares or reads in each nested one."""
@@ -50,27 +53,43 @@ class Want:
     partition: int
     claim: Claim
     seen_mod: int = 0
+    permit_mod: int = -1
+    """Of the permit that the claim takes, as seen (0: never taken); -1: it takes none, or keeps the one that it had."""
+    former: Claim | None = None
+    """The claim as seen, where its permit is given back."""
 
 
 def claim(
-    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, wants: Sequence[Want], dead: Iterable[str] = ()
+    keys: Keys,
+    ref: OperationRef,
+    gate_mod: int,
+    incarnation: str,
+    wants: Sequence[Want],
+    dead: Iterable[str] = (),
+    uncounted: Iterable[str] = (),
 ) -> Txn:
     """Claim a block of jobs, each decided alone: free ones, waiting ones that are due, and (``dead``: their
     incarnations) those of executors that are gone. A granted claim's mod revision is its fence.
 
     Nested, not all or nothing: of two executors whose blocks overlap each gets a part. In each nested failure branch
-    the claim is read: one that is mine already means that an earlier copy won.
+    the claim is read: one that is mine already means that an earlier copy won. ``uncounted``: incarnations that are
+    gone, whose claims do not count among those that a limit allows.
     """
+    dead = set(dead)
     success: list[Operation] = []
     for want in wants:
         key, state = keys.claim(ref, want.partition), keys.job(ref, want.partition, "state")
         guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
-        success.append(Txn(guards, (Put(key, want.claim.encode()),), (Get(key), Get(state))))
+        puts: tuple[Put, ...] = (Put(key, want.claim.encode()),)
+        if want.permit_mod >= 0:
+            free, taken = takes(keys, ref, want.claim.permit, want.permit_mod, want.partition)
+            guards, puts = (*guards, free), (*puts, taken)
+        success.append(Txn(guards, (*puts, *gives_back(keys, ref, want.former)), (Get(key), Get(state))))
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
             exists(keys.node(incarnation)),
-            *(absent(keys.node(gone)) for gone in sorted(set(dead))),
+            *(absent(keys.node(gone)) for gone in sorted(dead | set(uncounted))),
         ),
         tuple(success),
         (Get(keys.gate(ref)), Get(keys.node(incarnation))),
@@ -89,7 +108,7 @@ def runs(wants: Sequence[Want]) -> list[tuple[int, int]] | None:
     found: list[tuple[int, int]] = []
     for want in wants:
         p = want.partition
-        if want.seen_mod or want.claim != wants[0].claim:
+        if want.seen_mod or want.permit_mod >= 0 or want.claim != wants[0].claim:
             return None
         if found and found[-1][1] == p:
             found[-1] = (found[-1][0], p + 1)
@@ -167,26 +186,38 @@ class Guarded:
     """The write by which an earlier copy of this one, of which no answer came, recognizes itself (T9)."""
 
 
-def report(keys: Keys, ref: OperationRef, partition: int, fence: int, state: JobState, outcome: Outcome) -> Guarded:
-    """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored."""
+def report(
+    keys: Keys,
+    ref: OperationRef,
+    partition: int,
+    fence: int,
+    state: JobState,
+    outcome: Outcome,
+    former: Claim | None = None,
+) -> Guarded:
+    """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored. ``former``: the
+    claim, whose permit is given back.
+    """
     value = outcome.encode()
     key = keys.claim(ref, partition)
     told = Put(keys.job(ref, partition, "outcome"), value)
     return Guarded(
         unchanged(key, fence),
-        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key)),
+        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *gives_back(keys, ref, former)),
         len(value),
         "report",
         proof=told,
     )
 
 
-def wait_again(keys: Keys, ref: OperationRef, partition: int, fence: int, waiting: Claim) -> Guarded:
-    """Retry and release: the claim is set to waiting; the job is stopped first."""
+def wait_again(
+    keys: Keys, ref: OperationRef, partition: int, fence: int, waiting: Claim, former: Claim | None = None
+) -> Guarded:
+    """Retry and release: the claim is set to waiting; the job is stopped first. ``former`` as in :func:`report`."""
     key = keys.claim(ref, partition)
     value = waiting.encode()
     put = Put(key, value)
-    return Guarded(unchanged(key, fence), (put,), len(value), "retry", proof=put)
+    return Guarded(unchanged(key, fence), (put, *gives_back(keys, ref, former)), len(value), "retry", proof=put)
 
 
 def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:
@@ -238,15 +269,18 @@ def fail_lost(
     incarnation: str,
     dead: str,
     lost: Sequence[tuple[int, int, Outcome]],
+    former: Mapping[int, Claim] | None = None,
 ) -> Txn:
-    """Jobs whose executor is gone and whose limit is reached: failed, with an outcome that tells of the crash.
-    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``.
+    """Jobs whose holder is gone and whose limit is reached: failed, with an outcome that tells of the crash.
+    ``lost``: (partition, the claim's mod revision, outcome), all of incarnation ``dead``, or ("") of actors.
+    ``former``: the claims, whose permits are given back.
     """
+    claims = former or {}
     return Txn(
         (
             unchanged(keys.gate(ref), gate_mod),
             exists(keys.node(incarnation)),
-            absent(keys.node(dead)),
+            *((absent(keys.node(dead)),) if dead else ()),
         ),
         tuple(
             Txn(
@@ -255,6 +289,7 @@ def fail_lost(
                     Put(keys.job(ref, p, "state"), word(JobState.FAILED)),
                     Put(keys.job(ref, p, "outcome"), outcome.encode()),
                     Delete(keys.claim(ref, p)),
+                    *gives_back(keys, ref, claims.get(p)),
                 ),
             )
             for p, mod, outcome in lost
@@ -271,8 +306,8 @@ CLAIMS_PER_REAP = 125
 def reap(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, claims: Sequence[tuple[int, int, str]]
 ) -> Txn:
-    """While cancelling: delete claims that wait, or whose incarnation is gone, each decided alone. ``claims``:
-    (partition, the claim's mod revision, its incarnation or "" where it waits).
+    """While cancelling: delete claims that wait, or whose holder is gone, each decided alone. ``claims``: (partition,
+    the claim's mod revision, its incarnation, or "" where it waits or is an actor's).
     """
     return Txn(
         (

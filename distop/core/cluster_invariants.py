@@ -4,13 +4,15 @@ requests (14).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
+from distop.core.model import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
@@ -29,8 +31,8 @@ class ClusterTrace:
     """Nodes, elections, counters: as they are after the last revision that was folded."""
 
     def __init__(self) -> None:
-        self.live: set[str] = set()
-        """Incarnations with a node key."""
+        self.labels: dict[str, Mapping[str, str]] = {}
+        """Of the incarnations with a node key."""
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
@@ -48,7 +50,7 @@ class ClusterTrace:
         value = change.kv.value
         try:
             if key.family == K.NODE:
-                yield from self._node(key.id, change.deleted)
+                yield from self._node(key.id, change)
             elif key.family == K.HOLD:
                 (self.holds.discard if change.deleted else self.holds.add)(key.id)
             elif key.family == K.COORDINATOR:
@@ -101,16 +103,23 @@ class ClusterTrace:
         if new != list(range(first, following)):
             yield 6, f"the counter went from {first} to {following} while the instances {new} began"
 
-    def _node(self, incarnation: str, deleted: bool) -> Iterator[Fault]:
-        if deleted:
-            self.live.discard(incarnation)
+    @property
+    def live(self) -> Collection[str]:
+        """Incarnations with a node key."""
+        return self.labels.keys()
+
+    def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
+        if change.deleted:
+            self.labels.pop(incarnation, None)
             self._gone[incarnation] = None
             if len(self._gone) > GONE:
                 del self._gone[next(iter(self._gone))]
             return
         if incarnation in self._gone:
             yield 4, f"the incarnation {incarnation} came back after its session had ended"
-        self.live.add(incarnation)
+        self.labels.setdefault(incarnation, {})
+        with suppress(*UNREADABLE):
+            self.labels[incarnation] = Node.decode(change.kv.value).labels
 
     def _election(self, place: tuple[str, str], new: str | None) -> Iterator[Fault]:
         if new is None:

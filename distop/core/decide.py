@@ -6,6 +6,7 @@ whose records are of a newer version is left alone (rolling upgrades).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from distop.core.codec import SCHEMA_VERSION, failed_text, from_rfc3339
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, Tried, told
 from distop.core.model import Cancel, Decision, State
+from distop.core.options import allowance
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
@@ -90,14 +92,25 @@ class WakeAt:
     time: float
 
 
+_NOBODY: Mapping[int, float] = MappingProxyType({})
+
 Step: TypeAlias = MakePlan | Complete | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
 
 
-def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, poll: float) -> Step:
+def next_step(
+    keys: Keys,
+    op: OperationView,
+    live: Collection[str],
+    election: Compare,
+    now: float,
+    poll: float,
+    actors: Mapping[int, float] = _NOBODY,
+) -> Step:
     """The one thing that the coordinator should do next for an operation; None: wait for an event.
 
     ``live``: incarnations with a node key. ``poll``: seconds between two looks; a ``retry_at`` that lies further ahead
     than that and than the longest back-off is due at once, so that a clock an hour ahead delays nothing (fault 40).
+    ``actors``: seconds until each job's claim by an actor counts as abandoned (:func:`abandoned_in`).
     """
     if op.spec is None or newer(op):
         return None
@@ -113,8 +126,10 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
             # claimed.
             verdict = State.FAILED if op.failed else State.SUCCESS
             return _decided(keys, op, election, verdict, at_once=op.spec.rules.reports_only)
-        if stage is Stage.OPEN and op.failed and op.spec.rules.failure_policy == "fail_fast":
-            why = Cancel("failed", f"{len(op.failed)} of {op.plan.count} jobs failed")
+        max_failed, fail_fast = op.terms.options.max_failed, op.spec.rules.failure_policy == "fail_fast"
+        if stage is Stage.OPEN and len(op.failed) > allowance(max_failed, fail_fast, op.plan.count):
+            text = f"{len(op.failed)} of {op.plan.count} jobs failed"
+            why = Cancel("failed", f"{text}, where {max_failed} may" if max_failed else text)
             return Commit(t.cancel(keys, op.ref, op.state_mod, why, election))
         return None
     if stage is Stage.CANCELLING:
@@ -123,12 +138,12 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         gone = tuple(
             (p, seen.mod, seen.value.incarnation)
             for p, seen in sorted(op.claims.items())
-            if seen.value.waiting or seen.value.incarnation not in live
+            if seen.value.waiting or _gone(p, seen.value, live, actors)
         )
         if gone:
             return Reap(gone)
-        if op.claims:
-            return None  # a holder has yet to stop
+        if op.claims:  # a holder has yet to stop
+            return WakeAt(now + max(SOONEST, min(actors.values()))) if actors else None
         failed = op.cancel is not None and op.cancel.reason == "failed"
         return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
     if stage is Stage.COMPLETING and op.decision is not None:
@@ -145,6 +160,10 @@ def next_step(keys: Keys, op: OperationView, live: Collection[str], election: Co
         follow_ups = op.decision.value.follow_ups if op.decision is not None else ()
         return Clean(op.plan.count if op.plan is not None else 0, follow_ups)
     return None
+
+
+def _gone(partition: int, claim: Claim, live: Collection[str], actors: Mapping[int, float]) -> bool:
+    return actors.get(partition, 1.0) <= 0 if claim.actor else claim.incarnation not in live
 
 
 def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *, at_once: bool = False) -> Step:
@@ -196,8 +215,31 @@ class Claimable:
     free: tuple[int, ...]
     waiting: tuple[int, ...]
     lost: tuple[int, ...]
-    """Held by incarnations that have no node key any more."""
+    """Held by incarnations that have no node key any more, or by actors that have not extended their claims in time."""
     next_due: float | None
+
+
+SOONEST = 0.01
+"""Seconds until it is looked again at least: a wall clock cannot tell less from nothing."""
+PATIENCE = (0.5, 5.0)
+"""Seconds beyond its duration for which a claim by an actor is left alone: a tenth of it, but so many at least and at
+most. An extension may be on its way, and no two clocks run quite alike."""
+
+
+def abandoned_in(claim: Claim, unchanged_for: float) -> float:
+    """Seconds until a claim by an actor counts as abandoned, having been seen unchanged for so long by the clock of
+    whoever looks; 0 or less: now. The claim's revision, which every extension moves, is what is compared then: of an
+    actor that extends in time nothing can be taken, whatever anybody's clock says.
+    """
+    least, most = PATIENCE
+    return claim.duration + min(max(least, claim.duration / 10), most) - unchanged_for
+
+
+def actors_of(op: OperationView, clock: float) -> dict[int, float]:
+    """Seconds until each claim by an actor that the view has counts as abandoned, by a clock that never goes back."""
+    return {
+        p: abandoned_in(seen.value, op.unchanged_for(p, clock)) for p, seen in op.claims.items() if seen.value.actor
+    }
 
 
 HEAD_START = 2.0
@@ -219,8 +261,9 @@ def claimable(
     """Sort the jobs of an operation by what may be done with them.
 
     ``executor``: my id; ``others``: another capable node lives, so that a job that failed here is left to it at
-    first. ``unchanged_for``: seconds for which I have seen a waiting claim unchanged, by my own clock; one that
-    stayed so for ``patience`` is due whatever its ``retry_at`` says (no clock is trusted for liveness).
+    first. ``unchanged_for``: seconds for which I have seen a claim that waits, or is an actor's, unchanged, by my own
+    clock; a waiting one that stayed so for ``patience`` is due whatever its ``retry_at`` says (no clock is trusted for
+    liveness).
     ``homes``: other live executors that have first call on what they ran last, since they have its local state (of a
     resumable type).
     """
@@ -234,7 +277,14 @@ def claimable(
             free.append(p)
             continue
         claim = seen.value
-        if not claim.waiting and claim.incarnation in live:
+        if claim.incarnation in live:
+            continue
+        if claim.actor:
+            left = abandoned_in(claim, unchanged_for.get(p, 0.0))
+            if left > 0:
+                next_due = min(next_due, now + left) if next_due is not None else now + left
+            else:
+                lost.append(p)
             continue
         if claim.executor in homes and claim.executor != executor and not (claim.waiting and claim.failures):
             head_start = HEAD_START - unchanged_for.get(p, 0.0)
@@ -367,13 +417,24 @@ def claim_for(
     over = lost and rules.can_fail and (rules.at_limit(failures) or rules.lost == "fail")
     losses, tried = old.losses, old.tried
     if lost:
-        losses += 1
-        tried = told(tried, Tried(old.attempt, old.executor, LOST))
+        losses += not old.actor
+        tried = told(tried, Tried(old.attempt, old.executor, EXPIRED if old.actor else LOST))
     claim = Claim(executor, incarnation, old.attempt + 1, failures, error=old.error, losses=losses, tried=tried)
     return claim, seen.mod, over
 
 
 LOST = "the executor was lost while it ran the job"
+EXPIRED = "the worker did not extend its claim in time"
+
+
+def lost_text(old: Claim, failures: int) -> str:
+    """What the outcome of a job says whose holders were lost once too often; ``old``: the claim of the last one."""
+    if old.actor:
+        text = f"the worker {old.executor} did not extend its claim of attempt {old.attempt} in time"
+    else:
+        text = f"executor {old.executor} was lost while it ran attempt {old.attempt}"
+    text += f" ({failures} failures)"
+    return f"{text}; the error before: {old.error}" if old.error else text
 
 
 def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
@@ -383,7 +444,7 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
     failures = claim.failures + lost
     if rules.at_limit(failures) or (lost and rules.lost == "fail"):
         return False  # it is over
-    return rules.at_limit(failures + 1) and claim.losses + lost > 0
+    return rules.at_limit(failures + 1) and claim.losses + (lost and not claim.actor) > 0
 
 
 def place_for_suspect(claim: Claim, executor: str, others: Sequence[str], job: str) -> int:

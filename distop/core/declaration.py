@@ -63,6 +63,8 @@ class Declaration:
     """Its completion code makes the report and does nothing else: it may run before the decision is fixed."""
     joins: bool = False
     """It does nothing but wait for others, and ends with the last of them (L36)."""
+    code: bool = True
+    """Executors have code for it. Otherwise actors alone run its jobs, and any daemon coordinates it."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -105,6 +107,7 @@ class Declaration:
             rules.cleans,
             rules.reports_only,
             rules.joins,
+            rules.code,
         )
 
     def rules(self) -> Rules:
@@ -120,6 +123,7 @@ class Declaration:
             self.cleans,
             self.reports_only,
             self.joins,
+            self.code,
         )
 
 
@@ -137,6 +141,7 @@ class Rules:
     cleans: bool = True
     reports_only: bool = False
     joins: bool = False
+    code: bool = True
 
     @property
     def leaves_something(self) -> bool:
@@ -155,6 +160,7 @@ class Rules:
             "cleans": self.cleans,
             "reports_only": self.reports_only,
             **({"joins": True} if self.joins else {}),
+            **({} if self.code else {"code": False}),
         }
 
     @classmethod
@@ -170,6 +176,7 @@ class Rules:
             bool(data.get("cleans", True)),
             bool(data.get("reports_only", False)),
             bool(data.get("joins", False)),
+            bool(data.get("code", True)),
         )
 
     def at_limit(self, failures: int) -> bool:

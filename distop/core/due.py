@@ -88,6 +88,8 @@ def ended_waiting(ref: OperationRef, spec: Spec, state: State, finished: str, wh
         request_digest=spec.request_digest,
         cancel=why,
         submitter=spec.submitter[:SUBMITTER_KEPT],
+        rerun_of=spec.rerun_of,
+        labels=spec.labels,
     )
 
 

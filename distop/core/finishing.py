@@ -201,6 +201,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn
         (
             Delete(*keys.own_range(ref)),
             Delete(*keys.claims_range(ref)),
+            Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
         ),
         (),

@@ -16,6 +16,7 @@ from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
+from distop.core.limit_invariants import limit_faults
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
     FOLLOWS,
@@ -26,6 +27,7 @@ from distop.core.operation_invariants import (
     unfit_plan,
     unfit_record,
 )
+from distop.core.plan import Gate
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.view import Change
 from distop.core.violation import Violation
@@ -125,6 +127,7 @@ class Checker:
         for op, deltas in jobs.items():
             for partition, delta in deltas.items():
                 self._job(op, partition, delta)
+        self._permits(own)
         started: dict[tuple[str, str], list[int]] = {}
         for ref, writes in own.items():
             self._operation(ref, writes, started)
@@ -149,6 +152,8 @@ class Checker:
             self._one_at_a_time(place)
         for ref in own:
             self._holds_current(ref)
+        for op, deltas in jobs.items():
+            self._at_most(op, deltas)
 
     # ------------------------------------------------------------------- jobs
 
@@ -190,6 +195,25 @@ class Checker:
         except UNREADABLE as error:
             self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
 
+    def _permits(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+        """Who has which permit by now, and what the gate says."""
+        for ref, writes in own.items():
+            for key, change in writes:
+                if key.family == K.PERMIT:
+                    self._trace(ref).fold_permit(key.chunk, change)
+
+    def _at_most(self, op: OperationTrace, deltas: Mapping[int, JobDelta]) -> None:
+        """What the claims of this revision make of the limits (16) and of the selector (17)."""
+        if self._quiet:
+            return
+        claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
+        claimed = [p for p in claimed if (claim := op.jobs[p].claim) is not None and not claim.waiting]
+        for p in claimed:
+            if op.jobs[p].extended:
+                continue
+            for number, text in limit_faults(op, p, self._cluster.labels):
+                self._found(number, self.keys.claim(op.ref, p), text, op, op.jobs[p])
+
     # -------------------------------------------------------------- operations
 
     def _operation(
@@ -222,6 +246,11 @@ class Checker:
                     self._before_write(op, key, change, existed, created)
                 if key.family == K.OPEN:
                     op.gate = not change.deleted
+                    op.opened = Gate.decode(change.kv.value) if op.gate else Gate()
+                    if op.gate and not self._quiet and op.opened.options != op.options_with(writes):
+                        self._found(16, change.kv.key, "the gate does not say what the options say", op)
+                elif key.family == K.PERMIT:
+                    continue
                 elif key.family == K.PENDING:
                     op.phase = None if change.deleted else Phase(change.kv.value.decode())
                 else:

@@ -88,21 +88,21 @@ def _ended_faults(
     else:
         outcome = Outcome.decode(delta.outcome.kv.value)
     if claim is None or claim.waiting:
-        former = outcome is not None and (outcome.incarnation, outcome.attempt) in job.former
+        former = outcome is not None and (outcome.holder, outcome.attempt) in job.former
         yield 3 if former else 2, key, "the job was reported while nobody held it"
         return
     if delta.claim is None or not delta.claim.deleted:
         yield 2, key, "the job has ended and its claim remains"
-    if outcome is None or (outcome.incarnation, outcome.attempt) == (claim.incarnation, claim.attempt):
+    if outcome is None or (outcome.holder, outcome.attempt) == (claim.holder, claim.attempt):
         return
-    lost = word == JobState.FAILED and claim.incarnation not in live
+    lost = word == JobState.FAILED and (not outcome.grant if claim.actor else claim.incarnation not in live)
     limit = op.rules.can_fail and (op.rules.lost == "fail" or op.rules.at_limit(claim.failures + 1))
     if not (lost and limit):
-        former = (outcome.incarnation, outcome.attempt) in job.former
+        former = (outcome.holder, outcome.attempt) in job.former
         yield (
             3 if former else 2,
             key,
-            f"reported by {outcome.incarnation} (attempt {outcome.attempt}) while {claim.incarnation} "
+            f"reported by {outcome.holder} (attempt {outcome.attempt}) while {claim.holder} "
             f"(attempt {claim.attempt}) held it",
         )
 
@@ -128,9 +128,12 @@ def _claim_faults(
     if new.waiting:
         yield from _waiting_faults(key, old, new)
         return
+    if new.actor and old is not None and old.grant == new.grant:
+        yield from _extension_faults(op, key, old, new)
+        return
     if not op.gate:
-        yield 4, key, f"claimed by {new.incarnation} while there was no gate"
-    if new.incarnation not in live:
+        yield 4, key, f"claimed by {new.holder} while there was no gate"
+    if not new.actor and new.incarnation not in live:
         yield 4, key, f"claimed by {new.incarnation}, which had no node key"
     if new.attempt == job.attempt:
         yield 10, key, f"claimed with attempt {new.attempt} a second time"
@@ -141,11 +144,20 @@ def _claim_faults(
             yield 10, key, f"claiming changed the failures from {old.failures} to {new.failures}"
         return
     if old.incarnation in live:
-        yield 2, key, f"taken from {old.incarnation}, which was alive, by {new.incarnation}"
+        yield 2, key, f"taken from {old.incarnation}, which was alive, by {new.holder}"
     if new.failures != old.failures + 1:
         yield 10, key, f"a takeover counted {new.failures} failures after {old.failures}"
     if op.rules.can_fail and op.rules.lost == "fail":
         yield 10, key, "taken over, where a lost job fails"
+
+
+def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:
+    if op.state not in (State.RUNNING, State.PAUSED):
+        yield 4, key, f"extended by {new.actor} while its operation was {op.state}"
+    if (new.actor, new.attempt) != (old.actor, old.attempt):
+        yield 3, key, f"extended by {new.actor} (attempt {new.attempt}): {old.actor} (attempt {old.attempt}) held it"
+    if new.failures != old.failures:
+        yield 10, key, f"extending changed the failures from {old.failures} to {new.failures}"
 
 
 def _waiting_faults(key: str, old: Claim | None, new: Claim) -> Iterator[Fault]:

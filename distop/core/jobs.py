@@ -52,8 +52,9 @@ def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
 
 @frozen
 class Claim:
-    """``distOpClaim…``: who runs a job (``incarnation``), or that it waits to be claimed again (no
-    incarnation, ``retry_at``). ``failures`` counts unexpected errors and lost executors; the limit counts them.
+    """``distOpClaim…``: who runs a job (``incarnation``, or ``actor``: somebody's own worker loop), or that it waits to
+    be claimed again (neither, ``retry_at``). ``failures`` counts unexpected errors and lost holders; the limit counts
+    them.
     """
 
     executor: str
@@ -67,16 +68,34 @@ class Claim:
     """How many of the failures were lost executors."""
     tried: tuple[Tried, ...] = ()
     """What went wrong in the attempts before, as :func:`told` bounds it."""
+    actor: str = ""
+    """Who runs it without being an executor: live while the claim's revision changes within ``duration`` seconds, as
+    whoever looks measures them.
+    """
+    duration: float = 0.0
+    grant: str = ""
+    """What tells this claim by an actor from all others, also after it was extended."""
+    since: str = ""
+    """When it was granted by the actor's clock, for people."""
+    permit: int = -1
+    """The permit that it has, where no more than so many jobs of its operation run at once."""
 
     @property
     def waiting(self) -> bool:
         """Nobody runs the job; it may be claimed when due."""
-        return not self.incarnation
+        return not self.incarnation and not self.actor
+
+    @property
+    def holder(self) -> str:
+        """Who runs it, told from all others: an incarnation, or an actor's grant."""
+        return self.incarnation or self.grant
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {"v": SCHEMA_VERSION, "executor": self.executor}
         if self.incarnation:
             data["incarnation"] = self.incarnation
+        if self.actor:
+            data |= {"actor": self.actor, "duration": self.duration, "grant": self.grant, "since": self.since}
         data["attempt"] = self.attempt
         data["failures"] = self.failures
         if self.retry_at:
@@ -87,6 +106,8 @@ class Claim:
             data["losses"] = self.losses
         if self.tried:
             data["errors"] = [one.to_json() for one in self.tried]
+        if self.permit >= 0:
+            data["permit"] = self.permit
         return dumps(data)
 
     @classmethod
@@ -101,6 +122,11 @@ class Claim:
             data.get("error", ""),
             int(data.get("losses", 0)),
             tuple(map(Tried.from_json, data.get("errors") or ())),
+            data.get("actor", ""),
+            float(data.get("duration", 0.0)),
+            data.get("grant", ""),
+            data.get("since", ""),
+            int(data.get("permit", -1)),
         )
 
 
@@ -118,6 +144,13 @@ class Outcome:
     error: str = ""
     tried: tuple[Tried, ...] = ()
     """Of a job that failed after several attempts: what went wrong in each."""
+    grant: str = ""
+    """Of a job that an actor returned: its claim's. One that is written for an actor that is gone has none."""
+
+    @property
+    def holder(self) -> str:
+        """As :attr:`Claim.holder`."""
+        return self.incarnation or self.grant
 
     def encode(self) -> bytes:
         """JSON of at most :data:`MAX_OUTCOME_BYTES`; raises InvalidArgument where the result is too large."""
@@ -134,6 +167,8 @@ class Outcome:
             data["result"] = self.result
         if self.error:
             data["error"] = shorten(self.error, MAX_ERROR_TEXT)
+        if self.grant:
+            data["grant"] = self.grant
         value = dumps({**data, "errors": [one.to_json() for one in self.tried]} if self.tried else data)
         if len(value) > MAX_OUTCOME_BYTES and self.tried:
             value = dumps(data)  # the result is worth more
@@ -157,4 +192,5 @@ class Outcome:
             data.get("result"),
             data.get("error", ""),
             tuple(map(Tried.from_json, data.get("errors") or ())),
+            data.get("grant", ""),
         )

@@ -16,7 +16,7 @@ from distop.core.model import OperationRef
 from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
-OP, OPEN, PENDING, CLAIM = "distOp", "distOpOpen", "distOpPending", "distOpClaim"
+OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
 NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD = (
     "distOpNode",
     "distOpNodeDrain",
@@ -123,7 +123,8 @@ class ParsedKey:
     ``name`` is the last word: ``runOps``, ``nextInstanceId``, ``current``, or what follows an operation's root
     (``arg``, ``spec``, ``state``, ``cancel``, ``plan``, ``planning``, ``decision``); for a job's key ``partition``
     is its ordinal and ``name`` is ``state``, ``outcome`` or ``progress``; for a chunk ``name`` is ``plan`` and
-    ``chunk`` its number; for an edge ``name`` is ``after`` or ``next`` and ``id`` the edge.
+    ``chunk`` its number, as for a permit, whose ``name`` is ``permit``; for an edge ``name`` is ``after`` or ``next``
+    and ``id`` the edge.
     """
 
     family: str
@@ -245,6 +246,13 @@ class Keys:
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, CLAIM)}.")
 
+    def permit(self, ref: OperationRef, number: int) -> str:
+        """Who has the permit of this number (``core.permits``)."""
+        return f"{self._op(ref, PERMIT)}.{ordinal(number)}"
+
+    def permits_range(self, ref: OperationRef) -> tuple[str, str]:
+        return prefix_range(f"{self._op(ref, PERMIT)}.")
+
     def claims_between(self, ref: OperationRef, first: int, after: int) -> tuple[str, str]:
         """The claims of the ordinals ``first`` … ``after - 1``."""
         return _between(self.roots(ref)[1], first, after)
@@ -308,7 +316,7 @@ class Keys:
             if parts[3] == "current":
                 table, type_name, obj = decode(parts[0]), check_type_name(parts[1]), decode_object(parts[2])
                 return ParsedKey(family, table, type_name, name="current", object=obj)
-        if family in (OP, OPEN, PENDING, CLAIM, HISTORY) and len(parts) >= 3:
+        if family in (OP, OPEN, PENDING, CLAIM, PERMIT, HISTORY) and len(parts) >= 3:
             return self._parse_operation(key, family, parts)
         raise InvalidArgument(f"{key!r} is not a key of distop")
 
@@ -325,6 +333,8 @@ class Keys:
             parsed = ParsedKey(family, ref.table, ref.type, ref)
         elif family == CLAIM and len(rest) == 1:
             parsed = ParsedKey(family, ref.table, ref.type, ref, partition=parse_ordinal(rest[0]))
+        elif family == PERMIT and len(rest) == 1:
+            parsed = ParsedKey(family, ref.table, ref.type, ref, "permit", chunk=parse_ordinal(rest[0]))
         elif family == HISTORY and not rest:
             parsed = ParsedKey(family, ref.table, ref.type, ref)
         elif family in (OP, HISTORY) and len(rest) == 2 and rest[0] == "plan":
@@ -340,7 +350,7 @@ class Keys:
         return parsed
 
 
-OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision"})
+OPERATION_NAMES = frozenset({"arg", "spec", "state", "cancel", "plan", "planning", "decision", "options"})
 EDGE_NAMES = frozenset({"after", "next"})
 JOB_NAMES = frozenset({"state", "outcome", "progress"})
 HISTORY_NAMES = frozenset({"arg", "spec"})

@@ -44,5 +44,7 @@ def judge(
         return Fate.CLEANED
     if claim is not None and claim.incarnation == incarnation:
         return Fate.SETTLED
+    if claim is not None and claim.actor:
+        return Fate.CLEANED  # somebody's own worker loop has it, or had it last
     gone = claim is None or claim.waiting or claim.incarnation not in live or claim.executor == executor
     return Fate.STAYS if gone else Fate.CLEANED

@@ -167,6 +167,10 @@ class Spec:
     """It does not begin while this hold is there."""
     series: Mapping[str, Any] | None = None
     """Another one like it follows (``core.series``)."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the caller finds it by (``core.labels``)."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have to work for it."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -183,6 +187,10 @@ class Spec:
         for name in ("rerun_of", "not_before", "hold", "series"):
             if value := getattr(self, name):
                 data[name] = value
+        if self.labels:
+            data["labels"] = dict(self.labels)
+        if self.where:
+            data["where"] = dict(self.where)
         return dumps(data)
 
     @classmethod
@@ -203,6 +211,8 @@ class Spec:
             data.get("not_before", ""),
             data.get("hold", ""),
             data.get("series"),
+            data.get("labels") or {},
+            data.get("where") or {},
         )
 
 
@@ -380,6 +390,8 @@ class History:
     """As in the spec."""
     submitter: str = ""
     """As in the spec, shortened."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """As in the spec."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -402,6 +414,8 @@ class History:
             data["failed_truncated"] = True
         if self.rerun_of:
             data["rerun_of"] = self.rerun_of
+        if self.labels:
+            data["labels"] = dict(self.labels)
         return data
 
     def encode(self) -> bytes:
@@ -429,4 +443,5 @@ class History:
             data.get("rerun_of", ""),
             data.get("request_digest", ""),
             data.get("submitter", ""),
+            labels=data.get("labels") or {},
         )

@@ -45,6 +45,8 @@ def orphans(keys: Keys, found: Iterable[str]) -> list[str]:
             op.pending = True
         elif parsed.family == K.CLAIM:
             op.claims = True
+        elif parsed.family == K.PERMIT:
+            op.names.add("permits")
         elif parsed.partition >= 0:
             op.jobs = True
         else:

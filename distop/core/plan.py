@@ -11,6 +11,7 @@ from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
 from distop.core.digest import plan_digest
 from distop.core.frozen import frozen
 from distop.core.model import WHOLE, TableRecord
+from distop.core.options import DEFAULT, Options
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -218,20 +219,34 @@ def first_ordinals(plan: Plan, chunks: Sequence[bytes]) -> list[int]:
 @frozen
 class Gate:
     """``distOpOpen…``: the key's existence is the gate. ``count``: the jobs of the plan behind it, as a hint with which
-    those of a small operation are claimed before its plan is read; 0: the plan tells.
+    those of a small operation are claimed before its plan is read; 0: the plan tells. ``options`` and ``where`` are the
+    operation's: whoever claims behind this gate has read them here.
     """
 
     count: int = 0
+    options: Options = DEFAULT
+    where: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        return dumps({"v": SCHEMA_VERSION, "count": self.count} if self.count else {"v": SCHEMA_VERSION})
+        data: dict[str, Any] = {"v": SCHEMA_VERSION}
+        if self.count:
+            data["count"] = self.count
+        if self.options != DEFAULT:
+            data["options"] = self.options.to_json()
+        if self.where:
+            data["where"] = dict(self.where)
+        return dumps(data)
 
     @classmethod
     def decode(cls, value: bytes) -> Gate:
         """Whatever stands there: what cannot be read gives no hint."""
         try:
             data = loads(value)
-            return cls(int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0)
+            return cls(
+                int(data.get("count", 0)) if int(data.get("v", 0)) <= SCHEMA_VERSION else 0,
+                Options.from_json(data["options"]) if "options" in data else DEFAULT,
+                dict(data.get("where") or {}),
+            )
         except UNREADABLE:
             return cls()
 

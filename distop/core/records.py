@@ -16,6 +16,7 @@ from distop.core.draining import Drain
 from distop.core.jobs import Claim
 from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
+from distop.core.options import Options
 from distop.core.plan import Plan
 from distop.errors import InvalidArgument, UnreadableRecord
 
@@ -111,6 +112,7 @@ _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {
     "plan": Plan.decode,
     "planning": Attempts.decode,
     "decision": Decision.decode,
+    "options": Options.decode,
     "after": Edge.decode,
     "next": Edge.decode,
 }

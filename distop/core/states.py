@@ -44,6 +44,7 @@ class Event(StrEnum):
     PAUSE = "pause"
     PAUSE_NOW = "pause_now"
     RESUME = "resume"
+    ALTER = "alter"
     CANCEL = "cancel"
     FAIL_FAST = "fail_fast"
     REAP = "reap"
@@ -64,6 +65,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
     },
     Stage.WAITING: {
         Event.ADD_DEPENDENCIES: frozenset({Stage.WAITING}),
+        Event.ALTER: frozenset({Stage.WAITING}),
         Event.BEGIN: frozenset({Stage.PLANNING}),
         Event.BEGIN_PLANNED: frozenset({Stage.OPEN}),
         Event.JOIN: frozenset({Stage.CLEANING}),
@@ -75,9 +77,11 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.GIVE_UP: frozenset({Stage.COMPLETING}),
         Event.PAUSE: frozenset({Stage.PAUSED}),
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
+        Event.ALTER: frozenset({Stage.PLANNING}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
     },
     Stage.OPEN: {
+        Event.ALTER: frozenset({Stage.OPEN}),
         Event.PAUSE: frozenset({Stage.PAUSED}),
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
@@ -88,6 +92,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
     Stage.PAUSED: {
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),
         Event.RESUME: frozenset({Stage.OPEN, Stage.PLANNING}),
+        Event.ALTER: frozenset({Stage.PAUSED}),
         Event.CANCEL: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
@@ -127,6 +132,7 @@ class JobEvent(StrEnum):
     CLAIM = "claim"
     RECLAIM = "reclaim"
     TAKE_OVER = "take_over"
+    EXTEND = "extend"
     REPORT_SUCCESS = "report_success"
     REPORT_FAILED = "report_failed"
     RETRY = "retry"
@@ -139,6 +145,7 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
     JobStage.FREE: {JobEvent.CLAIM: JobStage.CLAIMED},
     JobStage.CLAIMED: {
         JobEvent.TAKE_OVER: JobStage.CLAIMED,
+        JobEvent.EXTEND: JobStage.CLAIMED,
         JobEvent.REPORT_SUCCESS: JobStage.SUCCESS,
         JobEvent.REPORT_FAILED: JobStage.FAILED,
         JobEvent.RETRY: JobStage.WAITING,
@@ -150,4 +157,6 @@ JOB_TABLE: Mapping[JobStage, Mapping[JobEvent, JobStage]] = {
     JobStage.SUCCESS: {},
     JobStage.FAILED: {},
 }
-"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone."""
+"""Where each event leads a job. TAKE_OVER, FAIL_LOST and REAP of a claimed job need its incarnation to be gone; of one
+that an actor has claimed, that the claim is as it was when whoever does it first saw it. EXTEND is an actor's.
+"""

@@ -5,19 +5,24 @@ The invariants (``core.invariants``) are checked against it; it judges nothing i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, JobState
+from distop.core.keys import OP
 from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
-from distop.core.plan import Plan
+from distop.core.options import DEFAULT, Options
+from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.core.keys import ParsedKey
     from distop.core.view import Change
 
 STORY = 12
@@ -35,15 +40,17 @@ _DEFAULT_RULES = Rules()
 class JobTrace:
     """One job: its state, who holds it, who held it before, and what was written for it."""
 
-    __slots__ = ("attempt", "claim", "former", "log", "state")
+    __slots__ = ("attempt", "claim", "extended", "former", "log", "state")
 
     def __init__(self) -> None:
         self.state: JobState | None = None
         self.claim: Claim | None = None
+        self.extended = False
+        """Its holder had it before the last revision that wrote it, too."""
         self.attempt = 0
         """The highest attempt seen."""
         self.former: deque[tuple[str, int]] = deque(maxlen=STORY)
-        """(incarnation, attempt) of claims that were taken over, or set to waiting: the last ones."""
+        """(holder, attempt) of claims that were taken over, or set to waiting: the last ones."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
 
 
@@ -63,6 +70,7 @@ class OperationTrace:
     """One operation, from its start to the last page of its cleanup."""
 
     __slots__ = (
+        "actors",
         "after",
         "cancel",
         "chunks",
@@ -70,9 +78,13 @@ class OperationTrace:
         "decision",
         "failed",
         "gate",
+        "holders",
         "jobs",
         "keys",
         "log",
+        "opened",
+        "options",
+        "permits",
         "phase",
         "plan",
         "planning",
@@ -99,6 +111,15 @@ class OperationTrace:
         self.success = 0
         self.failed: set[int] = set()
         self.claims = 0
+        self.holders: Counter[str] = Counter()
+        """Incarnation → how many claims it has."""
+        self.actors = 0
+        """Claims by actors."""
+        self.opened = Gate()
+        """What the gate says, where there is one."""
+        self.options = DEFAULT
+        self.permits: dict[int, int] = {}
+        """Permit → the job that has it."""
         self.keys = 0
         """How many keys of the operation exist, its history aside."""
         self.log: deque[tuple[int, Change]] = deque(maxlen=STORY)
@@ -150,13 +171,30 @@ class OperationTrace:
         if delta.claim is not None:
             old, job.claim = job.claim, None if delta.claim.deleted else Claim.decode(delta.claim.kv.value)
             self.claims += (job.claim is not None) - (old is not None)
-            if old is not None and old.incarnation and job.claim is not None:
-                job.former.append((old.incarnation, old.attempt))
+            for claim, count in ((old, -1), (job.claim, 1)):
+                if claim is not None and claim.incarnation:
+                    self.holders[claim.incarnation] += count
+                elif claim is not None and claim.actor:
+                    self.actors += count
+            job.extended = old is not None and job.claim is not None and job.claim.holder == old.holder
+            if old is not None and old.holder and job.claim is not None and job.claim.holder != old.holder:
+                job.former.append((old.holder, old.attempt))
             if job.claim is not None:
                 job.attempt = max(job.attempt, job.claim.attempt)
         for change in (delta.claim, delta.state, delta.outcome, delta.progress):
             if change is not None:
                 job.log.append((revision, brief(change)))
+
+    def fold_permit(self, number: int, change: Change) -> None:
+        """Take a write to a permit."""
+        self.permits.pop(number, None)
+        if not change.deleted and change.kv.value.isdigit():
+            self.permits[number] = int(change.kv.value)
+
+    def options_with(self, writes: Sequence[tuple[ParsedKey, Change]]) -> Options:
+        """The options, as they are after this revision."""
+        written = [change for key, change in writes if key.name == "options" and key.family == OP]
+        return self.options if not written or written[-1].deleted else Options.decode(written[-1].kv.value)
 
     def fold(self, name: str, chunk: int, edge: str, change: Change) -> None:
         """Take a write to one of the operation's own keys."""
@@ -180,6 +218,8 @@ class OperationTrace:
             self.plan = Plan.decode(value) if value is not None else None
         elif name == "planning":
             self.planning = Attempts.decode(value) if value is not None else None
+        elif name == "options":
+            self.options = Options.decode(value) if value is not None else DEFAULT
         elif name == "cancel":
             self.cancel = Cancel.decode(value) if value is not None else None
         elif name == "decision":

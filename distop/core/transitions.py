@@ -8,6 +8,7 @@ exhaustive exploration of a model: leaving one out gave a violation. The failure
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
@@ -21,6 +22,7 @@ from distop.core.model import (
     Spec,
     State,
 )
+from distop.core.options import DEFAULT, Options, Terms
 from distop.core.plan import Gate
 from distop.core.txn import (
     MAX_OPERATIONS,
@@ -46,12 +48,13 @@ if TYPE_CHECKING:
     from distop.core.plan import Plan
     from distop.core.txn import KeyValue, TxnResult
 
+NOTHING_SAID = Terms()
 START_BYTES_PER_TXN = 1024 * 1024
 """Of keys and values of operations that are started together; one alone may have more."""
 STARTS_PER_TXN = 31
 """Operations that one transaction starts at most: four keys of each, and the two counters (T1)."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
-CHUNKS_PER_PLAN = 124
+CHUNKS_PER_PLAN = 123
 
 
 # ---------------------------------------------------------------------- start
@@ -90,8 +93,14 @@ class NewOperation:
     planned: tuple[Plan, Sequence[bytes]] | None = None
     waits: bool = False
     after: tuple[Predecessor, ...] = ()
+    options: Options = DEFAULT
     value: bytes = b""
     """Of the spec's key, where it is known already."""
+
+    @property
+    def terms(self) -> Terms:
+        """What its gate says."""
+        return Terms(self.options, 0, self.spec.where)
 
 
 def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation]) -> Txn:
@@ -156,6 +165,8 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
         Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
         Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
     ]
+    if one.options != DEFAULT:
+        puts.append(Put(keys.of(ref, "options"), one.options.encode()))
     if one.waits:
         links = [put for pred in one.after for put in link(keys, pred.ref, ref, pred.on)]
         return [*puts, Put(keys.pending(ref), word(Phase.WAITING)), *links]
@@ -165,7 +176,12 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
         return [*puts, Put(keys.pending(ref), word(Phase.PLANNING))]
     plan, chunks = one.planned
     puts += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
-    return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), Gate(plan.count).encode())]
+    return [*puts, Put(keys.of(ref, "plan"), plan.encode()), Put(keys.gate(ref), gate(one.terms, plan.count))]
+
+
+def gate(terms: Terms, count: int = 0) -> bytes:
+    """The value of a gate."""
+    return Gate(count, terms.options, terms.where).encode()
 
 
 def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
@@ -224,8 +240,9 @@ def write_plan(
     plan: Plan,
     chunk_mods: Sequence[int],
     chunks: Sequence[bytes] = (),
+    terms: Terms = NOTHING_SAID,
 ) -> Txn:
-    """The plan and the gate: claims are allowed from here on.
+    """The plan and the gate, which says what the options say: claims are allowed from here on.
 
     ``chunk_mods``: the mod revision of each chunk as written. A small plan brings its ``chunks`` along (each then
     still at its ``chunk_mods``), which is the same as writing them just before. Chunks beyond these, left by a planning
@@ -238,12 +255,13 @@ def write_plan(
             value_is(keys.of(ref, "state"), word(State.RUNNING)),
             absent(keys.of(ref, "plan")),
             absent(keys.of(ref, "decision")),
+            unchanged(keys.of(ref, "options"), terms.mod),
             *(unchanged(keys.chunk(ref, n), mod) for n, mod in enumerate(chunk_mods)),
         ),
         (
             *(Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)),
             Put(keys.of(ref, "plan"), plan.encode()),
-            Put(keys.gate(ref), Gate(plan.count).encode()),
+            Put(keys.gate(ref), gate(terms, plan.count)),
             Delete(keys.pending(ref)),
             Delete(keys.of(ref, "planning")),
             beyond,
@@ -334,12 +352,12 @@ def pause(keys: Keys, ref: OperationRef, state_mod: int, *, now: bool = False, s
     )
 
 
-def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool) -> Txn:
+def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool, terms: Terms = NOTHING_SAID) -> Txn:
     """Back to where it was paused: open, or planning when it had no plan yet (both are compared)."""
     plan = keys.of(ref, "plan")
     after: tuple[Operation, ...]
     if planned:
-        after = (Put(keys.gate(ref), Gate().encode()), Delete(keys.pending(ref)))
+        after = (Put(keys.gate(ref), gate(terms)), Delete(keys.pending(ref)))
     else:
         after = (Put(keys.pending(ref), word(Phase.PLANNING)),)
     return Txn(
@@ -348,10 +366,44 @@ def resume(keys: Keys, ref: OperationRef, state_mod: int, planned: bool) -> Txn:
             value_is(keys.of(ref, "state"), word(State.PAUSED)),
             exists(plan) if planned else absent(plan),
             absent(keys.of(ref, "decision")),
+            *((unchanged(keys.of(ref, "options"), terms.mod),) if planned else ()),
         ),
         (Put(keys.of(ref, "state"), word(State.RUNNING)), *after),
         _who_won(keys, ref),
         "resume",
+    )
+
+
+ALTERABLE = (State.PENDING, State.RUNNING, State.PAUSED)
+
+
+def alter(
+    keys: Keys,
+    ref: OperationRef,
+    state: State,
+    state_mod: int,
+    terms: Terms,
+    new: Options,
+    opened: tuple[Gate, int] | None,
+) -> Txn:
+    """Change the options. ``opened``: the gate with its mod revision, where it is open: it is written again, so that a
+    claim that was decided by the former ones is refused.
+    """
+    if state not in ALTERABLE:
+        raise ValueError(f"{ref} cannot be altered while it is {state}")
+    written, mod = opened if opened is not None else (None, 0)
+    again = (Put(keys.gate(ref), replace(written, options=new).encode()),) if written is not None else ()
+    return Txn(
+        (
+            unchanged(keys.of(ref, "state"), state_mod),
+            value_is(keys.of(ref, "state"), word(state)),
+            absent(keys.of(ref, "decision")),
+            unchanged(keys.of(ref, "options"), terms.mod),
+            unchanged(keys.gate(ref), mod),
+        ),
+        (Put(keys.of(ref, "options"), new.encode()), *again),
+        _who_won(keys, ref),
+        "alter",
     )
 
 

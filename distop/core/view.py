@@ -19,6 +19,7 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState
 from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.options import Options, Terms, fits
 from distop.core.phases import Phases
 from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
@@ -194,10 +195,14 @@ class ClusterView:
         """The incarnation has its node key."""
         return incarnation in self.nodes
 
-    def capable(self, type_name: str) -> list[str]:
-        """The live incarnations that offer a type and are not to be drained, sorted."""
+    def capable(self, type_name: str, where: Mapping[str, str] | None = None) -> list[str]:
+        """The live incarnations that offer a type, have these labels and are not to be drained, sorted."""
         return sorted(
-            inc for inc, node in self.nodes.items() if type_name in node.behaviors and node.executor not in self.drains
+            inc
+            for inc, node in self.nodes.items()
+            if type_name in node.behaviors
+            and node.executor not in self.drains
+            and (not where or fits(where, node.labels))
         )
 
     def ending_types(self) -> set[tuple[str, str]]:
@@ -246,6 +251,7 @@ class OperationView:
     planning: Seen[Attempts] | None = None
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
+    altered: Seen[Options] | None = None
     success: int = 0
     failed: AbstractSet[int] = frozenset()
     claims: Mapping[int, SeenClaim] = field(default_factory=lambda: NOTHING)
@@ -255,10 +261,18 @@ class OperationView:
     """What it waits for, by edge: "", or how that ended where it should have gone well."""
     next: Mapping[str, Edge] = field(default_factory=lambda: NOTHING)
     """What waits for this one, by edge."""
+    seen_since: Mapping[int, tuple[int, float]] = field(default_factory=lambda: NOTHING)
+    """Of claims by actors: their fence, and since when it is seen (:meth:`unchanged_for`)."""
     outcomes: Mapping[int, KeyValue] = field(default_factory=lambda: NOTHING)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
     """
+
+    @property
+    def terms(self) -> Terms:
+        """What its gate is to say."""
+        seen, where = self.altered, self.spec.where if self.spec is not None else {}
+        return Terms(seen.value, seen.mod, where) if seen is not None else Terms(where=where)
 
     @property
     def ended(self) -> int:
@@ -278,6 +292,15 @@ class OperationView:
             return Stage.OPEN if self.plan is not None else Stage.PLANNING
         held = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
         return held[self.state]
+
+    def unchanged_for(self, partition: int, clock: float) -> float:
+        """Seconds for which a claim is seen as it is, at this moment of a clock that never goes back; 0 at first."""
+        mod = self.claims[partition].mod
+        since = self.seen_since.get(partition, (0, 0.0))
+        if since[0] != mod:
+            since = (mod, clock)
+            self.seen_since = _with(self.seen_since, partition, since)
+        return clock - since[1]
 
     @property
     def empty(self) -> bool:
@@ -505,6 +528,8 @@ class TypeView:
             op.cancel = None if deleted else Cancel.decode(kv.value)
         elif name == "decision":
             op.decision = None if deleted else Seen(Decision.decode(kv.value), kv.mod_revision)
+        elif name == "options":
+            op.altered = None if deleted else Seen(Options.decode(kv.value), kv.mod_revision)
 
 
 def _forget(foreign: dict[str, str], first: str, after: str) -> None:

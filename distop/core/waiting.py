@@ -17,6 +17,7 @@ from distop.core.digest import edge_id
 from distop.core.frozen import frozen
 from distop.core.links import Edge
 from distop.core.model import OperationRef, Phase, State
+from distop.core.options import Terms
 from distop.core.plan import Gate
 from distop.core.txn import (
     MAX_OPERATIONS,
@@ -125,6 +126,7 @@ class Beginning:
     one_at_a_time: bool
     hold: str = ""
     planned: tuple[Plan, Sequence[bytes]] | None = None
+    terms: Terms = Terms()
 
 
 def begins(
@@ -167,6 +169,8 @@ def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
     ]
     if one.hold:
         compares.append(absent(keys.hold(one.hold)))
+    if one.planned is not None:
+        compares.append(unchanged(keys.of(ref, "options"), one.terms.mod))
     if one.one_at_a_time:
         compares.append(absent(keys.current(ref.table, ref.type, ref.object)))
     return compares
@@ -181,7 +185,7 @@ def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
         return [*ops, Put(keys.pending(ref), word(Phase.PLANNING))]
     plan, chunks = one.planned
     ops += [Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)]
-    gate = Put(keys.gate(ref), Gate(plan.count).encode())
+    gate = Put(keys.gate(ref), Gate(plan.count, one.terms.options, one.terms.where).encode())
     return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate, Delete(keys.pending(ref))]
 
 

@@ -14,7 +14,9 @@ from distop.clock import random, time
 from distop.coordinator.role import Coordinator
 from distop.core import decide
 from distop.core import transitions as t
-from distop.core.txn import GetResult
+from distop.core.codec import UNREADABLE
+from distop.core.declaration import Declaration
+from distop.core.txn import Get, GetResult
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ PAUSE_AFTER_FAILURE = (0.5, 2.0)
 HAND_OVER_EVERY = 60.0
 """Seconds between two times that a node hands an election over for what failed there: where it fails on every node, the
 election must not wander among them for ever."""
+PASSED_ON = 5.0
+"""Seconds for which a node that gave an election up for one with other labels lets all others go first."""
+TYPES_AT_ONCE = 100
+"""Types that are looked up together."""
 RESIGNED_KEPT = 600.0
 """Seconds after a resignation by which every view shows it: all of them are listed anew with each poll."""
 
@@ -50,8 +56,15 @@ class Elections:
         """Fences that were given up, and when: a view that still shows such an election is behind."""
         self._handed_over: dict[Subject, float] = {}
         """When an election was handed over last for what failed here."""
+        self._passed_on: dict[Subject, float] = {}
+        """When an election was given up last for a node with other labels."""
         self._confirmed: set[Subject] = set()
         """Roles whose election the view has shown."""
+        self._without_code: dict[str, bool] = {}
+        """Types that no executor offers → whether they are declared to have no code."""
+        self._asked: set[str] = set()
+        """Those that were looked up since the last poll."""
+        self._asking: asyncio.Task[None] | None = None
         self._stopping = False
 
     def _held(self, subject: Subject) -> Seen[str] | None:
@@ -73,7 +86,7 @@ class Elections:
                 role.cluster_changed()
         wanted = self._wanted()
         for subject in sorted(self._roles.keys() - wanted):
-            unfit = self._ctx.draining or not self._ctx.serves(subject[1])
+            unfit = self._ctx.draining or not self._coordinates(subject[1])
             if unfit and subject not in self._work:
                 self._ctx.log.info("gives up coordinating %s on %s: another can", subject[1], subject[0])
                 self._give_up(subject, self._roles[subject].fence)
@@ -100,16 +113,52 @@ class Elections:
         cluster = self._ctx.cluster
         if self._ctx.draining:
             ending = cluster.ending_types() | {s for s, role in self._roles.items() if role.ends_something}
-            return {s for s in ending if s[1] in self._ctx.types and not cluster.capable(s[1])}
-        return {subject for subject in cluster.wanted_types() if self._ctx.serves(subject[1])}
+            here = self._ctx.types | {name for name, without in self._without_code.items() if without}
+            return {s for s in ending if s[1] in here and not cluster.capable(s[1])}
+        wanted = cluster.wanted_types()
+        self._ask({type_name for _, type_name in wanted} - self._ctx.types - self._asked)
+        return {subject for subject in wanted if self._coordinates(subject[1])}
+
+    def _coordinates(self, type_name: str) -> bool:
+        """This node may coordinate operations of the type: it serves it; or it is a type without code, whose jobs are
+        run by actors, and nobody offers it.
+        """
+        if type_name in self._ctx.types:
+            return self._ctx.serves(type_name)
+        return self._without_code.get(type_name, False) and not self._ctx.cluster.capable(type_name)
+
+    def _ask(self, types: set[str]) -> None:
+        """Look up what these are that are not installed here; nothing waits for it."""
+        types = {name for name in types if not self._ctx.cluster.capable(name)}
+        if types and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.ensure_future(self._look_up(sorted(types)[:TYPES_AT_ONCE]))
+
+    async def _look_up(self, types: list[str]) -> None:
+        keys = self._ctx.keys
+        try:
+            found = await self._ctx.client.read(*(Get(keys.behavior(name)) for name in types))
+        except DistopError as error:
+            self._ctx.log.debug("could not look up behaviors: %s", describe(error))
+            return  # with the next poll
+        for name, answer in zip(types, found, strict=True):
+            try:
+                declared = Declaration.decode(answer.kv.value) if answer.kv is not None else None
+            except UNREADABLE:
+                declared = None
+            self._without_code[name] = declared is not None and not declared.code
+            self._asked.add(name)
+        if not self._stopping:
+            asyncio.get_running_loop().call_soon(self.cluster_changed)
 
     def poll(self) -> None:
         """The regular look: take up elections that name me, resign from idle ones."""
         if self._stopping:
             return
         now = time.monotonic()
+        self._asked.clear()  # a type may be declared at any time, or its code be installed
         self._resigned = {s: one for s, one in self._resigned.items() if now - one[1] < RESIGNED_KEPT}
         self._handed_over = {s: at for s, at in self._handed_over.items() if now - at < HAND_OVER_EVERY}
+        self._passed_on = {s: at for s, at in self._passed_on.items() if now - at < PASSED_ON}
         for subject, since in list(self._idle_since.items()):
             if now - since > self._idle and subject not in self._work:
                 self._give_up(subject, self._roles[subject].fence)
@@ -122,9 +171,10 @@ class Elections:
 
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
-        capable = ctx.cluster.capable(type_name)
+        capable = ctx.cluster.capable(type_name) or sorted(ctx.cluster.nodes)
         turn = min(decide.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
-        if subject in self._handed_over:
+        lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
+        if subject in self._handed_over or lately:
             turn += min(len(capable), 20)  # whoever has not tried goes first
         try:
             if turn:
@@ -148,6 +198,7 @@ class Elections:
                 *(ctx, table, type_name, fence),
                 lambda error: self._failed(subject, fence, error),
                 lambda: self._hand_over(subject, fence),
+                lambda: self._pass_on(subject, fence),
             )
             self._roles[subject] = role
             await role.start()
@@ -195,6 +246,20 @@ class Elections:
         self._ctx.log.warning("hands over coordinating %s on %s: another node may do better", subject[1], subject[0])
         self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
 
+    def _pass_on(self, subject: Subject, fence: int) -> bool:
+        """What is next is for a node with other labels: let others have the election, one after the other until it is
+        the right one. False: it is just being taken up.
+        """
+        role = self._roles.get(subject)
+        if role is None or role.fence != fence or self._stopping:
+            return True
+        if subject in self._work:
+            return False
+        self._passed_on[subject] = time.monotonic()
+        self._ctx.log.info("passes coordinating %s on %s on to a node with other labels", subject[1], subject[0])
+        self._give_up(subject, fence)
+        return True
+
     def _give_up(self, subject: Subject, fence: int, pause: float = 0.0) -> None:
         self._drop(subject)
         self._work[subject] = asyncio.ensure_future(self._resign(subject, fence, pause))
@@ -228,6 +293,8 @@ class Elections:
     async def stop(self) -> None:
         """Resign from everything, so that others take over at once. Raises SessionLost."""
         self._stopping = True
+        if self._asking is not None:
+            self._asking.cancel()
         for work in self._work.values():
             work.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
@@ -239,6 +306,8 @@ class Elections:
     def close(self) -> None:
         """Drop everything at once."""
         self._stopping = True
+        if self._asking is not None:
+            self._asking.cancel()
         for work in self._work.values():
             work.cancel()
         for role in self._roles.values():

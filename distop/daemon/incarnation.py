@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,11 @@ from distop.executor.role import Executor
 from distop.node.context import Context
 from distop.node.doing import Doing
 from distop.node.localjobs import LocalJobs, RunFiles
+from distop.node.meter import NO_METER, Gauges, Meter
 from distop.node.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
+from distop.worker.guardian import boottime
 from distop.worker.host import Worker
 from distop.worker.model import WorkerConfig
 
@@ -57,6 +60,11 @@ if TYPE_CHECKING:
 
 STOP_GRACE = 15.0
 """Seconds that a graceful stop waits for running jobs to stop before it ends the session."""
+
+
+def _watch_name(families: Sequence[str]) -> str:
+    """What a watch is called."""
+    return families[0]
 
 
 async def together(*roles: Coroutine[Any, Any, None]) -> None:
@@ -83,8 +91,10 @@ class Incarnation(Context):
         log: ContextLogger,
         make_worker: MakeWorker = Worker,
         make_files: MakeFiles = RunFiles,
+        meter: Meter = NO_METER,
     ) -> None:
         self.config = config
+        self.meter = meter
         self.client = client
         self.keys = Keys(config.namespace)
         self.limits = config.limits
@@ -120,6 +130,7 @@ class Incarnation(Context):
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
         self.worker = self._make_worker(self._worker_config(), log=self.log)
+        self.meter.begin(self.gauges)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
         graceful = False
@@ -155,16 +166,15 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self._said = self._node
-        self.reporter = Reporter(self.client, self.lost, self.log, self.limits)
+        self.reporter = Reporter(self.client, self.lost, self.log, self.limits, self.meter)
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
         self.executor = Executor(self)
         self.elections = Elections(self)
         for first, after, families in self._watched():
-            feed = Feed(
-                self.client, first, after, self._folder(families), relist_every=self.config.poll, name=families[0]
-            )
+            fold, name = self._folder(families), _watch_name(families)
+            feed = Feed(self.client, first, after, fold, relist_every=self.config.poll, name=name)
             self._feeds.append(feed)
             await feed.start()
         self.caught_up_at = max(feed.revision for feed in self._feeds)
@@ -172,8 +182,13 @@ class Incarnation(Context):
         self.log.info("ready: %d slots, offers %s", self.config.slots, ", ".join(sorted(self.types)) or "nothing")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
+        age = self.config.history_age
         await together(
-            self._reconciler.begin(), self.executor.run(), self._poll(), *(feed.wait() for feed in self._feeds)
+            self._reconciler.begin(),
+            self.executor.run(),
+            self._poll(),
+            *([self._pruner.keep_young(age)] if age is not None else []),
+            *(feed.wait() for feed in self._feeds),
         )
 
     def _worker_config(self) -> WorkerConfig:
@@ -201,6 +216,9 @@ class Incarnation(Context):
 
     def _folder(self, families: Sequence[str]) -> Any:
         def fold(batch: Batch) -> None:
+            if batch.events and not batch.listing:
+                newest = max(event.kv.mod_revision for event in batch.events)
+                self.meter.heard(_watch_name(families), self.client.transport.identity.revision - newest)
             changes = [Change(event.kv, event.deleted) for event in batch.events]
             if K.OPEN in families:
                 self.gates_at = batch.revision
@@ -289,6 +307,27 @@ class Incarnation(Context):
         before, self._said = self._said, node
         if node.state is not before.state:
             self.log.info("this node is %s", node.state)
+
+    def gauges(self) -> Gauges:
+        """How it stands now."""
+        ready = self._caught_up
+        return Gauges(
+            self.incarnation,
+            max(0.0, self.session.deadline - boottime()) if ready and not self.lost.done() else 0.0,
+            self.config.slots,
+            self.executor.slots_busy if ready else 0,
+            self._coordinated(),
+            {feed.name: feed.silent for feed in self._feeds},
+            self.worker.deaths,
+            self.worker.session,
+        )
+
+    def _coordinated(self) -> dict[tuple[str, str], int]:
+        """How many operations this incarnation coordinates, by type and stage."""
+        cluster = self.cluster
+        mine = {subject for subject, held in cluster.elections.items() if held.value == self.incarnation}
+        stages = {**dict.fromkeys(cluster.gates, "open"), **{ref: str(phase) for ref, phase in cluster.pending.items()}}
+        return dict(Counter((ref.type, stage) for ref, stage in stages.items() if (ref.table, ref.type) in mine))
 
     async def prune_history(self, table: str) -> None:
         await self._pruner.prune(table)

@@ -34,6 +34,7 @@ from distop.errors import (
     UsageError,
 )
 from distop.node.localjobs import RunFiles
+from distop.node.meter import NO_METER
 from distop.store import certificates
 from distop.store.client import EtcdClient
 from distop.worker.host import Worker
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from distop.config import ExecutorConfig
     from distop.daemon.incarnation import MakeFiles, MakeWorker
+    from distop.daemon.metrics import Metrics
 
 PAUSE = (0.5, 15.0)
 """Seconds of back-off between incarnations, first and longest."""
@@ -115,8 +117,25 @@ async def run_executor(config: ExecutorConfig) -> int:
         log.info("executor %s, work directory %s", executor_id, config.work_dir)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
         garbage.settle()
-        await serve(config, executor_id, stop, log, binding)
+        metrics = _metrics(config, executor_id, log)
+        try:
+            await serve(config, executor_id, stop, log, binding, metrics=metrics)
+        finally:
+            if metrics is not None:
+                await asyncio.to_thread(metrics.close)
     return 0
+
+
+def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) -> Metrics | None:
+    """The metrics that are served, where they are wanted. Raises InvalidArgument."""
+    if config.metrics is None:
+        return None
+    from distop.daemon.metrics import Metrics
+
+    metrics = Metrics(executor_id)
+    host, port = config.metrics[0], metrics.serve(*config.metrics)
+    log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
+    return metrics
 
 
 async def serve(
@@ -127,12 +146,14 @@ async def serve(
     binding: Binding,
     make_worker: MakeWorker = Worker,
     make_files: MakeFiles = RunFiles,
+    *,
+    metrics: Metrics | None = None,
 ) -> None:
     """Live one incarnation after another until ``stop`` is set. Raises ClusterChanged."""
     ended = asyncio.Event()
     keeping = asyncio.ensure_future(binding.keep(ended))
     try:
-        live = functools.partial(_live, config, executor_id, stop, log, binding, make_worker, make_files)
+        live = functools.partial(_live, config, executor_id, stop, log, binding, make_worker, make_files, metrics)
         await _live_on(live, stop, log, binding)
     finally:
         ended.set()
@@ -183,8 +204,11 @@ async def _live(
     binding: Binding,
     make_worker: MakeWorker,
     make_files: MakeFiles,
+    metrics: Metrics | None,
 ) -> None:
     client = EtcdClient(config.etcd, binding.identity)
+    if metrics is not None:
+        client.on_commit = metrics.committed
     try:
         connecting = asyncio.ensure_future(client.connect())
         stopping = asyncio.ensure_future(stop.wait())
@@ -199,6 +223,9 @@ async def _live(
         # anything on our disk is held against it.
         await client.count(*Keys(config.namespace).family(K.NODE))
         await _bind(binding, config.work_dir)
-        await Incarnation(config, client, executor_id, log, make_worker, make_files).run(stop)
+        meter = metrics if metrics is not None else NO_METER
+        await Incarnation(config, client, executor_id, log, make_worker, make_files, meter).run(stop)
     finally:
+        if metrics is not None:
+            metrics.over()
         await client.close()

@@ -1,29 +1,43 @@
-"""Bounds the history: of each table the newest records are kept, and none younger than an hour is deleted.
+"""Bounds the history: of each table the newest records are kept, and of all tables those of a certain age at most where
+one is configured; none younger than an hour is deleted.
 
 The hour is what makes the request id in a record good for telling whether an unanswered start had won.
 """
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.core import finishing as f
+from distop.core import keys as K
 from distop.core.codec import UNREADABLE
 from distop.core.decide import parse_time
 from distop.core.model import History
 from distop.core.txn import Get
+from distop.errors import Compacted, DistopError, InvalidArgument, SessionLost, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distop.core.model import OperationRef
     from distop.node.context import Context
 
 KEPT_AT_LEAST = 3600.0
 """Seconds."""
+OLDEST = 1_000
+"""Records whose keys are kept in memory at once while those beyond an age are looked for."""
+LOOK_EVERY = 600.0
+"""Seconds between two looks for them."""
+
+Record = tuple[int, "OperationRef"]
+"""Its mod revision, by which records have their order: that of the one write."""
 
 
 class HistoryPruner:
-    """Deletes a table's oldest history records beyond the limit, seldom."""
+    """Deletes history records beyond the limit of their table, and those beyond the age, seldom."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -43,22 +57,78 @@ class HistoryPruner:
             return
         # Oldest first, by the revision of their one write; the records themselves may be a megabyte each.
         listing = await ctx.client.list(start, end, keys_only=True)
-        records: list[tuple[int, OperationRef]] = []
+        records: list[Record] = []
         for kv in listing.kvs:
             key = ctx.keys.parse(kv.key)
             if key.ref is not None and not key.name:
                 records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
-        oldest = time.time() - KEPT_AT_LEAST
-        for n in range(0, len(excess), ctx.limits.pruned):
-            page = excess[n : n + ctx.limits.pruned]
+        await self._forget(excess, time.time() - KEPT_AT_LEAST)
+
+    async def keep_young(self, age: float) -> None:
+        """For ever: delete what is older than ``age`` seconds, of all tables, also those on which nothing ends any
+        more. Of all live daemons one does it, the first by name. Raises SessionLost.
+        """
+        while True:
+            if self._ctx.incarnation == min(self._ctx.cluster.nodes, default=""):
+                try:
+                    await self.forget_older(max(age, KEPT_AT_LEAST))
+                except SessionLost:
+                    raise
+                except DistopError as error:
+                    self._ctx.log.warning("old history records could not be deleted: %s", describe(error))
+            await asyncio.sleep(min(LOOK_EVERY, age / 4))
+
+    async def forget_older(self, age: float) -> None:
+        """Delete the records that are older, a bounded number of keys in memory."""
+        seen: Record | None = None
+        while True:
+            records = await self._oldest(seen)
+            if not await self._forget(records, time.time() - age) or len(records) < OLDEST:
+                return
+            seen = records[-1]
+
+    async def _oldest(self, seen: Record | None) -> list[Record]:
+        """The oldest records, those behind ``seen``, oldest first."""
+        keys = self._ctx.keys
+        while True:
+            heap: list[tuple[int, str]] = []
+            try:
+                async for page in self._ctx.client.pages(*keys.family(K.HISTORY), keys_only=True):
+                    for kv in page:
+                        place = (-kv.mod_revision, kv.key)
+                        if seen is not None and (kv.mod_revision, kv.key) <= (seen[0], keys.history(seen[1])):
+                            continue
+                        if (len(heap) == OLDEST and place <= heap[0]) or not self._is_record(kv.key):
+                            continue
+                        (heapq.heappush if len(heap) < OLDEST else heapq.heappushpop)(heap, place)
+            except Compacted:
+                continue
+            found = [(-mod, keys.parse(key).ref) for mod, key in heap]
+            return sorted((mod, ref) for mod, ref in found if ref is not None)
+
+    def _is_record(self, key: str) -> bool:
+        try:
+            parsed = self._ctx.keys.parse(key)
+        except InvalidArgument:
+            return False  # `doctor` tells of it
+        return parsed.ref is not None and not parsed.name
+
+    async def _forget(self, records: Sequence[Record], oldest: float) -> bool:
+        """Delete those of these records, oldest first, that finished before ``oldest``; False where one did not, and so
+        those behind it did not either.
+        """
+        ctx = self._ctx
+        for n in range(0, len(records), ctx.limits.pruned):
+            page = records[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
             finished = [_finished(answer.kv.value) if answer.kv is not None else None for answer in found]
             old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]
             if old:
                 await ctx.commit(f.forget(ctx.keys, old))
             if any(at is not None and at >= oldest for at in finished):
-                return  # what follows is younger still
+                return False  # what follows is younger still
+        return True
 
 
 def _finished(value: bytes) -> float | None:

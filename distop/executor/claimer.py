@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distop.clock import time
@@ -15,9 +15,10 @@ from distop.node.openop import Held, OpenOperation
 from distop.worker.model import JobItem, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.core.model import OperationRef
+    from distop.core.plan import Gate
     from distop.core.txn import Txn
     from distop.core.view import Seen
     from distop.node.context import Context
@@ -37,6 +38,8 @@ class Won:
     """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
     error: Exception | None = None
     """What went wrong beside; what was won before is won all the same."""
+    taken_over: int = 0
+    """How many of those won were held by executors that are gone."""
 
 
 class Claimer:
@@ -48,14 +51,16 @@ class Claimer:
     async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
         """Claim a block of an operation for this many free slots; or (``alone``) one of its suspects."""
         ctx, rules = self._ctx, op.spec.rules
-        executors = len(ctx.cluster.capable(op.ref.type))
+        executors = len(ctx.cluster.capable(op.ref.type, op.gate.where))
         mine = op.mine + len(op.again) if op.mine else 0
         size = decide.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT)
+        gate_mod, size = op.gate_mod, min(size, op.room)
         free, again = ([], op.take_suspect()) if alone else op.take(size)
         first, _, _ = decide.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
         # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
         wants = [claiming.Want(p, first) for p in sorted(self._one_batch(op, free))]
         dead: dict[int, str] = {}
+        former: dict[int, Claim] = {}
         over: list[tuple[int, Seen[Claim], Claim]] = []
         for p, seen, lost in again:
             claim, mod, at_limit = decide.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
@@ -63,8 +68,11 @@ class Claimer:
                 over.append((p, seen, claim))
                 continue
             wants.append(claiming.Want(p, claim, mod))
-            if lost:
+            if lost and not seen.value.actor:
                 dead[p] = seen.value.incarnation
+                former[p] = seen.value
+        uncounted = op.permits.gone if op.permits is not None else frozenset()
+        wants = self._with_permits(op, wants, former)
         won = Won()
         if over:
             await self._fail_lost(op, over, won)
@@ -73,19 +81,44 @@ class Claimer:
         async def one(group: Sequence[claiming.Want]) -> None:
             async with limit:
                 gone = {dead[want.partition] for want in group if want.partition in dead}
-                await self._claim_group(op, group, gone, won)
+                await self._claim_group(op, gate_mod, group, gone, uncounted, won)
 
         size = ctx.limits.claims
+        if op.gate.options.max_jobs or former:
+            size = min(size, claiming.LIMITED_CLAIMS_PER_TXN)
         groups = [wants[n : n + size] for n in range(0, len(wants), size)]
         for answer in await asyncio.gather(*map(one, groups), return_exceptions=True):
             if isinstance(answer, Exception):
                 won.error = answer
             elif isinstance(answer, BaseException):
                 raise answer
+        won.taken_over = sum(p in dead for p in won.partitions)
         return won
 
+    @staticmethod
+    def _with_permits(
+        op: OpenOperation, wants: list[claiming.Want], former: Mapping[int, Claim]
+    ) -> list[claiming.Want]:
+        """The wants with the permits that they take, keep, or give back; those for which there is none are left out:
+        they are found again by the next look.
+        """
+        known, given = op.permits, []
+        for want in wants:
+            old = former.get(want.partition)
+            if known is None and not op.gate.options.max_jobs:
+                given.append(replace(want, former=old))
+            elif known is None:
+                break
+            elif old is not None and known.keeps(old):
+                given.append(replace(want, claim=replace(want.claim, permit=old.permit)))
+            elif known.free:
+                number = min(known.free)
+                claim = replace(want.claim, permit=number)
+                given.append(replace(want, claim=claim, permit_mod=known.free.pop(number), former=old))
+        return given
+
     async def claim_unread(
-        self, ref: OperationRef, gate_mod: int, ordinals: Sequence[int]
+        self, ref: OperationRef, gate: Seen[Gate], ordinals: Sequence[int]
     ) -> tuple[OpenOperation, Won] | None:
         """Claim jobs of an operation that has just opened, and read it, in one transaction; None where it was refused:
         read it then, and claim as usual, which also finds what an earlier copy of this won (T9).
@@ -96,13 +129,14 @@ class Claimer:
         if (runs := claiming.runs(wants)) is None:
             return None
         records = OpenOperation.records(ctx.keys, ref)
-        result = await ctx.commit(claiming.claim_unread(ctx.keys, ref, gate_mod, ctx.incarnation, runs, first, records))
+        result = await ctx.commit(claiming.claim_unread(ctx.keys, ref, gate.mod, ctx.incarnation, runs, first, records))
         if not result.succeeded:
             return None
         answers = [answer for answer in result.responses[-len(records) :] if isinstance(answer, GetResult)]
         try:
-            op = await OpenOperation.of(answers, ctx.client, ctx.keys, ref, gate_mod)
-            op.assume_free(ctx.executor_id, ctx.others(ref.type))
+            op = await OpenOperation.of(answers, ctx.client, ctx.keys, ref, gate.mod)
+            op.gate = gate.value
+            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.where))
             op.take_these(ordinals)
             return op, Won([self._hold(op, want, result.revision) for want in wants])
         except Exception:
@@ -114,15 +148,18 @@ class Claimer:
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
         """Set a claim of mine, under which nothing runs, to waiting."""
         waiting = decide.released(claim, self._ctx.executor_id)
-        write = claiming.wait_again(self._ctx.keys, ref, partition, mod, waiting)
+        write = claiming.wait_again(self._ctx.keys, ref, partition, mod, waiting, claim)
         self._ctx.reporter.submit([(write, lambda applied: None)])
 
     def first_share(self, op: OpenOperation, plan: Txn, slots: int) -> list[int]:
         """The jobs of an operation that are claimed with the transaction that writes its plan: as many of this
         executor's share as fit into its slots and into the transaction; for one batch all of it, or nothing.
         """
-        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type))
+        if op.gate.options.max_jobs or not self._ctx.fits(op.gate.where):
+            return []
+        ordered, mine = op.shares(self._ctx.executor_id, self._ctx.others(op.ref.type, op.gate.where))
         share, room = ordered[:mine], min(self._ctx.limits.claims, MAX_OPERATIONS - operations(plan))
+        room = min(room, op.room)
         if not op.spec.rules.batch:
             return share[: min(slots, room)]
         share.sort()
@@ -143,7 +180,7 @@ class Claimer:
             won.partitions = await self._won_and_not_told(op, wants)
         if won.partitions:
             op.gate_mod = op.held[won.partitions[0]].fence
-            op.assume_free(ctx.executor_id, ctx.others(op.ref.type))
+            op.assume_free(ctx.executor_id, ctx.others(op.ref.type, op.gate.where))
             op.take_these(won.partitions)
         return result, won
 
@@ -160,16 +197,23 @@ class Claimer:
         return decide.within_bytes(sizes, self._ctx.config.slots)
 
     async def _claim_group(
-        self, op: OpenOperation, wants: Sequence[claiming.Want], dead: Iterable[str], won: Won
+        self,
+        op: OpenOperation,
+        gate_mod: int,
+        wants: Sequence[claiming.Want],
+        dead: Iterable[str],
+        uncounted: Iterable[str],
+        won: Won,
     ) -> None:
+        """``gate_mod``: of the gate by whose limits these were chosen. The operation may have another one by now."""
         ctx = self._ctx
         if (runs := claiming.runs(wants)) is not None:
-            whole = claiming.claim_runs(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, runs, wants[0].claim)
+            whole = claiming.claim_runs(ctx.keys, op.ref, gate_mod, ctx.incarnation, runs, wants[0].claim)
             result = await ctx.commit(whole)
             if result.succeeded:
                 won.partitions += [self._hold(op, want, result.revision) for want in wants]
                 return
-        result = await ctx.commit(claiming.claim(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, wants, dead))
+        result = await ctx.commit(claiming.claim(ctx.keys, op.ref, gate_mod, ctx.incarnation, wants, dead, uncounted))
         if not result.succeeded:
             won.refused = True
             won.partitions += await self._won_and_not_told(op, wants)
@@ -227,14 +271,16 @@ class Claimer:
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
         for p, seen, claim in over:
             old = seen.value
-            text = f"executor {old.executor} was lost while it ran attempt {old.attempt} ({claim.failures} failures)"
-            if old.error:
-                text += f"; the error before: {old.error}"
+            text = decide.lost_text(old, claim.failures)
             name = str(op.partition(p).get("name", p))
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         for holder, lost in by_dead.items():
             for n in range(0, len(lost), ctx.limits.reports):
                 page = lost[n : n + ctx.limits.reports]
-                txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page)
-                won.refused = won.refused or not (await ctx.commit(txn)).succeeded
+                former = {p: seen.value for p, seen, _ in over}
+                txn = claiming.fail_lost(ctx.keys, op.ref, op.gate_mod, ctx.incarnation, holder, page, former)
+                written = (await ctx.commit(txn)).succeeded
+                won.refused = won.refused or not written
+                if written:
+                    ctx.meter.jobs_lost(op.ref.type, len(page))

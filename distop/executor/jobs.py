@@ -212,7 +212,7 @@ class Jobs:
             held = self._begin_end(op, p)
             if held is not None:
                 waiting = decide.released(held.claim, self._ctx.executor_id)
-                write = claiming.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting)
+                write = claiming.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting, held.claim)
                 writes.append((write, self._answer(op, p, ended=False)))
         self._ctx.reporter.submit(writes)
         self._released()
@@ -253,7 +253,8 @@ class Jobs:
                 if write is not None:
                     gone = event.kind == "refused" or (event.kind == "cancelled" and not event.error)
                     left = not gone or op.spec.rules.resumable
-                    writes.append((write, self._answer(op, event.partition, ended=write.label == "report", left=left)))
+                    ended = write.label == "report"
+                    writes.append((write, self._answer(op, event.partition, ended=ended, left=left, event=event)))
         self._ctx.reporter.submit(writes)
 
     def _write(self, op: OpenOperation, held: Held, event: JobEnded) -> claiming.Guarded | None:
@@ -262,7 +263,8 @@ class Jobs:
             event = replace(event, kind="fatal")  # nobody else can do it either
         if event.kind in ("cancelled", "refused", "unable"):
             self._released()
-            return claiming.wait_again(keys, op.ref, p, held.fence, decide.released(claim, self._ctx.executor_id))
+            released = decide.released(claim, self._ctx.executor_id)
+            return claiming.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):
             if event.kind != "fatal":
                 self._suspicion.broke(op.ref)
@@ -275,12 +277,12 @@ class Jobs:
             return None
         state = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
         try:
-            return claiming.report(keys, op.ref, p, held.fence, state, self._outcome(held, event))
+            return claiming.report(keys, op.ref, p, held.fence, state, self._outcome(held, event), claim)
         except InvalidArgument as error:  # the outcome is too large to be stored
             broken = replace(event, kind="fatal", result=None, error=str(error))
             if not rules.can_fail:
                 return self._again(op, held, broken)
-            return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, self._outcome(held, broken))
+            return claiming.report(keys, op.ref, p, held.fence, JobState.FAILED, self._outcome(held, broken), claim)
 
     def _unwritable(self, op: OpenOperation, held: Held, event: JobEnded, error: Exception) -> claiming.Guarded:
         """What came of a job cannot be turned into a write: it broke. It must not stay held for that, nor be run again
@@ -292,7 +294,8 @@ class Jobs:
         if not op.spec.rules.at_limit(held.claim.failures + 1):
             return self._again(op, held, broken)
         outcome = self._outcome(held, broken)
-        return claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
+        failed = JobState.FAILED
+        return claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
 
     def _outcome(self, held: Held, event: JobEnded) -> Outcome:
         return Outcome(
@@ -317,9 +320,10 @@ class Jobs:
             event.error.strip() or event.kind,
             extra=_where(op, event.partition, held),
         )
+        self._ctx.meter.retried(op.ref.type)
         waiting = decide.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
         self._released()
-        return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting)
+        return claiming.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
 
     def _fail_after_cleanup(self, op: OpenOperation, held: Held, event: JobEnded) -> None:
         """The limit is reached: nobody will come after this attempt and clean up, so that is done before the report."""
@@ -336,22 +340,32 @@ class Jobs:
                 said = "cleanup of a job that failed for good failed too: %s"
                 self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
             outcome = self._outcome(held, replace(event, result=None))
-            write = claiming.report(self._ctx.keys, op.ref, event.partition, held.fence, JobState.FAILED, outcome)
-            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True))])
+            failed, keys = JobState.FAILED, self._ctx.keys
+            write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
+            self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event))])
 
         failing = asyncio.ensure_future(fail())
         self._failing.add(failing)
         failing.add_done_callback(self._failing.discard)
 
-    def _answer(self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True) -> Callable[[int], None]:
-        """``ended``: the job ends with this write; ``left``: if it does not, something of it is left on this node."""
+    def _answer(
+        self, op: OpenOperation, partition: int, *, ended: bool, left: bool = True, event: JobEnded | None = None
+    ) -> Callable[[int], None]:
+        """``ended``: the job ends with this write, as ``event`` has it; ``left``: if it does not, something of it is
+        left on this node.
+        """
         local = self._ctx.local if op.spec.rules.leaves_something else None
 
         def answered(applied: int) -> None:
             held = op.held.pop(partition, None)
+            if applied and held is not None:
+                op.given_back(held.claim, applied)
             self._ending.discard((op.ref, partition))
             self._checkpoints.forget(op.ref, partition)
             op.done += bool(applied and ended)
+            if applied and ended and event is not None:
+                outcome = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
+                self._ctx.meter.job_ended(op.ref.type, outcome, event.finished - event.started)
             if local is not None and ((applied and ended) or not left):
                 local.ended(op.ref, partition)
             elif local is not None:

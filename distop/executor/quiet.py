@@ -45,8 +45,8 @@ class Quiet:
             self.ref = next(filter(may, self._left), None)
 
     def concerns(self, op: OpenOperation) -> bool:
-        """After a look at an operation: only suspects are left of it to claim."""
-        if op.suspects and not op.open_jobs:
+        """After a look at an operation: only suspects of it may be claimed."""
+        if op.only_suspects:
             return True
         self._left.pop(op.ref, None)
         if self.ref == op.ref and not self.running:
@@ -77,7 +77,7 @@ class Quiet:
 
     def _turns(self, op: OpenOperation) -> dict[int, float]:
         """Seconds until it is this executor's turn to fall quiet for each of the suspects, soonest first."""
-        others, mine = self._ctx.others(op.ref.type), self._ctx.executor_id
+        others, mine = self._ctx.others(op.ref.type, op.gate.where), self._ctx.executor_id
         turns = {}
         for p, (seen, _) in op.suspects.items():
             place = decide.place_for_suspect(seen.value, mine, others, f"{op.ref}/{p}")

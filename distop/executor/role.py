@@ -19,6 +19,7 @@ from distop.executor.quiet import Quiet
 from distop.executor.small import Small
 from distop.executor.suspicion import Suspicion
 from distop.executor.troubles import Troubles
+from distop.executor.turns import Turns
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Executor:
         self._quiet = Quiet(ctx)
         self._small = Small(ctx, lambda ref: ref in self._operations or ref in self._serving or ref in self._troubles)
         self._turn_of_small = True
+        self._turns = Turns()
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
 
@@ -64,14 +66,14 @@ class Executor:
             if op is None:
                 continue
             if gate is not None and gate.mod != op.gate_mod:
-                op.reopened(gate.mod)
+                op.reopened(gate.mod, gate.value)
             elif self._shut(op):
                 self._closed(op)
         if self._ctx.draining:
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
-        for kept in (self._troubles, self._suspicion, self._quiet):
+        for kept in (self._troubles, self._suspicion, self._quiet, self._turns):
             kept.keep(cluster.gates)
         if hint:
             self._small.hint()
@@ -116,6 +118,8 @@ class Executor:
 
     def _settled(self, op: OpenOperation) -> None:
         """A job is held no longer."""
+        if op.gate.options.limited:
+            op.exhausted = op.done >= op.plan.count
         if not op.held:
             if self._quiet.running:
                 self._quiet.over(op.ref)
@@ -144,7 +148,9 @@ class Executor:
                 continue
 
     def _assign(self) -> float | None:
-        """Give free slots to operations with work, fewest held jobs first; seconds until something is due."""
+        """Give free slots to operations with work, the most urgent first, of those that are as urgent the one with the
+        fewest held jobs; seconds until something is due.
+        """
         ctx = self._ctx
         if self._leaving or ctx.draining:
             return None
@@ -159,8 +165,10 @@ class Executor:
             return None
         if self._free_slots <= 0:
             return None  # until one falls free
-        # In turn: neither are to wait for all of the others.
-        self._turn_of_small = not self._turn_of_small
+        # In turn: neither are to wait for all of the others; but what is more urgent than they are goes first.
+        gates = ctx.cluster.gates
+        urgent = any(ref in gates and gates[ref].value.options.priority > 0 for ref in self._small.general)
+        self._turn_of_small = not self._turn_of_small and not urgent
         kinds = (self._assign_small, self._assign_general)
         pauses = [assign() for assign in (kinds if self._turn_of_small else reversed(kinds))]
         return min((pause for pause in pauses if pause is not None), default=None)
@@ -181,28 +189,41 @@ class Executor:
         ctx = self._ctx
         pause: float | None = None
         known, now = self._operations, time.monotonic()
-        gates = (ref for ref in self._small.general if ref in ctx.cluster.gates)
-        open_here = [ref for ref in gates if ctx.serves(ref.type) and ref not in self._serving]
-        for ref in sorted(open_here, key=lambda ref: len(known[ref].held) if ref in known else 0):
+        gates = {ref: gate for ref in self._small.general if (gate := ctx.cluster.gates.get(ref)) is not None}
+        ranks = {
+            ref: self._turns.rank(ref, gate.value.options.priority, now, held=ref in known and bool(known[ref].held))
+            for ref, gate in gates.items()
+            if ctx.serves(ref.type) and ctx.fits(gate.value.where)
+        }
+        # A round that is under way has not taken its slots yet: who is less urgent waits for it, not for long.
+        first, until = self._turns.under_way(ranks, now)
+        open_here = [ref for ref in ranks if ref not in self._serving]
+        for ref in sorted(open_here, key=lambda ref: (-ranks[ref], len(known[ref].held) if ref in known else 0)):
             op = known.get(ref)
             if op is not None and op.held and op.spec.rules.batch:
                 continue  # one batch of an operation at a time: it has all cores already, and others share the rest
+            if op is not None and op.crowded:
+                continue  # as many as may run here, until one of them has ended
             wait = self._wait(ref)
             if wait <= 0 and op is not None and op.exhausted:
                 wait = op.next_due - now if op.next_due is not None else ctx.config.poll
                 if wait <= 0:
                     op.exhausted = False
+            if wait <= 0 and first is not None and ranks[ref] < first:
+                wait = until
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
             if self._free_slots <= 0:
                 break
+            first, until = self._turns.begins(ref, ranks[ref], now)
             self._serve_soon(ref, 1 if op is None or op.spec.rules.batch else 0)
         return pause
 
     def _wait(self, ref: OperationRef) -> float:
         """Seconds for which an operation is not to be served here."""
-        if not self._ctx.serves(ref.type):
+        gate = self._ctx.cluster.gates.get(ref)
+        if not self._ctx.serves(ref.type) or (gate is not None and not self._ctx.fits(gate.value.where)):
             return self._ctx.config.poll
         return max(self._troubles.wait(ref), self._suspicion.wait(ref))
 
@@ -226,7 +247,7 @@ class Executor:
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
         try:
-            op, won = self._operations.get(ref), None
+            ctx, op, won = self._ctx, self._operations.get(ref), None
             if op is None:
                 few = self._few(ref, slots + self._free_slots)
                 slots += self._take_slots(len(few) - slots)
@@ -234,15 +255,21 @@ class Executor:
                 if op is None:
                     return
             if won is None:
-                if not op.open_jobs:
+                if op.unknown or not op.room:
                     await self._look(op)
+                if not op.room and not op.only_suspects:
+                    # Others have all that may run, and nobody tells when they end.
+                    op.exhausted = True
+                    op.next_due = time.monotonic() + self._turns.full(ref, ctx.config.poll)
+                    self._quiet.gone(ref)
+                    return
                 if self._quiet.blocks(ref):
                     return
                 alone = self._quiet.concerns(op)
                 if alone and not self._quiet.claims(op, self._alone(slots)):
                     return
                 if not op.spec.rules.batch:
-                    slots += self._take_slots(op.open_jobs - slots)
+                    slots += self._take_slots(min(op.open_jobs, op.room) - slots)
                 won = await self._claimer.claim(op, slots, alone=alone)
             slots -= self._begin(op, won)
             if won.error is not None:
@@ -253,6 +280,7 @@ class Executor:
                 self._troubles.refused(ref)
                 return
             self._troubles.served(ref)
+            self._turns.served(ref, time.monotonic(), won=bool(won.partitions))
             if not won.partitions:
                 if op.open_jobs:
                     op.forget_candidates()
@@ -265,10 +293,13 @@ class Executor:
         finally:
             self._free_slots += slots
             self._serving.pop(ref, None)
+            self._turns.over(ref)
             self._served(ref)
 
     def _begin(self, op: OpenOperation, won: Won) -> int:
         """Start the runs of what was won; the slots that they have."""
+        if won.partitions:
+            self._ctx.meter.claimed(op.ref.type, len(won.partitions), won.taken_over)
         if self._stopping(op):
             self._jobs.release(op, won.partitions)
             return 0
@@ -285,7 +316,7 @@ class Executor:
             for op in won:
                 self._operations[op.ref] = op
                 if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
-                    op.reopened(gate.mod)
+                    op.reopened(gate.mod, gate.value)
                 if self._stopping(op):
                     self._jobs.release(op, [0])
             if ops := [op for op in won if not self._stopping(op)]:
@@ -351,7 +382,7 @@ class Executor:
             if won.partitions:
                 self._operations[op.ref] = op
                 if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
-                    op.reopened(gate.mod)
+                    op.reopened(gate.mod, gate.value)
                 slots -= self._begin(op, won)
             return result
         finally:
@@ -375,6 +406,11 @@ class Executor:
         self._troubles.keep(self._ctx.cluster.gates)
         self._wake.set()
 
+    @property
+    def slots_busy(self) -> int:
+        """Slots that are taken."""
+        return self._ctx.config.slots - self._free_slots
+
     def _take_slots(self, wanted: int) -> int:
         """As many free slots as are wanted, if there are so many."""
         taken = max(0, min(wanted, self._free_slots))
@@ -390,7 +426,10 @@ class Executor:
         gate = ctx.cluster.gates.get(ref)
         if ref in self._troubles or gate is None or not 0 < gate.value.count <= slots or gate.mod <= ctx.caught_up_at:
             return []
-        ordered, mine = decide.shares(gate.value.count, ctx.executor_id, ctx.others(ref.type), str(ref))
+        if gate.value.options.limited:
+            return []
+        others = ctx.others(ref.type, gate.value.where)
+        ordered, mine = decide.shares(gate.value.count, ctx.executor_id, others, str(ref))
         return ordered[:mine]
 
     async def _open(self, ref: OperationRef, few: Sequence[int]) -> tuple[OpenOperation | None, Won | None]:
@@ -399,18 +438,21 @@ class Executor:
         gate = ctx.cluster.gates.get(ref)
         if gate is None:
             return None, None
-        if few and (claimed := await self._claimer.claim_unread(ref, gate.mod, few)) is not None:
+        if few and (claimed := await self._claimer.claim_unread(ref, gate, few)) is not None:
             self._operations[ref] = claimed[0]
             return claimed
         op = await OpenOperation.load(ctx.client, ctx.keys, ref, gate.mod)
         self._operations[ref] = op
-        if gate.mod > ctx.caught_up_at:
-            op.assume_free(ctx.executor_id, ctx.others(ref.type))
+        op.gate = gate.value
+        if (now := ctx.cluster.gates.get(ref)) is not None and now.mod != gate.mod:
+            op.reopened(now.mod, now.value)
+        elif gate.mod > ctx.caught_up_at:
+            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.where))
         return op, None
 
     async def _look(self, op: OpenOperation) -> None:
         ctx = self._ctx
-        others, patience = ctx.others(op.ref.type), op.spec.rules.retry.maximum
+        others, patience = ctx.others(op.ref.type, op.gate.where), op.spec.rules.retry.maximum
         await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience)
 
     def _start(self, op: OpenOperation, block: list[int]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import decide, together
 from distop.core.jobs import Claim
+from distop.core.options import DEFAULT
 from distop.node.openop import Held, OpenOperation
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ LOOKED_AT = 500
 
 
 class Small:
-    """The open operations of one incarnation, as they are to be served: those of one job that nobody here has looked at
-    yet, and all others (``general``), which are served one by one. ``known`` tells which have been looked at.
+    """The open operations of one incarnation, as they are to be served: those of one job, without terms of their own,
+    that nobody here has looked at yet; and all others (``general``), which are served one by one. ``known`` tells which
+    have been looked at.
     """
 
     def __init__(self, ctx: Context, known: Callable[[OperationRef], bool]) -> None:
@@ -89,7 +91,8 @@ class Small:
 
     def _sort(self, ref: OperationRef, gate: Seen[Gate]) -> None:
         ctx = self._ctx
-        fresh = gate.value.count == 1 and gate.mod > ctx.caught_up_at and not self._known(ref)
+        plain = gate.value.count == 1 and gate.value.options == DEFAULT and not gate.value.where
+        fresh = plain and gate.mod > ctx.caught_up_at and not self._known(ref)
         if not fresh or not ctx.serves(ref.type):
             self.general[ref] = None
             return
@@ -177,16 +180,17 @@ class Small:
                 self._left(one.ref)
                 continue
             try:
-                won.append(await self._opened(one, grant, first))
+                won.append(await self._opened(one, gates[one.ref].value, grant, first))
             except Exception as error:
                 # Nobody here could run it, and others would wait for that until the poll finds it.
                 give_back(one.ref, 0, first, grant.fence)
                 failed(one.ref, error)
         return won
 
-    async def _opened(self, one: together.Opened, grant: together.Granted, first: Claim) -> OpenOperation:
+    async def _opened(self, one: together.Opened, gate: Gate, grant: together.Granted, first: Claim) -> OpenOperation:
         ctx = self._ctx
         op = await OpenOperation.of(grant.records, ctx.client, ctx.keys, one.ref, one.gate_mod)
+        op.gate = gate
         op.held[0] = Held(first, grant.fence, str(op.partition(0).get("name", 0)))
         op.exhausted = True
         return op

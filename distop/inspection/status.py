@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import keys as K
-from distop.core.codec import failed_text, rfc3339
+from distop.core.codec import failed_text
 from distop.core.decide import parse_time
 from distop.core.declaration import Rules
-from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
+from distop.core.options import DEFAULT, Options
 from distop.core.plan import Plan
 from distop.core.records import read, word
 from distop.core.states import Stage
@@ -23,9 +24,9 @@ from distop.core.txn import MAX_OPERATIONS, Get
 from distop.errors import EtcdRejected, InvalidArgument, no_operation
 from distop.inspection.legible import Legible
 from distop.inspection.naming import add_names
+from distop.inspection.reasons import View, reasons
 from distop.reading import readable
-from distop.results import OperationResult, OperationStatus, first_line
-from distop.suggest import command
+from distop.results import OperationResult, OperationStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,7 +41,7 @@ T = TypeVar("T")
 MANY_JOBS = 20_000
 """Up to here ended jobs are listed and told apart; above they are only counted."""
 _ERRORS = 5
-NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
+_BEHIND = 3
 _READS_IN_FLIGHT = 4
 _NO_SPEC = Spec("", "", "", Rules())
 
@@ -74,7 +75,14 @@ class Snapshot:
     claims: Mapping[int, Claim] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     """Of partitions with an error."""
+    options: Options = DEFAULT
     pace: Pace = Pace()
+    predecessors: int = 0
+    """Operations that it waits for."""
+    behind: tuple[str, ...] = ()
+    """The first few of them."""
+    hold: Hold | None = None
+    """What it may not begin before."""
 
 
 class JobStates:
@@ -104,7 +112,7 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     """Read an operation. Raises NotFound where there is neither its state nor its history;
     UnreadableRecord.
     """
-    names = ("state", "spec", "plan", "planning", "cancel", "decision")
+    names = ("state", "spec", "plan", "planning", "cancel", "decision", "options")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
     )
@@ -141,6 +149,8 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
             ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
             pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
         await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
+    if state is State.PENDING:
+        return await _waiting(etcd, keys, Snapshot(ref, state, record("pending", word(Phase)), spec))
     return Snapshot(
         ref,
         state,
@@ -158,8 +168,19 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         exact,
         claims,
         dict(jobs.names),
+        record("options", Options.decode) or DEFAULT,
         pace,
     )
+
+
+async def _waiting(etcd: EtcdClient, keys: Keys, seen: Snapshot) -> Snapshot:
+    """What an operation waits for that has not begun."""
+    edges = keys.edges_range(seen.ref, "after")
+    id_ = seen.spec.hold if seen.spec is not None else ""
+    first, *held = await etcd.read(Get(*edges, limit=_BEHIND), *([Get(keys.hold(id_))] if id_ else []))
+    named = [edge.op for _, edge in readable(etcd, Edge.decode, first.kvs)]
+    hold = read(Hold.decode, held[0].kv) if held and held[0].kv is not None else None
+    return replace(seen, predecessors=first.count, behind=tuple(named), hold=hold)
 
 
 def _modified(kv: KeyValue | None) -> int:
@@ -220,12 +241,19 @@ async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobState
     """Read an operation and judge it. Raises NotFound."""
     jobs = jobs if jobs is not None else JobStates()
     snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
-    seen = judge(snapshot, nodes, time.time(), raised)
+    now = time.time()
+    seen = judge(snapshot, nodes, now, raised)
+    why = await illegible(etcd, keys, seen, ref, jobs)
+    return judge(snapshot, nodes, now, raised, why) if why else seen
+
+
+async def illegible(
+    etcd: EtcdClient, keys: Keys, seen: OperationStatus, ref: OperationRef, jobs: JobStates | None = None
+) -> str:
+    """Why executors cannot read an operation on which nobody works; nothing where they can, or somebody does."""
     if seen.stage != Stage.OPEN or seen.jobs["running"] or seen.waiting_for is None:
-        return seen
-    # Nobody works on it. Perhaps nobody can.
-    why = await jobs.legible.why_not(etcd, keys, ref)
-    return replace(seen, waiting_for=f"records that executors can read: {why}") if why else seen
+        return ""
+    return await (jobs.legible if jobs is not None else Legible()).why_not(etcd, keys, ref)
 
 
 async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
@@ -239,8 +267,38 @@ async def alarms(etcd: EtcdClient) -> tuple[str, ...]:
 # ------------------------------------------------------------------ judgement
 
 
-def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = ()) -> OperationStatus:
-    """What a snapshot says, at the time ``now`` (seconds since the epoch), while etcd raises ``alarms``. Pure."""
+def view_of(
+    snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
+) -> View:
+    """What is judged of an operation that goes on (``reasons.reasons``). Pure."""
+    decision, total = snapshot.decision, snapshot.plan.count if snapshot.plan else None
+    ended = snapshot.success + snapshot.failed
+    if decision is not None:
+        total, ended = decision.total, decision.success + decision.failed
+    running = sum(1 for c in snapshot.claims.values() if c.actor or c.incarnation in nodes)
+    due = parse_time(snapshot.spec.not_before) if snapshot.spec is not None else 0.0
+    full = "NOSPACE" in alarms
+    return View(
+        snapshot,
+        stage_of(snapshot),
+        nodes,
+        running,
+        ended,
+        total,
+        now,
+        full,
+        unreadable,
+        not_before=due,
+        job_limit=snapshot.options.max_jobs,
+    )
+
+
+def judge(
+    snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Collection[str] = (), unreadable: str = ""
+) -> OperationStatus:
+    """What a snapshot says, at the time ``now`` (seconds since the epoch), while etcd raises ``alarms``, and executors
+    cannot read its records (``unreadable``: why). Pure.
+    """
     ref, history = snapshot.ref, snapshot.history
     if history is not None:
         result = OperationResult.of(history)
@@ -260,21 +318,19 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
             request_digest=history.request_digest,
             submitter=history.submitter,
             rerun_of=history.rerun_of,
+            labels=history.labels,
         )
-    stage = stage_of(snapshot)
-    decision, total = snapshot.decision, snapshot.plan.count if snapshot.plan else None
+    view = view_of(snapshot, nodes, now, alarms, unreadable)
+    stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
     success, failed = snapshot.success, snapshot.failed
     ranges, truncated = snapshot.failed_ranges, snapshot.failed_truncated
     if decision is not None:
-        total, success, failed = decision.total, decision.success, decision.failed
+        success, failed = decision.success, decision.failed
         ranges, truncated = decision.failed_ranges, decision.failed_truncated
-    running = sum(1 for c in snapshot.claims.values() if not c.waiting and c.incarnation in nodes)
     waiting = len(snapshot.claims) - running
-    ended = success + failed
     spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC
     progress = min(1.0, ended / total) if total else float(total == 0)
-    full = "NOSPACE" in alarms
-    waits_for = NO_SPACE if full else waiting_for(snapshot, stage, nodes, running, ended, total)
+    waits_for = next((reason.text for reason in reasons(view) if reason.stops), None)
     return OperationStatus(
         str(ref),
         str(snapshot.state),
@@ -293,6 +349,8 @@ def judge(snapshot: Snapshot, nodes: Mapping[str, Node], now: float, alarms: Col
         request_digest=spec.request_digest,
         submitter=spec.submitter,
         rerun_of=spec.rerun_of,
+        options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
+        labels=spec.labels,
         doing=_doing(snapshot, nodes),
     )
 
@@ -333,50 +391,3 @@ def _errors(snapshot: Snapshot) -> Iterable[dict[str, object]]:
         yield {"partition": None, "text": f"completion: {snapshot.decision.error}"}
     for p in _with_errors(snapshot.claims):
         yield {"partition": snapshot.names.get(p, str(p)), "text": snapshot.claims[p].error}
-
-
-def waiting_for(
-    snapshot: Snapshot, stage: Stage, nodes: Mapping[str, Node], running: int, ended: int, total: int | None
-) -> str | None:
-    """What the operation waits for, as words that fit after "waits for"; None while jobs run."""
-    type_name = snapshot.ref.type
-    if stage is Stage.PAUSED:
-        jobs = f"{running} job{'s' if running != 1 else ''} to {'stop' if snapshot.phase is Phase.HALTED else 'finish'}"
-        return jobs if running else "resume"
-    if stage is Stage.CLEANING:
-        return None
-    capable = [node for node in nodes.values() if type_name in node.behaviors]
-    if not capable:
-        unable = [(node.executor, node.unable[type_name]) for node in nodes.values() if type_name in node.unable]
-        why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
-        return f"an executor that offers `{type_name}`{why}"
-    ending = stage in (Stage.CANCELLING, Stage.COMPLETING)
-    if not ending and all(node.state is not NodeState.ACTIVE for node in capable):
-        drained = sorted({node.executor for node in capable})
-        return f"an executor that offers `{type_name}` and is not drained ({command('drain', drained[0], '--undo')})"
-    if stage is Stage.WAITING:
-        return "its due time, or the operations before it"
-    if stage is Stage.PLANNING:
-        return f"planning{_again(snapshot.planning)}"
-    if stage is Stage.COMPLETING:
-        tried = snapshot.decision
-        return f"completion{_again(Attempts(tried.attempts, tried.error) if tried is not None else None)}"
-    if stage is Stage.CANCELLING:
-        return "its holders to stop" if running else "completion"
-    if total is not None and ended >= total and not running:
-        return "completion"
-    if running:
-        return None
-    delayed = [claim for claim in snapshot.claims.values() if claim.waiting]
-    if total is not None and len(delayed) < total - ended:
-        return "free slots"
-    due = min((t for claim in delayed if (t := parse_time(claim.retry_at))), default=0.0)
-    jobs = f"{len(delayed)} job{'s' if len(delayed) != 1 else ''}"
-    return f"retry of {jobs}" + (f", the next at {rfc3339(due)}" if due else "")
-
-
-def _again(tried: Attempts | None) -> str:
-    if tried is None or not tried.attempts:
-        return ""
-    line = first_line(tried.error)
-    return f", attempt {tried.attempts + 1}" + (f" (the last one failed: {line})" if line else "")

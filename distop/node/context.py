@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from distop.core.codec import dumps, loads
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.limits import DEFAULT, Limits
+from distop.core.options import fits
 from distop.core.txn import Get
 from distop.errors import EtcdUnavailable, InvalidArgument, OutcomeUnknown
+from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distop.config import ExecutorConfig
     from distop.core.keys import Keys
@@ -42,6 +44,8 @@ class Context:
     keys: Keys
     log: ContextLogger
     limits: Limits = DEFAULT
+    meter: Meter = NO_METER
+    """What is counted of the work done here."""
     incarnation: str
     executor_id: str
     cluster: ClusterView
@@ -124,14 +128,18 @@ class Context:
         """Tell other nodes that claims wait. Raises SessionLost."""
         raise NotImplementedError
 
-    def others(self, type_name: str) -> list[str]:
-        """The other executors that work for operations of the type."""
-        capable = self.cluster.capable(type_name)
+    def others(self, type_name: str, where: Mapping[str, str] | None = None) -> list[str]:
+        """The other executors that work for operations of the type, and have these labels."""
+        capable = self.cluster.capable(type_name, where)
         return [self.cluster.nodes[inc].executor for inc in capable if inc != self.incarnation]
 
     def serves(self, type_name: str) -> bool:
         """This node works for operations of the type."""
         return type_name in self.types and self.capability.serves(type_name)
+
+    def fits(self, where: Mapping[str, str]) -> bool:
+        """This node has these labels."""
+        return not where or fits(where, self.config.labels)
 
     @property
     def draining(self) -> bool:

@@ -17,7 +17,8 @@ from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
 from distop.core.model import OperationRef, Spec
-from distop.core.plan import CHUNK_PAGE, Plan, begin_with, first_ordinals
+from distop.core.permits import Permits, permits
+from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.core.view import Seen
@@ -63,6 +64,10 @@ class OpenOperation:
     ) -> None:
         self.ref = ref
         self.gate_mod = gate_mod
+        self.gate = Gate()
+        """What the gate of ``gate_mod`` says."""
+        self.permits: Permits | None = None
+        """Those that may be taken, as the last look showed, where its jobs are limited in all."""
         self.spec = spec
         self.arg = arg
         self.plan = plan
@@ -94,9 +99,13 @@ class OpenOperation:
         return table.extended(self.plan.options).to_json() if table is not None else None
 
     @classmethod
-    def planned(cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes]) -> OpenOperation:
-        """An operation whose plan was made of these chunks in this process; its gate is yet to be written."""
-        return cls(ref, 0, spec, arg, plan, chunks, first_ordinals(plan, chunks))
+    def planned(
+        cls, ref: OperationRef, spec: Spec, arg: Any, plan: Plan, chunks: Sequence[bytes], gate: Gate | None = None
+    ) -> OpenOperation:
+        """An operation whose plan was made of these chunks in this process; its ``gate`` is yet to be written."""
+        op = cls(ref, 0, spec, arg, plan, chunks, first_ordinals(plan, chunks))
+        op.gate = gate if gate is not None else Gate()
+        return op
 
     @staticmethod
     def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
@@ -178,6 +187,40 @@ class OpenOperation:
             costs = [decide.cost(self.partition(p)) for p in range(count)]
         return decide.shares(self.plan.count, executor, others, str(self.ref), costs)
 
+    @property
+    def crowded(self) -> bool:
+        """As many of its jobs are held here as one executor may hold."""
+        return 0 < self.gate.options.max_jobs_per_executor <= len(self.held)
+
+    @property
+    def room(self) -> int:
+        """How many jobs more, suspects aside, may be claimed here for all that limits them, as far as known."""
+        options = self.gate.options
+        room = self.plan.count
+        if options.max_jobs_per_executor:
+            room = max(0, options.max_jobs_per_executor - len(self.held))
+        if options.max_jobs and (known := self.permits) is not None:
+            room = min(room, len(known.free) + sum(known.keeps(seen.value) for seen, _ in self.again.values()))
+        return room
+
+    @property
+    def only_suspects(self) -> bool:
+        """Nothing but a suspect may be claimed: nothing else is left, or they have all permits that there are."""
+        if not self.suspects or self.crowded or (self.open_jobs and self.room):
+            return False
+        known = self.permits
+        return known is None or bool(known.free) or any(known.keeps(seen.value) for seen, _ in self.suspects.values())
+
+    def given_back(self, claim: Claim, revision: int) -> None:
+        """A claim of mine has ended at this revision: its permit is free again."""
+        if self.permits is not None and self.permits.keeps(claim):
+            self.permits.free[claim.permit] = revision
+
+    @property
+    def unknown(self) -> bool:
+        """It has to be looked at before anything of it is claimed."""
+        return not self.open_jobs or (self.gate.options.max_jobs > 0 and self.permits is None)
+
     def take_these(self, ordinals: Collection[int]) -> None:
         """These were claimed before this object was there."""
         taken = frozenset(ordinals)
@@ -193,11 +236,12 @@ class OpenOperation:
         self.free.clear()
         self.again.clear()
         self.suspects.clear()
+        self.permits = None
         self.mine = 0
 
-    def reopened(self, gate_mod: int) -> None:
-        """The operation was paused and resumed: the same plan behind a new gate."""
-        self.gate_mod = gate_mod
+    def reopened(self, gate_mod: int, gate: Gate) -> None:
+        """The operation was paused and resumed, or altered: the same plan behind a new gate."""
+        self.gate_mod, self.gate = gate_mod, gate
         self.exhausted = self.told_to_stop = False
         self.forget_candidates()
 
@@ -212,6 +256,7 @@ class OpenOperation:
     ) -> None:
         """List the operation's job states and claims, and sort what may be claimed now."""
         first, after = keys.claims_range(self.ref)
+        gate_mod, most = self.gate_mod, self.gate.options.max_jobs
         count = await client.count(*keys.jobs_range(self.ref))
         listing = await client.list(first, after)
         if not self.spec.rules.resumable and count == 2 * (self.plan.count - len(listing.kvs)):
@@ -232,6 +277,18 @@ class OpenOperation:
                 mod, since = seen_before.get(p, (0, clock))
                 self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
                 unchanged[p] = clock - self._first_seen[p][1]
+        keyed = (await client.list(*keys.permits_range(self.ref))).kvs if most else []
+        if self.gate_mod != gate_mod:
+            # What limits it is something else by now.
+            await self.look(client, keys, live, executor, others, patience)
+            return
+        if most:
+            self.permits = permits(
+                most,
+                [seen.value for seen in claims.values()],
+                {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
+                live,
+            )
         homes = others if self.spec.rules.resumable else ()
         found = decide.claimable(
             self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
@@ -261,9 +318,16 @@ class OpenOperation:
         p = next(iter(self.suspects))
         return [(p, *self.suspects.pop(p))]
 
+    def _first_again(self) -> list[int]:
+        """Those that were claimed before; where permits are few, first those that keep theirs."""
+        known = self.permits
+        if known is None:
+            return list(self.again)
+        return sorted(self.again, key=lambda p: not known.keeps(self.again[p][0].value))
+
     def take(self, size: int) -> tuple[list[int], list[tuple[int, Seen[Claim], bool]]]:
         """Up to ``size`` candidates: free ordinals, and (ordinal, claim as seen, lost) of others."""
-        again = [(p, *self.again.pop(p)) for p in list(self.again)[:size]]
+        again = [(p, *self.again.pop(p)) for p in self._first_again()[:size]]
         free = [self.free.popleft() for _ in range(min(size - len(again), len(self.free)))]
         self.mine = max(0, self.mine - len(free))
         return free, again

@@ -15,6 +15,7 @@ from distop.core import claiming
 from distop.core.limits import DEFAULT, Limits
 from distop.core.txn import TxnResult
 from distop.errors import DistopError, describe
+from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,8 +47,10 @@ class Reporter:
         lost: asyncio.Future[Any],
         log: ContextLogger,
         limits: Limits = DEFAULT,
+        meter: Meter = NO_METER,
         what: str = "reports",
     ) -> None:
+        self._meter = meter
         self._client = client
         self._lost = lost
         self._log = log
@@ -163,5 +166,7 @@ class Reporter:
                 said = "%s wait, because etcd refuses them: %s"
                 self._log.error(said, self._what, describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=backoff.pause())
+        late = applied.count(0)
+        self._meter.reported(len(applied) - late, late)
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)

@@ -24,7 +24,7 @@ from distop.store.repeat import Attempts, Repeater
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
     from distop.core.txn import Get, GetResult, KeyValue, Txn, TxnResult
@@ -44,7 +44,17 @@ Response = TypeVar("Response")
 PAGE = 1_000
 """Keys in one page of a list."""
 
+_WIDE = 4
+"""Pages that a range may hold before a narrower one is asked for."""
+
 _warned: set[str] = set()
+
+
+def _behind(key: bytes, cut: int, last: bytes) -> bytes:
+    """The end of the keys that begin as this one but for its last ``cut`` bytes; ``last`` where that is less."""
+    prefix = key.rstrip(b"\0")[:-cut]
+    bound = prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else last
+    return min(bound, last) if bound > key else last
 
 
 @frozen
@@ -102,6 +112,8 @@ class EtcdClient:
         self.transport = Transport(self.config, identity)
         self._repeater = Repeater(self.transport, self.config)
         self._versions: dict[str, tuple[int, ...]] = {}
+        self.on_commit: Callable[[str, float, str], None] | None = None
+        """Told of each transaction that came to its end: label, seconds, ``applied``, ``refused`` or ``error``."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -195,7 +207,15 @@ class EtcdClient:
         """
         request = encode_txn(txn)
         attempts = Attempts(txn.label or "transaction", deadline, until=until)
-        response = await self._repeater.send(wire.TXN, request, attempts)
+        if self.on_commit is None:
+            response = await self._repeater.send(wire.TXN, request, attempts)
+            return decode_txn(response, repeated=attempts.unknown)
+        began, outcome = time.monotonic(), "error"
+        try:
+            response = await self._repeater.send(wire.TXN, request, attempts)
+            outcome = "applied" if response.succeeded else "refused"
+        finally:
+            self.on_commit(txn.label or "transaction", time.monotonic() - began, outcome)
         return decode_txn(response, repeated=attempts.unknown)
 
     # ---- reads, all linearizable
@@ -267,6 +287,39 @@ class EtcdClient:
             if not response.more:
                 return Listing(request.revision, tuple(found))
             request.key = response.kvs[-1].key + b"\0"
+
+    async def pages(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
+    ) -> AsyncIterator[tuple[KeyValue, ...]]:
+        """All keys in ``[start, end)``, in order, a page at a time: for more of them than are to be held at once. All
+        pages are of one revision, that of the first unless ``revision`` says it (R2).
+
+        Raises Compacted when it is gone, also after some pages: the caller begins anew.
+
+        For each page etcd counts all keys of the range that it is asked for, so that plain paging takes as many steps
+        as the square of their number. Here a page is asked for in a range of about its own size: those keys that begin
+        as the last one did, but for as many characters as was right before.
+        """
+        last, cut = to_bytes(end), 1
+        request = rpc.RangeRequest(
+            key=to_bytes(start), range_end=last, limit=page, keys_only=keys_only, revision=revision
+        )
+        while True:
+            response = await self._read(wire.RANGE, request)
+            request.revision = request.revision or response.header.revision
+            if response.kvs:
+                yield tuple(map(key_value, response.kvs))
+            if response.count > _WIDE * page:
+                cut = max(1, cut - 1)
+            elif response.count <= page:
+                cut += 1
+            if response.more:
+                request.key = response.kvs[-1].key + b"\0"
+            elif request.range_end == last:
+                return
+            else:
+                request.key = request.range_end
+            request.range_end = _behind(request.key, cut, last)
 
     async def count(self, start: str, end: str) -> int:
         """The number of keys in ``[start, end)``."""

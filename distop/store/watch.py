@@ -179,6 +179,11 @@ class Feed:
         """The revision up to which everything was applied."""
         return self._position.revision
 
+    @property
+    def silent(self) -> float:
+        """Seconds since the watch had its last answer; 0 before it stands."""
+        return asyncio.get_running_loop().time() - self._heard if self._heard else 0.0
+
     # ---- for the owner
 
     async def start(self) -> None:

@@ -18,6 +18,7 @@ from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.links import Hold, HoldState
 from distop.core.model import OperationRef, Spec
+from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, absent, value_is
 from distop.errors import DistopError, InvalidArgument, OperationStartError
@@ -198,13 +199,15 @@ class _Insertion:
                 self._wanted[n].arg,
                 waits=True,
                 after=self._after[n],
+                options=self._wanted[n].options,
             )
             for number, n in enumerate(places)
         ]
 
     def _in_one(self) -> Txn | None:
         """One transaction for all, where etcd takes it."""
-        if 4 * len(self._wanted) + 2 * len(self._links) > MAX_OPERATIONS:
+        said = sum(one.options != DEFAULT for one in self._wanted)
+        if 4 * len(self._wanted) + said + 2 * len(self._links) > MAX_OPERATIONS:
             return None
         parts = []
         for subject, places in self._places.items():

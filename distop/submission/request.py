@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,15 @@ from distop.clock import time, uuid
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.frozen import frozen
+from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
+from distop.core.options import DEFAULT, Options
 from distop.core.series import ON, Series
 from distop.errors import InvalidArgument
+from distop.submission.options import changes, selector
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
@@ -70,6 +74,10 @@ class Request:
     after: tuple[After, ...] = ()
     hold: str = ""
     """It does not begin while this hold is there."""
+    options: Options = DEFAULT
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The labels that an executor must have."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     series: Series | None = None
 
     @property
@@ -110,14 +118,18 @@ def request(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
+    labels: Mapping[str, str] | None = None,
     *,
     not_before: datetime | str | None = None,
     delay: float | None = None,
     after: Iterable[Any] | None = None,
     every: Every | float | None = None,
+    where: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Request:
     """``not_before``: a time with its zone; one that has passed is now. ``delay``: seconds from now. ``after``:
-    operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. Raises InvalidArgument.
+    operations (their names, handles, or :class:`After`). ``every``: seconds, or :class:`Every`. ``where`` and
+    ``options``: see ``submission.options``. Raises InvalidArgument.
     """
     K.check_type_name(text(type_name, "the operation type"))
     K.encode(text(table, "the name of a table"))
@@ -139,6 +151,9 @@ def request(
         *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
         not_before=(due := due_time(not_before, delay)),
         after=_after(after),
+        options=DEFAULT.altered(changes(**options)),
+        where=selector(where),
+        labels=check_labels(labels),
         series=_series(every, due),
     )
 

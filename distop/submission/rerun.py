@@ -17,6 +17,8 @@ _TOLD = 200
 """Characters of the ranges of failed jobs that a sentence tells; the record has all of them, or very many."""
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distop.core.kept import Kept
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
@@ -34,12 +36,14 @@ async def rerun(
     failure_policy: str | None,
     retry_attempts: int | None,
     submitter: str,
+    labels: Mapping[str, str] | None = None,
 ) -> Started:
     """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
     no end; None: the latter where it was cancelled.
 
     It is a start like any other, of the same argument, under the rules that the behavior publishes by now and the
-    policy and attempts that the former start asked for. The table is the one that is registered by now, planned anew.
+    policy and attempts that the former start asked for, and with its labels unless others are given. The table is the
+    one that is registered by now, planned anew.
 
     Raises NotFound, NotAllowed (it has not ended, it succeeded, nothing is left to do, or what this takes was not
     kept), and what a start raises.
@@ -65,6 +69,7 @@ async def rerun(
         failure_policy if failure_policy is not None else rules.failure_policy,
         retry_attempts if retry_attempts is not None else rules.retry.attempts,
         submitter,
+        labels if labels is not None else found.spec.labels,
     )
     return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
 

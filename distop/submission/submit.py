@@ -254,6 +254,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
             waits=one.wanted.waits,
             after=waiting.get(one, ()),
             value=one.value,
+            options=one.wanted.options,
         )
         for n, one in enumerate(chosen)
     ]
@@ -468,8 +469,10 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         declaration.instances == "one",
         rerun_of=wanted.rerun_of,
         request_digest=request_digest(wanted.arg, wanted.partitions),
+        labels=wanted.labels,
         not_before=wanted.not_before,
         hold=wanted.hold,
+        where=wanted.where,
         series=wanted.series.to_json() if wanted.series is not None else None,
     )
 
@@ -478,6 +481,11 @@ def object_of(declaration: Declaration, wanted: Request) -> str:
     """The object that it works on, or "". Raises InvalidArgument where the argument does not fit."""
     from distop.schema import check_argument
 
+    if not declaration.code and wanted.table != CLUSTER_TABLE and not wanted.partitions:
+        raise InvalidArgument(
+            f"{wanted.type} has no code that could list the partitions of {wanted.table}: name them, or start it on "
+            f"{CLUSTER_TABLE}, where an operation has one job"
+        )
     arg = check_argument(wanted.type, declaration.arg_schema, wanted.arg)
     if declaration.object_field is None:
         return ""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STALLED = 60.0
 """Seconds; a thousand entries take less than one."""
+STRIKE_AGAIN = 0.2
+"""Seconds after which a reader that goes on all the same is stopped again."""
 
 _MAGIC = b"Obj\x01"
 _MARK = 16
@@ -165,17 +167,9 @@ class _Watch:
         with self._over:
             self._done = True
             self._over.notify()
-        if self._struck and kind is not _Stalled:
-            self._absorb()
-
-    def _absorb(self) -> None:
-        """The exception is on its way, and must not meet who comes next."""
-        deadline = time.monotonic() + 1
-        try:
-            while time.monotonic() < deadline:
-                pass
-        except _Stalled:
-            return
+        if self._struck:
+            # One that is still on its way must not meet who comes next.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._of), None)
 
     def _look(self) -> None:
         with self._over:
@@ -186,4 +180,5 @@ class _Watch:
                     continue
                 self._struck = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._of), ctypes.py_object(_Stalled))
-                return
+                # Again, where it is lost: Python takes it for nobody's in a finalizer, or while garbage is collected.
+                self._over.wait(STRIKE_AGAIN)

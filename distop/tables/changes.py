@@ -46,6 +46,56 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
 
 
+def replaced_files(
+    metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None
+) -> frozenset[str] | None:
+    """Those data files of the snapshot ``since`` whose rows are not what they were: they are gone, or other deletes
+    apply to them. None: any of them may be. Raises TableUnavailable where a manifest cannot be read.
+    """
+    current = metadata.current_snapshot()
+    former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
+    if former is None or current is None:
+        return None
+    if current is former:
+        return frozenset()
+    try:
+        with io.watched():
+            before, now = former.manifests(io), current.manifests(io)
+            shared = {m.manifest_path for m in before} & {m.manifest_path for m in now}
+            data, deletes = _split([m for m in now if m.manifest_path not in shared])
+            old_data, old_deletes = _split([m for m in before if m.manifest_path not in shared])
+            here = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(data, io, check)}
+            found = {
+                entry.data_file.file_path
+                for m, entry in _entries(old_data, io, check)
+                if (entry.data_file.file_path, _sequence(entry, m)) not in here
+            }
+            one, other = (
+                {_identity(m, e): _referenced(e) for m, e in _entries(d, io, check)} for d in (old_deletes, deletes)
+            )
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+    for identity in one.keys() ^ other.keys():
+        referenced = (one | other)[identity]
+        if referenced is None:
+            return None
+        found.add(referenced)
+    return frozenset(found)
+
+
+def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lambda: None) -> list[list[int]]:
+    """Of each equality delete file of the current snapshot the field ids that it compares. Raises TableUnavailable."""
+    current = metadata.current_snapshot()
+    if current is None:
+        return []
+    try:
+        with io.watched():
+            deletes = _split(current.manifests(io))[1]
+            return [list(e.data_file.equality_ids) for _, e in _entries(deletes, io, check) if e.data_file.equality_ids]
+    except OSError as error:
+        raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
+
+
 def _difference(
     former: Sequence[Any], current: Sequence[Any], io: ManifestIO, check: Callable[[], None]
 ) -> list[File] | None:

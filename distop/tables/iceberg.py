@@ -124,8 +124,14 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
         read_metadata(source)
 
 
+def folder_of(table: TableRecord) -> str | None:
+    """Where the table's folder is; None where its catalog alone knows that. Raises InvalidArgument for a record that
+    names no table.
+    """
+    return _folder(table, check_options(table.options, "iceberg"))
+
+
 def _folder(table: TableRecord, options: Options) -> str | None:
-    """Where the table's folder is; None where its catalog alone knows that."""
     if options.catalog is None:
         return table.location
     if options.catalog.hadoop:

@@ -11,6 +11,7 @@ from distop.core.codec import MAX_ERROR_TEXT, dumps, shorten
 from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
+from distop.large import resolve
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -157,9 +158,8 @@ class Call:
             for row in rows:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])
-                yield OutcomeRow(
-                    row["partition"], name, row["success"], outcome.get("result"), outcome.get("error") or ""
-                )
+                result = resolve(outcome.get("result"), f"the result of partition {name}")
+                yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "")
 
     def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None

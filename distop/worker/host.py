@@ -96,6 +96,12 @@ class Worker(Asking):
         return self._keeper.deaths
 
     @property
+    def session(self) -> int:
+        """The Unix session of the child that is there now, with its JVM and workers; 0: none."""
+        child = self._keeper.child
+        return child.sid if child is not None else 0
+
+    @property
     def running(self) -> bool:
         """A child is there now."""
         return self._keeper.child is not None

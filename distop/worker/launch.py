@@ -145,6 +145,11 @@ class Child:
                     raise
                 return process, data
 
+    @property
+    def sid(self) -> int:
+        """The Unix session of the child; 0 before its guardian has told it."""
+        return self._sid
+
     def send(self, message: protocol.ToChild) -> None:
         """Send a message; silently dropped once the child is dying (``died`` tells)."""
         self.send_frame(protocol.encode(message))

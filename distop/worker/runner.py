@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from distop import large
 from distop.behavior import Behavior
 from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.jobs import MAX_OUTCOME_BYTES
@@ -69,6 +70,8 @@ class Run:
         self._arg: Any = None
         self._declared: type[BaseModel] | None = None
         """What the results are to be."""
+        self._to_file = False
+        """Those too large for etcd go to the shared directory."""
         # No renewal that arrives after the run makes up for this.
         self._arrived_late = bool(self._deadline) and boottime() >= max(self._deadline, env.deadline)
         self.add(message)
@@ -154,6 +157,7 @@ class Run:
             raise Refused(str(error)) from error
         self._arg = validate(behavior, self._arg_json)
         self._declared = behavior.Result
+        self._to_file = behavior.large_results == "file"
         cleans = type(behavior).cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
         if self._batch and behavior.run_batch is not None:
             self._run_batches(behavior, list(self._items), cleans)
@@ -397,20 +401,36 @@ class Run:
             try:
                 text = dump(fitted(self._declared, result, f"the result of partition {name}"))
                 if len(text) + len(error.encode()) > MAX_OUTCOME_BYTES - OUTCOME_MARGIN:
-                    raise ValueError(
-                        f"it has {len(text)} bytes, at most {MAX_OUTCOME_BYTES - OUTCOME_MARGIN} are kept: "
-                        "put large results into a file and return its path"
-                    )
+                    text = self._in_file(ordinal, text)
+                elif large.file_of(result) is not None:
+                    raise ValueError(f"{large.POINTER!r} stands for a result in a file: give the field another name")
             except InvalidArgument as problem:
                 kind, text, error = "fatal", b"null", str(problem)
             except (TypeError, ValueError, RecursionError) as problem:
                 kind, text = "fatal", b"null"
                 error = f"the result of partition {name} cannot be stored: {problem}"
+            except OSError as problem:
+                # The disk, or what it is reached through: another attempt may do better.
+                kind, text = "error", b"null"
+                error = f"the result of partition {name} could not be written to a file: {headline(problem)}"
         with self._lock:
             self._open.discard(ordinal)
         self._env.outbox.ended(self.number, ordinal, kind, text, error, started)
         if self._careful:
             self._env.outbox.flush()
+
+    def _in_file(self, ordinal: int, text: bytes) -> bytes:
+        """What stands in the outcome for a result that is too large for it. Raises ValueError where it is refused, and
+        OSError.
+        """
+        where = shared.shared_of(self._env.shared_dir, self._table)
+        if not self._to_file or not where:
+            most, instead = MAX_OUTCOME_BYTES - OUTCOME_MARGIN, "put large results into a file and return its path"
+            if self._to_file:
+                instead = "give the executors a --shared-dir"
+            raise ValueError(f"it has {len(text)} bytes, at most {most} are kept: {instead}")
+        fence = self._items[ordinal][2]
+        return dump(large.write(shared.result_path(where, self.op, ordinal, fence, self._incarnation), text))
 
     def _end_all(self, kind: protocol.Kind, error: str) -> None:
         now = time.time()

@@ -76,6 +76,11 @@ def _written(files: Sequence[tuple[str, int, int]], shared: str, place: str) -> 
     return path
 
 
+def result_path(shared: str, op: str, partition: int, fence: int, incarnation: str) -> str:
+    """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
+    return f"{shared}/results/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
+
+
 def _plans(op: str) -> str:
     """Where the file lists of all plannings of an operation stand, below the shared directory."""
     return f"plans/{operation_path(op)}"

@@ -86,7 +86,7 @@ async def _measure(bench: Cluster, operations: int, clients: int) -> tuple[float
         began = time.perf_counter()
         await asyncio.gather(*(caller(client) for client in connected for _ in range(CALLERS)))
         started = time.perf_counter() - began
-        while await first.etcd.count(*history) < before + operations:  # noqa: ASYNC110  # etcd is asked
+        while await first.etcd.count(*history) < before + operations:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         ended = time.perf_counter() - began
     finally:

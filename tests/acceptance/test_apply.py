@@ -1,7 +1,4 @@
-"""apply on Iceberg tables: what was not judged is not promised, whoever writes whenever; and twice is once.
-
-A moment between two steps cannot be reached from outside: the tests wrap the one method that ends there.
-"""
+"""apply on Iceberg tables: what was not judged is not promised, whoever writes whenever; and twice is once."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
+from tests.support.applying import At, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, MemoryProgress, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -112,45 +110,7 @@ def new_table(lake: Lake, name: str, version: int = 2) -> None:
     lake.sql(f"insert into {{{name}}} values (1, 'x'), (2, 'y')")
 
 
-class At:
-    """Does something once: before, or after, the n-th call of a method."""
-
-    def __init__(self, owner: Any, name: str, n: int, when: str, act: Callable[[], None]) -> None:
-        self.happened = False
-        former = getattr(owner, name)
-        calls = 0
-
-        def wrapped(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            mine = calls == n
-            if mine and when == "before":
-                self.happened = True
-                act()
-            result = former(*args)
-            if mine and when == "after":
-                self.happened = True
-                act()
-            return result
-
-        self.wrapped = wrapped
-
-
-# The steps of one application, in their order: the metadata is read, judged, swapped; read again, where the swap is
-# found; and looked at once more.
-BEFORE_THE_CHANGE: list[Any] = [
-    *((Applying, "load", 1, when) for when in ("before", "after")),
-    *((Applying, "judge", 1, when) for when in ("before", "after")),
-    (Applying, "commit", 1, "before"),
-    (HadoopTarget, "swap", 1, "before"),
-]
-AFTER_THE_CHANGE: list[Any] = [
-    (HadoopTarget, "swap", 1, "after"),
-    (Applying, "commit", 1, "after"),
-    *((Applying, "load", 2, when) for when in ("before", "after")),
-    (Applying, "settle", 1, "before"),
-    (Applying, "load", 3, "before"),
-]
+BEFORE_THE_CHANGE, AFTER_THE_CHANGE = before_the_change(HadoopTarget), after_the_change(HadoopTarget)
 
 
 @pytest.fixture(scope="module")
@@ -195,17 +155,11 @@ def test_what_is_committed_after_the_last_look_is_found_by_the_next_validation(
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
 
 
-CRASHES = [
-    *(((Applying, name), when) for name in ("judge", "commit", "settle") for when in ("before", "after")),
-    *(((HadoopTarget, "swap"), when) for when in ("before", "after")),
-]
-
-
 def test_after_a_crash_at_any_step_it_is_done_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash() -> None:
         raise ConnectionError("the power is gone")
 
-    for number, (method, when) in enumerate(CRASHES):
+    for number, (method, when) in enumerate(crashes(HadoopTarget)):
         name = f"crash{number}"
         new_table(lake, name)
         certificate = bench.certificate(name, NOT_NULL, {"range": {"column": "id", "min": 0}, "name": "positive"})

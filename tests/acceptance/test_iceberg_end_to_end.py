@@ -9,7 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -113,6 +113,35 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
     result = group.client.start_operation("apply", "orders", forged).wait(timeout=100)
     assert (result.state, result.jobs["total"]) == ("failed", 0)
     assert "was changed after it was issued: it does not fit its digest" in result.sentence()
+
+
+def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
+    """A job for each partition, and nothing left of what they have staged."""
+    lake = Lake(spark, tmp_path)
+    lake.create("wide", "id bigint, k string", "partitioned by (k)", 2)
+    lake.sql("insert into {wide} values (1, 'a'), (2, 'b'), (3, null)")
+    add = ("table", "add", "wide", "--format", "iceberg", "--location", str(lake.path("wide")))
+    assert distop(group, *add).returncode == 0
+    argument = '{"checks": [{"fits": {"column": "id", "type": "int"}}]}'
+    assert distop(group, "start", "validate", "wide", "--arg", argument, "--wait").returncode == 0
+    ran = distop(group, "apply", "wide/validate/1", "--settle", "0", "--wait", "--json")
+    record = json.loads(ran.stdout)
+    assert (record["state"], record["jobs"]["total"]) == ("success", 3), group.tails()
+    assert record["report"]["rewritten"] | {"bytes": 0} == {"files": 3, "rows": 3, "bytes": 0, "late": 0}
+    assert lake.rows("wide").dtypes == [("id", "int"), ("k", "string")]
+    assert sorted((row.id, row.k) for row in lake.rows("wide").collect()) == [(1, "a"), (2, "b"), (3, None)]
+    assert not list(lake.path("wide").glob("_distop/stage/*/apply/*"))
+    assert "wide/apply/1" in distop(group, "show", "wide/apply/1").stdout
+    refused = distop(group, "rerun", "wide/apply/1")
+    assert refused.returncode != 0
+    failed = group.client.start_operation("apply", "wide", {"certificate": certificate_of(group)}, partitions=["k=a"])
+    assert "apply changes a table as a whole" in failed.wait(timeout=100).sentence()
+
+
+def certificate_of(group: Daemons) -> Any:
+    """Of a validation of the table ``wide`` as it is now."""
+    checks = {"checks": [{"fits": {"column": "id", "type": "decimal(5,0)"}}]}
+    return group.client.start_operation("validate", "wide", checks).wait(timeout=100).certificate()
 
 
 def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_path: Path) -> None:

@@ -105,3 +105,22 @@ async def test_reads_of_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
         revision, (a, b, none) = await client.read_at(Get("full.a"), Get("full.b"), Get("full.c"))
         assert (a.kv.value, b.kv.value, none.kv) == (b"1", b"2", None)
         assert revision >= b.kv.mod_revision
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 10, 1_000])
+async def test_pages_hold_every_key_once_and_in_order_at_one_revision(client: EtcdClient, page: int) -> None:
+    """Whatever the keys look like, and whatever is written meanwhile."""
+    names = [f"pages{page}/{n:b}" for n in range(1, 40)] + [f"pages{page}/{n}.x" for n in range(90)]
+    names += [f"pages{page}/~", f"pages{page}/a", f"pages{page}/a.b", f"pages{page}/a.b.{'c' * 80}", f"pages{page}/ab"]
+    for n in range(0, len(names), 100):
+        await client.commit(Txn((), tuple(Put(name, b"v") for name in names[n : n + 100])))
+    found: list[str] = []
+    async for kvs in client.pages(f"pages{page}/", f"pages{page}0", keys_only=True, page=page):
+        assert 0 < len(kvs) <= page
+        found += [kv.key for kv in kvs]
+        await client.commit(Txn((), (Put(f"pages{page}/z{len(found)}", b"v"),)))
+    assert found == sorted(names)
+    assert [kvs async for kvs in client.pages("nothing/", "nothing0")] == []
+    whole = await client.list(f"pages{page}/", f"pages{page}0")
+    again = [kv async for kvs in client.pages(f"pages{page}/", f"pages{page}0", page=page) for kv in kvs]
+    assert again == list(whole.kvs)

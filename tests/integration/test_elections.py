@@ -211,7 +211,7 @@ def claims_problem(role: Coordinator) -> str:
 
 async def test_a_role_that_is_closed_while_it_lists_claims(life: Life) -> None:
     await cancelled_beside_a_job(life)
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None)
+    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
     await role.start()
     assert role._cancelling
     await role.stop()
@@ -251,7 +251,7 @@ async def test_a_role_that_cannot_start_leaves_nothing_behind(
 
 
 async def test_a_role_that_is_closed_while_it_starts(life: Life) -> None:
-    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None)
+    role = Coordinator(life.ctx, *SUBJECT, 1, lambda error: None, lambda: None, lambda: True)
     start = asyncio.ensure_future(role.start())
     await asyncio.sleep(0)
     role.close()

@@ -231,10 +231,10 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
 def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
     former = decide.next_step
 
-    def early(keys: Any, op: Any, live: Any, election: Any, now: float, poll: float) -> Any:
+    def early(keys: Any, op: Any, live: Any, election: Any, now: float, poll: float, *actors: Any) -> Any:
         if op.stage is Stage.OPEN and op.spec.rules.reports_only and op.plan.count - op.ended == 1:
             op = replace(op, success=op.success + 1)
-        return former(keys, op, live, election, now, poll)
+        return former(keys, op, live, election, now, poll, *actors)
 
     substitute(patch, decide, "next_step", early)
 

@@ -13,12 +13,15 @@ ENTRY_POINTS = """\
 [distop.behaviors]
 sample = tests.support.sample_behaviors:Sample
 batches = tests.support.sample_behaviors:Batches
+large = tests.support.large_behavior:Large
+refusing = tests.support.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
 held-index = tests.support.held_index:HeldBuild
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
+struck-apply = tests.support.struck:StruckApply
 absent = tests.support.no_such_module:Absent
 """
 

@@ -128,6 +128,7 @@ class Hand:
             about.request_id,
             request_digest=about.request_digest,
             submitter=about.submitter,
+            labels=about.labels,
         )
         decision_mod = decided.mod_revision if decided else 0
         final = f.Final(ref, state.mod_revision, decision_mod, history, about.one_at_a_time)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distop.core import states
 from distop.core.jobs import JobState
+from distop.core.options import Options
 from distop.core.states import Event, JobStage, Stage
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
         Event.PLAN_ATTEMPT: world.plan_attempt,
         Event.GIVE_UP: world.give_up,
         Event.PAUSE: world.pause,
+        Event.ALTER: world.alter,
         Event.PAUSE_NOW: world.pause_now,
         Event.RESUME: world.resume,
         Event.CANCEL: world.cancel,
@@ -50,9 +52,10 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
 
 _RANDOM_EVENTS = (
     "start start plan plan plan plan_attempt chunk claim claim claim claim claim claim report report report report "
+    "own own own extend extend "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
     "submit submit begin begin begin begin_planned joined end_waiting add_dependencies signal signal "
-    "pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
+    "alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean end resign"
 ).split()
 _RARE = frozenset(
     {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
@@ -90,9 +93,9 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     ref = rng.choice(operations_)
     op = world.op(ref)
     stage = op.stage
-    if name in ("claim", "report", "report_failed", "retry", "release", "checkpoint"):
+    if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
-    if elected is None and name not in ("pause", "pause_now", "resume", "cancel"):
+    if elected is None and name not in ("pause", "pause_now", "resume", "cancel", "alter"):
         return None
     if name == "chunk":
         return world.chunk(ref, rng.randrange(3), b"[]") if stage is Stage.PLANNING else None
@@ -113,18 +116,25 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     if event is Event.ADD_DEPENDENCIES:
         earlier = [one for one in operations_ if one < ref and world.stage(one) is not Stage.CLEANING]
         return world.add_dependencies(ref, rng.choice(earlier)) if earlier else None
+    if event is Event.ALTER:
+        return world.alter(ref, Options(rng.randrange(-2, 3), rng.randrange(3), rng.choice((0, 0, 2))))
     if event is Event.END:
         return world.end(ref)
     if event is Event.REAP:
         for p, seen in op.claims.items():
-            if seen.value.waiting or seen.value.incarnation not in live:
+            if seen.value.waiting or (seen.value.incarnation not in live and (not seen.value.actor or chance(rng))):
                 return world.reap(ref, p)
         return None
     if event is Event.FAIL_FAST and not op.failed:
         return None
-    if event is Event.PLAN and elected is not None and rng.random() < 0.5:
+    if event is Event.PLAN and elected is not None and not op.terms.options.limited and rng.random() < 0.5:
         return world.plan_and_claim(ref, elected.value.decode(), rng.sample(range(2), rng.randint(1, 2)))
     return build(world, event, ref)
+
+
+def chance(rng: random.Random) -> bool:
+    """An actor's claim is not seen unchanged for long enough: nobody knows when it is."""
+    return rng.random() < 0.5
 
 
 def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
@@ -133,17 +143,25 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
         return None
     p = rng.randrange(op.plan.count)
     claim = world.claim_of(ref, p)
-    if name == "claim":
+    if name in ("claim", "own"):
         if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
             return None
+        gate = world.gate(ref)
+        if name == "own" and (gate.options.limited or gate.where or (claim is not None and claim.permit >= 0)):
+            return None  # that is for executors
         if claim is not None and not claim.waiting:
-            if claim.incarnation in live:
+            if claim.incarnation in live or (claim.actor and chance(rng)):
                 return None
+            if name == "own":
+                return world.own(ref, rng.choice("vw"), p)
             if world.rules.at_limit(claim.failures + 1):
                 return world.fail_lost(ref, rng.choice(live), p)
-        return world.claim(ref, rng.choice(live), [p])
+        return world.own(ref, rng.choice("vw"), p) if name == "own" else _claim(world, ref, rng.choice(live), p)
     if claim is None or claim.waiting:
         return None
+    if name == "extend":
+        extends = claim.actor and op.stage is not Stage.CANCELLING
+        return world.extend(ref, p, rng.choice([1.0, 5.0])) if extends else None
     if name == "retry" and world.rules.at_limit(claim.failures + 1):
         name = "report_failed"
     if name in ("retry", "release"):
@@ -151,3 +169,11 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
     if name == "checkpoint":
         return world.checkpoint(ref, p, b"%d" % world.store.revision)
     return world.report(ref, p, JobState.FAILED if name == "report_failed" else JobState.SUCCESS)
+
+
+def _claim(world: World, ref: OperationRef, incarnation: str, partition: int) -> Txn | None:
+    """As an executor would: within what limits its own jobs."""
+    most = world.gate(ref).options.max_jobs_per_executor
+    op = world.op(ref)
+    held = sum(seen.value.incarnation == incarnation for seen in op.claims.values())
+    return None if most and held >= most else world.claim(ref, incarnation, [partition])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core import transitions as t
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import prefix_range
 from distop.core.model import Attempts, Decision, History, OperationRef, Spec, State
-from distop.core.plan import PartitionPlan, Plan, encode_chunk
+from distop.core.options import Options
+from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
 
@@ -514,6 +516,53 @@ def the_spec_changes(world: World, ref: OperationRef) -> None:
     world.tamper(Put(world.keys.of(ref, "spec"), replace(world.spec(ref), submitter="other").encode()))
 
 
+def _limited(world: World, ref: OperationRef, **options: int) -> None:
+    """The operation, with these options; job 0 is claimed by a."""
+    world.do(world.alter(ref, Options(**options)))
+    world.do(world.claim(ref, "a", [0]))
+
+
+@plant(16)
+def one_more_than_may_run(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=1)
+    claim = Claim("ex-b", "b", 1, 0, permit=1)
+    world.tamper(Put(world.keys.claim(ref, 1), claim.encode()), Put(world.keys.permit(ref, 1), b"1"))
+
+
+@plant(16)
+def claimed_without_a_permit(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=2)
+    world.tamper(Put(world.keys.claim(ref, 1), Claim("ex-b", "b", 1, 0).encode()))
+
+
+@plant(16)
+def claimed_with_the_permit_of_another(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=2)
+    had = world.claim_of(ref, 0).permit
+    world.tamper(Put(world.keys.claim(ref, 1), Claim("ex-b", "b", 1, 0, permit=had).encode()))
+
+
+@plant(16)
+def one_more_than_an_executor_may_run(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs_per_executor=1)
+    world.tamper(Put(world.keys.claim(ref, 1), Claim("ex-a", "a", 1, 0).encode()))
+
+
+@plant(16)
+def a_gate_that_says_less_than_the_options(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=1)
+    world.tamper(Put(world.keys.gate(ref), Gate(2).encode()))
+
+
+@plant(17)
+def claimed_by_an_executor_without_the_label(world: World, ref: OperationRef) -> None:
+    second = world.next_ref()
+    spec = replace(world.spec(second), where={"zone": "a"})
+    world.do(t.starts(world.keys, world.counters(), [t.NewOperation(second, spec, b"{}")]))
+    world.do(world.plan(second, 1))
+    world.do(world.claim(second, "a", [0]))
+
+
 # Every record that distop keeps, with something else in its place: what reads it may say so, and must not break.
 
 GARBAGE, EMPTY = b"\x80 no record", b"[]"
@@ -576,6 +625,7 @@ SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
     "plan": ((0, 0), _of("plan")),
     "planning": ((0, 0), _of("planning")),
     "decision": ((0, 0), _of("decision")),
+    "options": ((0, 0), _of("options")),
     "chunk": ((0, 13), _spoiled_chunk),
     "gate": ((-1, -1), lambda world, ref, value: (Put(world.keys.gate(ref), value),)),
     "pending": ((0, 0), lambda world, ref, value: (Put(world.keys.pending(ref), value),)),

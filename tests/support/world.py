@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distop.core import claiming, states
+from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
@@ -17,7 +17,9 @@ from distop.core.digest import plan_digest
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
-from distop.core.plan import PartitionPlan, Plan, chunked
+from distop.core.options import Options
+from distop.core.permits import Permits, permits
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.txn import Delete, Put, Txn
 from distop.core.view import Change, ClusterView, OperationView, TypeView
 from distop.testing import ModelStore
@@ -150,7 +152,12 @@ class World:
         seen = self.counters()
         spec = self.op(ref).spec
         one = w.Beginning(
-            ref, self.mod(ref, "state"), self.one_at_a_time, spec.hold if spec else "", planned(jobs) if jobs else None
+            ref,
+            self.mod(ref, "state"),
+            self.one_at_a_time,
+            spec.hold if spec else "",
+            planned(jobs) if jobs else None,
+            self.op(ref).terms,
         )
         return w.begins(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [one])
 
@@ -180,7 +187,7 @@ class World:
     def plan(self, ref: OperationRef, jobs: int = 2) -> Txn:
         plan, chunks = planned(jobs)
         mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
-        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks)
+        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks, self.op(ref).terms)
 
     def plan_and_claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int], jobs: int = 2) -> Txn:
         """By the executor of the coordinator's own daemon."""
@@ -200,6 +207,26 @@ class World:
         decision = Decision(State.FAILED, 0, 0, 0, error="no plan")
         return t.give_up(self.keys, ref, self.election, self.mod(ref, "state"), decision)
 
+    def alter(self, ref: OperationRef, new: Options | None = None) -> Txn:
+        op, kv = self.op(ref), self.store.get(self.keys.gate(ref))
+        state = op.state if op.state in t.ALTERABLE else State.RUNNING
+        new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
+        opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
+        return t.alter(self.keys, ref, state, op.state_mod, op.terms, new, opened)
+
+    def gate(self, ref: OperationRef) -> Gate:
+        kv = self.store.get(self.keys.gate(ref))
+        return Gate.decode(kv.value) if kv else Gate()
+
+    def permits(self, ref: OperationRef) -> Permits | None:
+        """Those that may be taken, as a look shows them now; None where there is no limit."""
+        most = self.gate(ref).options.max_jobs
+        if not most:
+            return None
+        claims = [Claim.decode(kv.value) for kv in self.store.range(*self.keys.claims_range(ref))]
+        keyed = self.store.range(*self.keys.permits_range(ref))
+        return permits(most, claims, {int(kv.key[-6:]): (kv.value, kv.mod_revision) for kv in keyed}, self.leases)
+
     def pause(self, ref: OperationRef) -> Txn:
         return t.pause(self.keys, ref, self.mod(ref, "state"))
 
@@ -209,7 +236,7 @@ class World:
         return t.pause(self.keys, ref, self.mod(ref, "state"), now=True, seen=seen)
 
     def resume(self, ref: OperationRef) -> Txn:
-        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0)
+        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0, self.op(ref).terms)
 
     def cancel(self, ref: OperationRef) -> Txn:
         return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("user", "not needed"))
@@ -280,30 +307,76 @@ class World:
     # ------------------------------------------------------------------ jobs
 
     def claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int]) -> Txn:
-        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone."""
-        wants, dead = [], set()
+        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone; where there is a
+        limit, as many of them as there are permits.
+        """
+        wants, dead, known = [], set(), self.permits(ref)
+        former: dict[int, Claim] = {}
         for p in partitions:
             old = self.claim_of(ref, p)
             if old is None:
                 wants.append(claiming.Want(p, Claim(f"ex-{incarnation}", incarnation, 1, 0)))
                 continue
             lost = 0 if old.waiting else 1
-            if lost:
+            if lost and not old.actor:
                 dead.add(old.incarnation)
+                former[p] = old
             claim = Claim(f"ex-{incarnation}", incarnation, old.attempt + 1, old.failures + lost)
             wants.append(claiming.Want(p, claim, self.fence(ref, p)))
-        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, wants, dead)
+        given = []
+        for want in wants:
+            old = former.get(want.partition)
+            if known is None:
+                given.append(replace(want, former=old))
+            elif old is not None and known.keeps(old):
+                given.append(replace(want, claim=replace(want.claim, permit=old.permit)))
+            elif known.free:
+                number, mod = known.free.popitem()
+                given.append(replace(want, claim=replace(want.claim, permit=number), permit_mod=mod, former=old))
+        gone = known.gone if known is not None else ()
+        return claiming.claim(self.keys, ref, self.store.mod(self.keys.gate(ref)) or 1, incarnation, given, dead, gone)
+
+    def own(self, ref: OperationRef, actor: str, partition: int) -> Txn:
+        """An actor takes a job, whatever its state is; one that has failed too often it fails."""
+        old, grant = self.claim_of(ref, partition), f"{self.store.revision:016x}"
+        attempt, failures, seen, dead, over = 1, 0, 0, "", None
+        if old is not None:
+            lost, seen = not old.waiting, self.fence(ref, partition)
+            attempt, failures, dead = old.attempt + 1, old.failures + lost, old.incarnation
+            if lost and self.rules.at_limit(failures):
+                over = Outcome(f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost")
+        claim = Claim(actor, "", attempt, failures, actor=actor, duration=5.0, grant=grant)
+        gate = self.store.mod(self.keys.gate(ref)) or 1
+        return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over)])
+
+    def extend(self, ref: OperationRef, partition: int, duration: float = 5.0) -> Txn:
+        claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
+        fence = self.fence(ref, partition) or 1
+        token = owning.Token(ref, partition, fence, claim.grant)
+        return owning.extend(self.keys, [owning.Extending(token, replace(claim, duration=duration), fence)])
+
+    def give(self, ref: OperationRef, partition: int, state: JobState | None) -> Txn:
+        """An actor returns a job; with no state, to be tried again."""
+        claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
+        fence = self.fence(ref, partition) or 1
+        token = owning.Token(ref, partition, fence, claim.grant)
+        if state is None:
+            waiting = Claim(claim.executor, "", claim.attempt, claim.failures + 1, TIME)
+            return owning.put_back(self.keys, token, fence, waiting)
+        return owning.finish(self.keys, token, fence, state, outcome(partition, claim))
 
     def report(self, ref: OperationRef, partition: int, state: JobState, fence: int = 0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         guard = fence or self.fence(ref, partition) or 1
-        return claiming.group([claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim))])
+        return claiming.group(
+            [claiming.report(self.keys, ref, partition, guard, state, outcome(partition, claim), claim)]
+        )
 
     def wait_again(self, ref: OperationRef, partition: int, failed: bool) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
         waiting = Claim(claim.executor, "", claim.attempt, claim.failures + failed, TIME if failed else "")
         return claiming.group(
-            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting)]
+            [claiming.wait_again(self.keys, ref, partition, self.fence(ref, partition) or 1, waiting, claim)]
         )
 
     def checkpoint(self, ref: OperationRef, partition: int, value: bytes) -> Txn:
@@ -315,7 +388,8 @@ class World:
         told = Outcome(f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost")
         gate = self.store.mod(self.keys.gate(ref)) or 1
         lost = [(partition, self.fence(ref, partition) or 1, told)]
-        return claiming.fail_lost(self.keys, ref, gate, incarnation, claim.incarnation or "nobody", lost)
+        dead = claim.incarnation or ("" if claim.actor else "nobody")
+        return claiming.fail_lost(self.keys, ref, gate, incarnation, dead, lost, {partition: claim})
 
     # --------------------------------------------------------------- shortcuts
 
@@ -358,4 +432,5 @@ def planned(jobs: int) -> tuple[Plan, list[bytes]]:
 
 
 def outcome(partition: int, claim: Claim) -> Outcome:
-    return Outcome(f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
+    told = (f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
+    return Outcome(*told, grant=claim.grant)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def test_a_header_in_blocks_with_sizes_is_one() -> None:
     check(b"Obj\x01" + number(-1) + number(len(entry)) + entry + number(0) + MARK, "x")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that met a finalizer
 def test_a_list_of_manifests_whose_reader_would_never_end_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,25 @@ def test_a_list_of_manifests_whose_reader_would_never_end_is_told_of(
         snapshot_of(table.metadata_location, frozenset())
 
 
+class _Deaf:
+    """Loses what is raised while it goes, as any finalizer does."""
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_reader_is_stopped_though_a_finalizer_has_lost_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro, "STALLED", 0.05)
+    with pytest.raises(Damaged), ManifestIO(None).watched():
+        _Deaf()
+        while True:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avro, "STALLED", 0.05)
     manifests = ManifestIO(None)

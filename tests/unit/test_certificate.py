@@ -247,9 +247,12 @@ def test_a_result_says_why_it_has_no_certificate() -> None:
             result(state, report).certificate()
 
 
-def test_a_table_whose_catalog_alone_changes_it_is_refused() -> None:
+def test_a_table_that_spark_s_catalog_alone_changes_or_without_a_schema_is_refused() -> None:
     from distop_behaviors.apply.target import check_format
 
-    with pytest.raises(InvalidArgument, match="is changed through its catalog, which is not available yet"):
-        check_format(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
+    with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available yet"):
+        check_format(TableRecord("t", "spark", "db.t"))
+    with pytest.raises(InvalidArgument, match="is a folder of parquet files, which has no schema to change"):
+        check_format(TableRecord("t", "parquet", "/t"))
+    check_format(TableRecord("t", "iceberg", "db.t", {"catalog": "prod"}))
     check_format(TableRecord("t", "iceberg", "/t"))

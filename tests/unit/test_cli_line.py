@@ -210,7 +210,7 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
 
 
 COMMANDS = (
-    *("dev executor start apply rerun ls show watch cancel pause resume").split(),
+    *("dev executor start apply rerun ls show why watch cancel pause resume alter").split(),
     *("history nodes drain behaviors audit doctor").split(),
     *("table add", "table ls", "table rm"),
 )
@@ -231,8 +231,8 @@ def test_help_says_of_each_command_in_one_line_what_it_does(distop_command: Call
 
 
 def test_help_shows_what_may_be_left_out_in_one_pair_of_brackets(distop_command: Callable[..., Ran]) -> None:
-    for argv, usage in ((("ls",), "[TABLE]"), (("history",), "[TABLE]"), (("audit",), "[OP]")):
-        shown = distop_command(*argv, "--help").out
+    for name, usage in (("ls", "[TABLE]"), ("history", "[TABLE]"), ("audit", "[OP]"), ("behaviors", "[TYPE]")):
+        shown = distop_command(name, "--help").out
         assert f" {usage}\n" in shown
         assert f"[{usage}]" not in shown
 

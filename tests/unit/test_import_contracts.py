@@ -25,6 +25,7 @@ PURE = {
 }  # fmt: skip
 DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
 HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
+HEAVY |= {"prometheus_client"}
 CLOCK = {"now", "utcnow", "today"}
 
 

@@ -10,6 +10,7 @@ from distop.config import ExecutorConfig
 from distop.core.keys import Keys
 from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef
+from distop.core.options import Options
 from distop.core.plan import Gate
 from distop.core.view import ClusterView, Seen
 from distop.executor.small import HEAD_STARTS, Small
@@ -123,6 +124,17 @@ def test_what_is_large_or_old_or_known_is_served_one_by_one(clock: StandingClock
     one.changed(ctx.cluster.gates, None)
     assert one.choose(2, now) == ([], None)
     assert list(one.general) == [ref(1), ref(2), ref(3), ref(4)]
+
+
+def test_what_has_terms_of_its_own_is_served_one_by_one(clock: StandingClock) -> None:
+    ctx = Here()
+    terms = (Gate(1, Options(priority=5)), Gate(1, Options(max_jobs=1)), Gate(1, where={"zone": "a"}))
+    for number, gate in enumerate(terms, 1):
+        ctx.cluster.gates[ref(number)] = Seen(gate, 9)
+    one = Small(ctx, lambda seen: False)
+    one.changed(ctx.cluster.gates, None)
+    assert one.choose(2, now) == ([], None)
+    assert list(one.general) == [ref(1), ref(2), ref(3)]
 
 
 def test_nothing_is_kept_of_a_gate_that_went(clock: StandingClock) -> None:

@@ -21,6 +21,7 @@ HELD = Claim("e1", "i1", 1, 0)
 WAITS = Claim("e1", "", 2, 1, rfc3339(STARTED + 50), "disk full")
 DECIDED = Decision(State.SUCCESS, 10, 10, 0)
 BROKEN = replace(DECIDED, attempts=2, error="no")
+BEGIN = "its coordinator to begin it, and what excludes it on t to end"
 TRIED = "{}, attempt {} (the last one failed: {})"
 
 RUNNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, Spec("r", rfc3339(STARTED), "me", Rules()))
@@ -44,7 +45,7 @@ OPEN = replace(RUNNING, phase=None, plan=Plan(10, "", "", 1))
         (replace(OPEN, state=State.CANCELLING), "cancelling", "completion"),
         (replace(OPEN, decision=DECIDED), "completing", "completion"),
         (replace(OPEN, decision=BROKEN), "completing", TRIED.format("completion", 3, "no")),
-        (replace(RUNNING, state=State.PENDING), "waiting", "its due time, or the operations before it"),
+        (replace(RUNNING, state=State.PENDING), "waiting", BEGIN),
     ],
 )  # fmt: skip
 def test_what_it_waits_for(snapshot: Snapshot, stage: str, words: str | None) -> None:

@@ -13,7 +13,7 @@ from distop.behavior import TableRecord
 from distop.errors import JobCancelled, TableUnavailable
 from distop.tables import plan_table
 from distop.tables.avro import ManifestIO
-from distop.tables.changes import new_files
+from distop.tables.changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import read_metadata
 from tests.support.lake import Folder
 
@@ -72,6 +72,28 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
         manifest.unlink()
     with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
         new_files(table.metadata, ManifestIO(table.io), str(snapshot.snapshot_id))
+
+
+def test_files_that_are_gone_are_replaced_and_those_that_stay_are_not(tmp_path: Path) -> None:
+    table = grown(tmp_path)
+    before, former = files(tmp_path), str(table.metadata.current_snapshot_id)
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == frozenset()
+    table.append(pa.table({"id": [7]}))
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == frozenset()
+    table.delete("id = 1")
+    assert replaced_files(table.metadata, ManifestIO(table.io), former) == before - files(tmp_path)
+    assert len(before - files(tmp_path)) == 1
+    assert replaced_files(table.metadata, ManifestIO(table.io), "12345") is None
+    assert equality_ids(table.metadata, ManifestIO(table.io)) == []
+
+
+def test_what_cannot_be_read_of_former_files_is_told_of(tmp_path: Path) -> None:
+    table = grown(tmp_path)
+    former = str(table.metadata.snapshots[0].snapshot_id)
+    for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
+        manifest.unlink()
+    with pytest.raises(TableUnavailable, match="the manifests of .* cannot be read"):
+        replaced_files(table.metadata, ManifestIO(table.io), former)
 
 
 def test_it_can_be_told_to_stop(tmp_path: Path) -> None:

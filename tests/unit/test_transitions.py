@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distop.core import claiming, states
+from distop.core import claiming, owning, states
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.declaration import Retry, Rules
@@ -19,7 +20,7 @@ from distop.core.links import Hold
 from distop.core.model import Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, decode_chunk, encode_chunk
 from distop.core.states import Event, JobEvent, JobStage, Stage
-from distop.core.txn import MAX_OPERATIONS, Txn, operations
+from distop.core.txn import MAX_OPERATIONS, Put, Txn, operations
 from distop.node.openop import OpenOperation
 from tests.support.lives import build, random_event
 from tests.support.world import World, outcome
@@ -272,7 +273,8 @@ def test_no_event_happens_twice(stage: Stage, event: Event, place: Callable[[], 
 def test_a_stale_election_writes_nothing(after: Callable[[], tuple[World, OperationRef]]) -> None:
     world, ref = after()
     coordinator_events = [e for e in Event if e not in (Event.SUBMIT, Event.START, Event.START_PLANNED)]
-    commands = (Event.ADD_DEPENDENCIES, Event.END_WAITING, Event.PAUSE, Event.PAUSE_NOW, Event.RESUME, Event.CANCEL)
+    commands = (Event.ADD_DEPENDENCIES, Event.END_WAITING, Event.PAUSE, Event.PAUSE_NOW, Event.RESUME)
+    commands = (*commands, Event.CANCEL, Event.ALTER)
     txns = [build(world, e, ref) for e in coordinator_events if e not in commands]
     world.die("a")
     world.do(world.elect("b"))
@@ -293,6 +295,8 @@ def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
         return world.claim(ref, "b", [0])
     if event is JobEvent.REAP:
         return world.reap(ref, 0)
+    if event is JobEvent.EXTEND:
+        return world.extend(ref, 0)
     if event is JobEvent.FAIL_LOST:
         return world.fail_lost(ref, "b", 0)
     if event in (JobEvent.RETRY, JobEvent.RELEASE):
@@ -300,10 +304,10 @@ def job_build(world: World, event: JobEvent, ref: OperationRef) -> Txn:
     return world.report(ref, 0, JobState.SUCCESS if event is JobEvent.REPORT_SUCCESS else JobState.FAILED)
 
 
-def job_at(stage: JobStage) -> tuple[World, OperationRef]:
+def job_at(stage: JobStage, actor: str = "") -> tuple[World, OperationRef]:
     world, ref = ready()
     if stage is not JobStage.FREE:
-        world.do(world.claim(ref, "a", [0]))
+        world.do(world.own(ref, actor, 0) if actor else world.claim(ref, "a", [0]))
     if stage is JobStage.WAITING:
         world.do(world.wait_again(ref, 0, failed=True))
     elif stage in (JobStage.SUCCESS, JobStage.FAILED):
@@ -315,6 +319,7 @@ JOB_ABOUT = {
     JobEvent.CLAIM: JobStage.FREE,
     JobEvent.RECLAIM: JobStage.WAITING,
     JobEvent.TAKE_OVER: JobStage.CLAIMED,
+    JobEvent.EXTEND: JobStage.CLAIMED,
     JobEvent.REPORT_SUCCESS: JobStage.CLAIMED,
     JobEvent.REPORT_FAILED: JobStage.CLAIMED,
     JobEvent.RETRY: JobStage.CLAIMED,
@@ -325,10 +330,13 @@ JOB_ABOUT = {
 """What each event's sender has seen: its transaction pins the claim of that stage by its mod revision."""
 
 
+@pytest.mark.parametrize("actor", ["", "w"], ids=["of an executor", "of an actor"])
 @pytest.mark.parametrize("stage", JobStage)
 @pytest.mark.parametrize("event", JobEvent)
-def test_job_table(stage: JobStage, event: JobEvent) -> None:
-    world, ref = job_at(stage)
+def test_job_table(stage: JobStage, event: JobEvent, actor: str) -> None:
+    if event is JobEvent.EXTEND and not actor:
+        actor = "w"
+    world, ref = job_at(stage, actor)
     leads_to = states.JOB_TABLE[stage].get(event)
     gone = event in (JobEvent.TAKE_OVER, JobEvent.FAIL_LOST)
     if gone:
@@ -342,7 +350,7 @@ def test_job_table(stage: JobStage, event: JobEvent) -> None:
     else:
         # Built in a world where the job is where the event's sender believes it to be; the two worlds had the same
         # revisions up to there.
-        other, ref = job_at(JOB_ABOUT[event])
+        other, ref = job_at(JOB_ABOUT[event], actor)
         if event is JobEvent.REAP:
             other.do(other.cancel(ref))
             other.die("a")
@@ -362,6 +370,89 @@ def test_job_table(stage: JobStage, event: JobEvent) -> None:
     after = world.store.listing()
     world.store.apply(txn)
     assert world.store.listing() == after
+
+
+ACTOR_EVENTS = {
+    JobEvent.CLAIM: lambda world, ref: world.own(ref, "v", 0),
+    JobEvent.RECLAIM: lambda world, ref: world.own(ref, "v", 0),
+    JobEvent.TAKE_OVER: lambda world, ref: world.own(ref, "v", 0),
+    JobEvent.EXTEND: lambda world, ref: world.extend(ref, 0),
+    JobEvent.REPORT_SUCCESS: lambda world, ref: world.give(ref, 0, JobState.SUCCESS),
+    JobEvent.REPORT_FAILED: lambda world, ref: world.give(ref, 0, JobState.FAILED),
+    JobEvent.RETRY: lambda world, ref: world.give(ref, 0, None),
+}
+
+
+@pytest.mark.parametrize("stage", JobStage)
+@pytest.mark.parametrize("event", ACTOR_EVENTS)
+def test_what_actors_do_fits_the_job_table(stage: JobStage, event: JobEvent) -> None:
+    world, ref = job_at(stage, "w")
+    other, _ = (world, ref) if event in states.JOB_TABLE[stage] else job_at(JOB_ABOUT[event], "w")
+    txn = ACTOR_EVENTS[event](other, ref)
+    before = world.store.listing()
+    result = world.store.apply(txn)
+    leads_to = states.JOB_TABLE[stage].get(event)
+    if leads_to is None:
+        assert world.store.listing() == before
+        return
+    assert world.store.listing() != before, result
+    assert world.job_stage(ref, 0) is leads_to
+    assert not check(world.keys, world.store.history)
+    after = world.store.listing()
+    world.store.apply(txn)
+    assert world.store.listing() == after, "sent again"
+
+
+def test_a_claim_by_an_actor_needs_no_node_key_and_moves_with_each_extension() -> None:
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    first, late = world.fence(ref, 0), world.own(ref, "v", 0)
+    world.do(world.extend(ref, 0))
+    assert world.fence(ref, 0) > first
+    assert world.claim_of(ref, 0).actor == "w"
+    before = world.store.listing()
+    world.store.apply(late)
+    assert world.store.listing() == before, "what was extended meanwhile is not taken"
+    assert not check(world.keys, world.store.history)
+
+
+def test_an_actor_extends_while_paused_and_not_while_cancelling() -> None:
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    world.do(world.pause(ref))
+    world.do(world.extend(ref, 0))
+    world.do(world.cancel(ref))
+    fence = world.fence(ref, 0)
+    world.store.apply(world.extend(ref, 0))
+    assert world.fence(ref, 0) == fence
+    world.do(world.give(ref, 0, JobState.SUCCESS))
+    assert world.job_stage(ref, 0) is JobStage.SUCCESS, "what is done counts"
+    assert not check(world.keys, world.store.history)
+
+
+def test_the_invariants_see_who_writes_under_the_claim_of_an_actor() -> None:
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    former, key = world.claim_of(ref, 0), world.keys.claim(ref, 0)
+    world.do(world.own(ref, "v", 0))
+    for put, number in (
+        (replace(former, attempt=2), 10),
+        (replace(world.claim_of(ref, 0), failures=2), 10),
+        (replace(world.claim_of(ref, 0), actor="w"), 3),
+    ):
+        other, _ = ready()
+        other.do(other.own(ref, "w", 0))
+        other.do(other.own(ref, "v", 0))
+        other.do(Txn((), (Put(key, put.encode()),)))
+        assert number in {fault.invariant for fault in check(other.keys, other.store.history)}
+    world.do(Txn((), claiming.report(world.keys, ref, 0, 1, JobState.SUCCESS, outcome(0, former)).ops))
+    assert 3 in {fault.invariant for fault in check(world.keys, world.store.history)}
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    claim = world.claim_of(ref, 0)
+    world.do(world.cancel(ref))
+    world.do(Txn((), (Put(key, claim.encode()),)))
+    assert 4 in {fault.invariant for fault in check(world.keys, world.store.history)}
 
 
 def test_the_living_keep_their_claims() -> None:
@@ -526,6 +617,14 @@ def test_the_largest_transactions_fit() -> None:
     plan = Plan(1, "", "", t.CHUNKS_PER_PLAN)
     mods = [1] * t.CHUNKS_PER_PLAN
     txns = [
+        owning.own(
+            keys,
+            [owning.Taking(ref, 1, p, claim, 7, f"gone-{p}", outcome(p, claim)) for p in range(owning.OWNED_PER_TXN)],
+        ),
+        owning.extend(
+            keys,
+            [owning.Extending(owning.Token(ref, p, 7, "0" * 16), claim, 7) for p in range(owning.OWNED_PER_TXN)],
+        ),
         claiming.claim(keys, ref, 1, "a", wants),
         claiming.claim(keys, ref, 1, "a", wants, dead),
         claiming.claim_runs(keys, ref, 1, "a", [(2 * n, 2 * n + 1) for n in range(claiming.RUNS_PER_CLAIM)], claim),

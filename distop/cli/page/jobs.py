@@ -173,7 +173,7 @@ def _told(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[To
 
 
 def _kind(p: Partition, nodes: Mapping[str, Node], *, ended: bool) -> str:
-    if p.state == "running" and p.incarnation not in nodes and not ended:
+    if p.state == "running" and p.incarnation and p.incarnation not in nodes and not ended:
         return "lost"
     if ended and p.state not in ("success", "failed"):
         return "unended"

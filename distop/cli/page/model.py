@@ -9,7 +9,7 @@ from distop.cli.output import duration
 from distop.cli.page import checks
 from distop.cli.page.jobs import ENDED, KINDS, Jobs, Kind, Told, jobs_of, told_text
 from distop.cli.page.tree import Node, tree
-from distop.cli.report import checks_of, state_of
+from distop.cli.report import checks_of, labelled, state_of
 from distop.core.codec import rfc3339
 from distop.core.model import CLUSTER_TABLE
 from distop.inspection.partitions import MOST
@@ -191,6 +191,7 @@ def _asked(ref: OperationRef, status: OperationStatus, account: Account) -> list
         policy = {"fail_fast": "the others are stopped", "collect_all": "the others go on"}
         pairs.append(("if one fails", policy.get(spec.rules.failure_policy, spec.rules.failure_policy)))
     submitted = [("by", status.submitter), ("request id", status.request_id), ("runs again", status.rerun_of)]
+    submitted.append(("labels", labelled(status.labels) or ""))
     return [*pairs, *((name, text) for name, text in submitted if text)]
 
 

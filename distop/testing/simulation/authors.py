@@ -25,8 +25,13 @@ class Authors:
     ``found(kind, key, text, op, partition)`` for each breach.
     """
 
-    def __init__(self, keys: Keys, claim_left: Callable[..., None], found: Callable[..., None]) -> None:
+    def __init__(
+        self, keys: Keys, claim_left: Callable[..., None], found: Callable[..., None], now: Callable[[], float]
+    ) -> None:
         self._keys = keys
+        self._now = now
+        self._written: dict[str, float] = {}
+        """When each claim by an actor was written last."""
         self._claim_left = claim_left
         self._found = found
         self.claims: dict[str, tuple[Claim, int]] = {}
@@ -71,11 +76,12 @@ class Authors:
     def _job(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
         held = self.claims.get(self._keys.claim(ref, key.partition))
         if key.family == K.CLAIM:
-            if change.deleted or (new := Claim.decode(change.kv.value)).incarnation == sender:
+            self._patience(ref, key, change, sender)
+            if change.deleted or sender in ((new := Claim.decode(change.kv.value)).incarnation, new.actor):
                 return  # with a report, which is judged; reaped, by a coordinator; or its own
             if not new.waiting:
                 self._wrong(ref, key, change, f"{sender} claimed for {new.incarnation}")
-            elif held is None or held[0].incarnation != sender:
+            elif held is None or sender not in (held[0].incarnation, held[0].actor):
                 self._wrong(
                     ref, key, change, f"{sender} released a claim of {held[0].incarnation if held else 'nobody'}"
                 )
@@ -89,6 +95,17 @@ class Authors:
         elif key.name == "outcome" and held is not None:
             self._report(ref, key, change, sender, *held)
 
+    def _patience(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str) -> None:
+        """What an actor has claimed, nobody else touches before its duration is over: here time is the same for all."""
+        old, _ = self.claims.get(change.kv.key, (None, 0))
+        if old is not None and old.actor and old.actor != sender:
+            waited = self._now() - self._written[change.kv.key]
+            if waited < old.duration:
+                text = f"{sender} took it from {old.actor} after {waited:.3f} s of {old.duration:.3f} s"
+                self._found("taken too early", change.kv.key, text, str(ref), key.partition)
+        if not change.deleted:
+            self._written[change.kv.key] = self._now()
+
     def _progress(self, ref: OperationRef, key: ParsedKey, change: Change, fence: int) -> None:
         """Here a checkpoint is a number of steps: under one fence it never gets smaller."""
         value = int(change.kv.value)
@@ -100,6 +117,10 @@ class Authors:
 
     def _report(self, ref: OperationRef, key: ParsedKey, change: Change, sender: str, claim: Claim, fence: int) -> None:
         outcome = Outcome.decode(change.kv.value)
+        if claim.actor:
+            if claim.actor != sender and (outcome.grant or "did not extend" not in outcome.error):
+                self._wrong(ref, key, change, f"{sender} reported a job that {claim.actor} held")
+            return
         if claim.incarnation != sender:
             if claim.incarnation in self._nodes or "was lost" not in outcome.error:
                 self._wrong(ref, key, change, f"{sender} reported a job that {claim.incarnation} held")

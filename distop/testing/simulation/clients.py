@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
@@ -23,6 +24,7 @@ from distop.errors import (
 )
 from distop.graphs import Start, chord
 from distop.submission.request import After
+from distop.testing.simulation.bounds import altered
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from distop.operation import Operation
     from distop.testing.simulation.scenario import DrainAct, Removal, Wish
 
+PAUSING = 60.0
+"""Seconds after which a pause has come about, or there is nobody left who would tell."""
 AGAIN = 0.3
 """Seconds after which a client tries again what did not work."""
 TRIES = 200
@@ -128,14 +132,17 @@ async def _undrain(client: Client, executor: str) -> None:
 async def let_go(config: ClientConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:
     """After all faults: resume whatever somebody paused and left so, and let the ``drained`` executors work.
 
-    What is paused is resumed once no job of it runs, so that a pause is seen to come about.
+    What is paused is resumed once no job of it runs, so that a pause is seen to come about; or after a while, since an
+    actor that is gone holds its jobs for as long.
     """
     async with Client(config) as client:
         await _connected(client)
-        while not over():
+        for n in itertools.count():
+            if over():
+                return
             try:
                 for status in await client.operations():
-                    if status.state == "paused" and status.stage != "pausing":
+                    if status.state == "paused" and (status.stage != "pausing" or n * 2.0 > PAUSING):
                         await client.operation(status.op).resume()
             except DistopError:
                 pass
@@ -222,6 +229,7 @@ async def _rerun(operation: Operation, request: str, what: str, told: Told) -> O
 
 async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
     options: dict[str, Any] = {"partitions": wish.names, "failure_policy": wish.policy, "submitter": "a client"}
+    options |= wish.options
     after: list[After] = []
     for _ in range(TRIES):
         known = [(told.started.get(f"request-{n}"), on) for n, on in wish.behind]
@@ -273,5 +281,7 @@ async def _act(client: Client, operation: Operation, what: str) -> None:
         await operation.pause(now=True)
     elif what == "resume":
         await operation.resume()
+    elif what.startswith("alter "):
+        await operation.alter(**altered(what))
     else:
         await operation.status()

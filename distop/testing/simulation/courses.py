@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.jobs import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,10 @@ ALL = (
     "group of starts",
     "group of finishes",
     "claims of several operations",
+    "claim by an actor",
+    "extension",
+    "return by an actor",
+    "taken from an actor",
 )
 """Courses that a small operation with the usual limits does not take, and how they are called."""
 
@@ -36,6 +41,8 @@ class Courses:
         self.count: Counter[str] = Counter(dict.fromkeys(ALL, 0))
         self.claimed: set[str] = set()
         self.elected: set[str] = set()
+        self._actors: dict[str, Claim] = {}
+        """Claims by actors, by key."""
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
         """One revision, whole."""
@@ -53,8 +60,11 @@ class Courses:
                 if key.family == K.CLAIM and key.ref is not None:
                     self.claimed.add(sender)
                     claimed.add(key.ref)
+                    self._by_actors(change)
                 elif key.family == K.COORDINATOR:
                     self.elected.add(sender)
+            if key.family == K.CLAIM and change.deleted and (held := self._actors.pop(change.kv.key, None)):
+                self.count["return by an actor" if held.actor == sender else "taken from an actor"] += 1
         self.count["forgotten history"] += gone["history"]
         self.count["group of starts"] += put["spec"] > 1
         self.count["group of finishes"] += put["history"] > 1
@@ -63,3 +73,14 @@ class Courses:
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1
         self.count["page of a cleanup"] += gone["job state"] > 0 and not gone["state"]
+
+    def _by_actors(self, change: Change) -> None:
+        old, new = self._actors.pop(change.kv.key, None), Claim.decode(change.kv.value)
+        if new.actor:
+            self._actors[change.kv.key] = new
+        if old is not None and new.grant == old.grant:
+            self.count["extension"] += 1
+            return
+        self.count["claim by an actor"] += bool(new.actor)
+        if old is not None:
+            self.count["return by an actor" if new.waiting else "taken from an actor"] += 1

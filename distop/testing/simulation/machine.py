@@ -141,6 +141,7 @@ class Machine:
         namespace: str = "",
         history_limit: int = 1000,
         limits: Limits = DEFAULT,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.loop = loop
@@ -162,7 +163,7 @@ class Machine:
         self._remembered = Remembered(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
-            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits,
+            ttl=ttl, poll=poll, history_limit=history_limit, limits=limits, labels=labels or {},
         )  # fmt: skip
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None

@@ -21,6 +21,7 @@ from distop.core.orphans import orphans
 from distop.errors import InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
+from distop.testing.simulation.actors import act
 from distop.testing.simulation.authors import Authors
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
 from distop.testing.simulation.completions import Completions
@@ -137,6 +138,7 @@ class Simulation:
         self.clients: list[Process] = []
         self._numbers: dict[Process, int] = {}
         """Which of the scenario's clients a process is: one may have several lives."""
+        self._actors: dict[Process, int] = {}
         self._done: set[Process] = set()
         self._operator: Process | None = None
         """Who drains executors."""
@@ -144,7 +146,7 @@ class Simulation:
         self._checker = Checker(self.keys)
         self._checker.begin(self.etcd.store.listing())
         self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found)
-        self._authors = Authors(self.keys, self.effects.claim_left, self._found)
+        self._authors = Authors(self.keys, self.effects.claim_left, self._found, self.loop.time)
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
@@ -244,12 +246,15 @@ class Simulation:
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
                 unable=host.unable, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
+                labels=host.labels,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
         self._spawn("set-up", set_up(self._config, wanted.tables))
         for n in range(wanted.clients):
             self._begin_client(n)
+        for n in range(wanted.actors):
+            self._begin_actor(n)
         if wanted.drains:
             self._operator = self._spawn("operator", drain_some(self._config, wanted.drains))
             self.clients.append(self._operator)
@@ -281,6 +286,19 @@ class Simulation:
         """A client that is gone is run once more, and wants the same under the same request ids."""
         if client in self._numbers:
             self._begin_client(self._numbers[client])
+        elif client in self._actors:
+            self._begin_actor(self._actors[client])
+
+    def _begin_actor(self, n: int) -> None:
+        lives = sum(number == n for number in self._actors.values())
+        name, types = f"actor-{n}#{lives + 1}", tuple({wish.type: None for wish in self.scenario.wishes})
+        process = self._spawn(
+            name,
+            act(self._config, name, types, self._over, lambda text: self._found("void and not", "", text)),
+            waits=False,
+        )
+        self._actors[process] = n
+        self.clients.append(process)
 
     def _go(self) -> None:
         self.loop.run(self._all_quiet, self.scenario.calm)
@@ -343,7 +361,8 @@ class Simulation:
 
     def _waiting(self) -> int:
         """Clients that are not done, aside from those that end when the others are."""
-        return self._busy - sum(client.dead and client not in self._done for client in self.clients)
+        gone = (client.dead and client not in self._done for client in self.clients if client not in self._actors)
+        return self._busy - sum(gone)
 
     def _over(self) -> bool:
         return not self._open and self._waiting() <= 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
@@ -35,6 +35,7 @@ class Host:
     slots: int
     skew: float
     unable: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen
@@ -61,6 +62,8 @@ class Wish:
     """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
     callers: int = 1
     """So many ask for it at the same time, with the same request id."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else its start is given: priority, limits, how many may fail, and where it runs."""
     delay: float = 0.0
     """Seconds from its start until it may begin."""
     behind: tuple[tuple[int, str], ...] = ()
@@ -127,6 +130,8 @@ class Scenario:
     past: int = 0
     """Old records in each table's history."""
     history_limit: int = 1000
+    actors: int = 0
+    """Processes that claim jobs and are no executors."""
 
     @property
     def users(self) -> bool:
@@ -184,6 +189,7 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
+    from distop.testing.simulation.bounds import draw_limits
     from distop.testing.simulation.faultkinds import draw_besides, draw_faults
 
     chance = random.Random(f"scenario/{seed}")
@@ -204,6 +210,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     some = _unable(people, some)
     wishes = tuple(_insistent(people, wish) for wish in wishes)
     drains = _drains(people, some)
+    wishes, some = draw_limits(random.Random(f"bounds/{seed}"), wishes, some)
     sizes = random.Random(f"sizes/{seed}")
     history_limit = sizes.choice((MOST_RECORDS, 1000))
     limits = _limits(sizes)
@@ -241,6 +248,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
         history_limit,
+        random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0],
     )
 
 

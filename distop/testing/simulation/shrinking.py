@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.frozen import frozen
 from distop.core.limits import DEFAULT
+from distop.core.options import fits
 from distop.testing.simulation.run import Simulation, quietly
 from distop.testing.simulation.story import describe, replay
 
@@ -74,6 +75,8 @@ def candidates(wanted: Scenario) -> Iterator[Scenario]:
     for hosts in fewer(wanted.hosts):
         if _enough(hosts, wanted.wishes):
             yield replace(wanted, hosts=hosts)
+    if wanted.actors:
+        yield replace(wanted, actors=wanted.actors - 1)
     for number, wish in enumerate(wanted.wishes):
         for simpler in _simpler_wishes(wish):
             yield replace(wanted, wishes=(*wanted.wishes[:number], simpler, *wanted.wishes[number + 1 :]))
@@ -122,8 +125,11 @@ def _with_faults(wanted: Scenario, faults: Iterable[Fault]) -> Scenario:
 
 
 def _enough(hosts: Sequence[Host], wishes: Sequence[Wish]) -> bool:
-    """Somebody offers each type that is wanted: else nothing is begun, which is another scenario."""
-    return {wish.type for wish in wishes} <= {name for host in hosts for name in host.types}
+    """Somebody offers each type where it is wanted: else nothing is begun, which is another scenario."""
+    return all(
+        any(wish.type in host.types and fits(wish.options.get("where", {}), host.labels) for host in hosts)
+        for wish in wishes
+    )
 
 
 def _simpler_wishes(wish: Wish) -> Iterator[Wish]:
@@ -131,6 +137,8 @@ def _simpler_wishes(wish: Wish) -> Iterator[Wish]:
         yield replace(wish, acts=acts)
     if wish.names is not None:
         yield replace(wish, names=None)
+    for left in fewer(tuple(wish.options.items())):
+        yield replace(wish, options=dict(left))
     if wish.callers > 1:
         yield replace(wish, callers=1)
     partitions = int(wish.arg["partitions"])

@@ -1,0 +1,340 @@
+"""Narrowing by a rewrite: each job writes its partition's files anew, and completion publishes all of them at once.
+
+What a job has staged counts as long as the files that it was made of are in the table as they were, with the deletes
+that they had. What came since, or changed, is validated and rewritten by the completion, which then commits everything,
+with the schema, on exactly the metadata that it has compared with. Whoever began before that commit and ends after it
+adds files without the new columns: these are rewritten in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobFailed
+from distop.core.frozen import frozen
+from distop.errors import InvalidArgument
+from distop.files import local_path
+from distop.tables import plan_table
+from distop.tables.changes import equality_ids, new_files, replaced_files
+from distop.tables.iceberg import NO_SNAPSHOT, plan_metadata, read_metadata
+from distop.tables.options import check_options
+from distop_behaviors.apply import narrowing, rewriting
+from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
+from distop_behaviors.apply.report import Outcome, Rewritten, Staged
+from distop_behaviors.apply.target import Moved, Rewrite, Unsure
+from distop_behaviors.validate.certify import check_columns, check_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop_behaviors.apply.hadoop import HadoopTarget
+    from distop_behaviors.apply.report import Argument
+    from distop_behaviors.apply.target import Head
+    from distop_behaviors.reading.footers import PlannedFile
+
+_LOOK_EVERY = 1.0
+
+
+@frozen
+class _Unit:
+    """What was staged, of which files, as they were in which snapshot."""
+
+    staged: Staged
+    files: frozenset[str]
+    snapshot: str
+
+
+class Narrowing(Applying):
+    """One job, or the completion, of an application that rewrites its table."""
+
+    _target: HadoopTarget
+
+    def __init__(self, argument: Argument, table: TableRecord, target: HadoopTarget, ctx: JobContext) -> None:
+        super().__init__(argument, table, target, ctx)
+        self._narrowed = narrowing.needed(self._wanted.narrowed, self._certificate)
+        self._root = ""
+
+    def check(self, metadata: Any, io: Any) -> None:
+        """Raises InvalidArgument where this table cannot be rewritten so, TableUnavailable where it cannot be read."""
+        check_columns(self._certificate, metadata)
+        narrowing.check_narrowable(metadata, self._narrowed)
+        deletes = equality_ids(metadata, io, self._ctx.check_cancelled)
+        narrowing.check_no_equality_deletes(deletes, self._narrowed)
+
+    # --------------------------------------------------------------------- job
+
+    def stage(self, plan: PartitionPlan) -> Outcome:
+        """Write the files of a partition anew, after a look at those that the certificate does not cover. Raises
+        JobFailed, with an outcome, where a row is in the way.
+        """
+        check_table(self._certificate, self._table)
+        folder = self._ctx.stage
+        if local_path(folder) is None:
+            raise InvalidArgument(f"a table is rewritten with a shared directory on a disk, and this one is {folder}")
+        # Whether it can be rewritten was looked at when this metadata was planned from.
+        metadata, io = read_metadata(plan.source)
+        self._validate(metadata, io, plan.source, plan.files)
+        ids = narrowing.new_ids(metadata, self._narrowed)
+        staged = rewriting.stage(self._ctx, plan.source, plan.files, self._narrowed, ids, folder)
+        self.outcome.staged = staged.model_copy(update={"folder": folder})
+        self.outcome.verdict = "staged"
+        return self.outcome
+
+    def discard(self) -> None:
+        """Remove what this attempt has staged, unless it was published."""
+        folder = self._ctx.stage
+        rewriting.discard(folder, self._live() if rewriting.data_of(folder) is not None else frozenset())
+
+    # -------------------------------------------------------------- completion
+
+    def publish(self, summary: Summary) -> Outcome:
+        """Commit what the jobs have staged. Raises as :meth:`Applying.run` does; the outcome of a change that stands
+        although it fails says so.
+        """
+        units = self._units(summary)
+        source = next(plan.source for plan in summary.partitions())
+        pinned = read_metadata(source)[0]
+        while self.outcome.rounds < ROUNDS:
+            self._ctx.check_cancelled()
+            head = self.load()
+            mark = self._mark(head)
+            if mark is not None:
+                self._covered = str(mark["snapshot"])
+                self.outcome.rewritten = Rewritten.model_validate(mark["rewritten"])
+                self.settle(mark)
+                self.outcome.verdict = "applied"
+                return self.outcome
+            self.outcome.rounds += 1
+            metadata, io = read_metadata(head.source)
+            self.check(metadata, io)
+            if (metadata.current_schema_id, metadata.last_column_id) != (
+                pinned.current_schema_id,
+                pinned.last_column_id,
+            ):
+                raise JobFailed(
+                    "the table's schema was changed by somebody else since it was planned: nothing was changed; start "
+                    "it again",
+                    self.outcome,
+                )
+            units = self._brought_up(head, metadata, io, units)
+            self._commit_units(head, metadata, units)
+        raise JobFailed(
+            f"another writer was first {ROUNDS} times: nothing was changed; try again when fewer write to the table",
+            self.outcome,
+        )
+
+    def sweep(self, summary: Summary) -> None:
+        """Remove what all attempts have staged, and those of earlier operations, but for the data files that are the
+        table's. What cannot be removed is left to the next operation.
+        """
+        for unit in self._staged(summary):
+            self._root = self._root or str(Path(unit.folder).parents[1])
+        if not self._root:
+            return
+        live, mine = self._live(), int(self._ctx.operation.rpartition("/")[2])
+        for folder in Path(self._root).parent.iterdir():
+            if folder.name.isdigit() and int(folder.name) <= mine:
+                rewriting.sweep(str(folder), live)
+
+    def _staged(self, summary: Summary) -> Iterable[Staged]:
+        for row in summary.outcomes():
+            told = row.result.get("staged") if isinstance(row.result, dict) else None
+            if told:
+                yield Staged.model_validate(told)
+
+    def _units(self, summary: Summary) -> list[_Unit]:
+        staged = {
+            row.partition: Staged.model_validate(row.result["staged"]) for row in summary.outcomes() if row.success
+        }
+        units = [
+            _Unit(staged[plan.partition], frozenset(path for path, _, _ in plan.files), summary.version)
+            for plan in summary.partitions()
+            if plan.partition in staged
+        ]
+        self._root = str(Path(units[0].staged.folder).parents[1])
+        return units
+
+    def _live(self) -> frozenset[str]:
+        planned = plan_table(self._table)
+        return rewriting.live_files(path for partition in planned.partitions for path, _, _ in partition.files)
+
+    def _files(self, head: Head) -> list[PlannedFile]:
+        options = check_options(self._table.options, "iceberg")
+        planned = plan_metadata(head.source, self._table, options, self._ctx.check_cancelled)
+        return [file for partition in planned.partitions for file in partition.files]
+
+    def _validate(self, metadata: Any, io: Any, source: str, files: Sequence[PlannedFile]) -> None:
+        new = new_files(metadata, io, self._certificate.version, self._ctx.check_cancelled)
+        paths = None if new is None else {path for path, _, _ in new}
+        self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
+
+    def _scratch(self) -> str:
+        return f"{self._root}/completion/{uuid.uuid4().hex}"
+
+    def _brought_up(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
+        """The units that still count, and one of everything else that is in the table."""
+        changed = {
+            snapshot: replaced_files(metadata, io, snapshot, self._ctx.check_cancelled)
+            for snapshot in {unit.snapshot for unit in units}
+        }
+        kept = []
+        for unit in units:
+            of_unit = changed[unit.snapshot]
+            if of_unit is not None and not unit.files & of_unit:
+                kept.append(unit)
+        covered = frozenset[str]().union(*(unit.files for unit in kept))
+        rest = [file for file in self._files(head) if file[0] not in covered]
+        if rest:
+            self._validate(metadata, io, head.source, rest)
+            ids = narrowing.new_ids(metadata, self._narrowed)
+            staged = rewriting.stage(self._ctx, head.source, rest, self._narrowed, ids, self._scratch())
+            kept.append(_Unit(staged, frozenset(path for path, _, _ in rest), _snapshot(metadata)))
+        return kept
+
+    def _commit_units(self, head: Head, metadata: Any, units: Sequence[_Unit]) -> None:
+        schema = metadata.schema()
+        ids = narrowing.new_ids(metadata, self._narrowed)
+        required = [i for i in self._required().values() if not schema.find_field(i).required]
+        written = [unit.staged for unit in units if unit.staged.metadata]
+        properties = self._properties(head, ids)
+        mark = {
+            "operation": self._ctx.operation,
+            "certificate": self._certificate.digest,
+            "before": _snapshot(metadata),
+            "schema": metadata.current_schema_id,
+            "narrowed": {str(old): new for old, new in ids.items()},
+            "required": required,
+            "properties": {n: head.properties.get(n) for n, v in properties.items() if head.properties.get(n) != v},
+            "rewritten": {
+                "files": sum(s.files for s in written),
+                "rows": sum(s.rows for s in written),
+                "bytes": sum(s.bytes for s in written),
+            },
+        }
+        raw = rewriting.raw_metadata(self._ctx.spark, head.source)
+
+        def told(snapshot: str) -> Mapping[str, str | None]:
+            text = json.dumps({**mark, "snapshot": snapshot}, ensure_ascii=False, sort_keys=True)
+            return {**properties, MARK: text}
+
+        self._ctx.status("changing the schema, and the files with it")
+        rewrite = Rewrite(
+            schema=narrowing.new_schema(rewriting.schema_of(raw), self._narrowed, ids, required),
+            staged=[s.metadata for s in written],
+            replaced=None,
+            properties=told,
+        )
+        self._rewrite(head, rewrite)
+
+    def _rewrite(self, head: Head, rewrite: Rewrite) -> None:
+        try:
+            self._target.rewrite(head, rewrite)
+        except (Moved, Unsure) as error:
+            self._ctx.log.info("the table was not changed yet: %s", error)
+
+    def _properties(self, head: Head, ids: Mapping[int, int]) -> dict[str, str]:
+        found = {}
+        for name, value in self._wanted.properties.items():
+            told = json.loads(value)
+            told["field_ids"] = {column: ids.get(i, i) for column, i in told["field_ids"].items()}
+            found[name] = json.dumps(told, ensure_ascii=False, sort_keys=True)
+        mapping = narrowing.mapped(head.properties.get(narrowing.NAME_MAPPING), ids)
+        return found | ({narrowing.NAME_MAPPING: mapping} if mapping is not None else {})
+
+    # ------------------------------------------------------------------ settle
+
+    def settle(self, mark: Mapping[str, Any]) -> None:
+        """Rewrite what is still committed by those who began before the change: look at least once, and until so many
+        seconds are over. Raises JobFailed where a row of it does not fit.
+        """
+        until = monotonic() + self._settle_seconds
+        while self.outcome.rounds < ROUNDS + int(self._settle_seconds):
+            last = monotonic() >= until
+            head = self.load()
+            metadata, io = read_metadata(head.source)
+            self._check_narrowed(head, metadata, mark)
+            clean = self._late(head, metadata, io, mark)
+            if last and clean:
+                self.outcome.snapshot = self._covered
+                self.outcome.changes = self._made(mark)
+                return
+            self.outcome.rounds += not clean
+            self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())) if clean else 0)
+        raise JobFailed(
+            f"the change stands, and others who began before it were first {ROUNDS} times: files without the new "
+            "columns may be in the table; have them end, and apply again",
+            self.outcome,
+        )
+
+    def _late(self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any]) -> bool:
+        """Bring in what was written without the new columns; True: there was nothing of it."""
+        found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)
+        files = self._files(head) if found is None else found
+        ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
+        late = [file for file in files if not rewriting.has_fields(file[0], ids.values())]
+        of_now = [file for file in files if file not in late]
+        if not self.judge_files(head.source, of_now, _snapshot(metadata), current=head.source):
+            return False
+        if not late:
+            self._covered = _snapshot(metadata)
+            return True
+        folder = self._scratch()
+        view = rewriting.view(self._ctx, head.source, int(mark["schema"]), folder)
+        try:
+            if not self.judge_files(view, late, _snapshot(metadata), current=head.source):
+                return False
+        except JobFailed as failed:
+            self.outcome.changes = self._made(mark)
+            if self._taken_back(head, metadata, io, mark, late):
+                self.outcome.reverted = True
+                raise JobFailed(f"the change was taken back, since {failed}", self.outcome) from failed
+            raise JobFailed(
+                f"the change stands, and the rows of {late[0][0]} are not in its new column, since {failed}",
+                self.outcome,
+            ) from failed
+        staged = rewriting.stage(self._ctx, view, late, self._narrowed, ids, folder)
+        paths = frozenset(path for path, _, _ in late)
+        self._rewrite(head, Rewrite(None, [staged.metadata] if staged.metadata else [], paths, lambda _: {}))
+        assert self.outcome.rewritten is not None
+        self.outcome.rewritten.late += len(late)
+        return False
+
+    def _taken_back(
+        self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any], late: Sequence[PlannedFile]
+    ) -> bool:
+        """Go back to the snapshot before the change, with what came late, where nothing else was committed since."""
+        since = str(mark["snapshot"])
+        if {f[0] for f in new_files(metadata, io, since) or ()} != {f[0] for f in late}:
+            return False
+        if since != NO_SNAPSHOT and replaced_files(metadata, io, since) != frozenset():
+            return False
+        snapshot = None if mark["before"] == since else int(mark["before"])
+        try:
+            self._target.roll_back(
+                head, int(mark["schema"]), snapshot, frozenset(f[0] for f in late), {**mark["properties"], MARK: None}
+            )
+        except (Moved, Unsure):
+            return False
+        return True
+
+    def _check_narrowed(self, head: Head, metadata: Any, mark: Mapping[str, Any]) -> None:
+        """Raises InvalidArgument where somebody else has undone the change meanwhile."""
+        schema = metadata.schema()
+        ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
+        undone = []
+        for one in self._narrowed:
+            name = schema.find_column_name(ids[one.id])
+            if name is None or str(schema.find_field(ids[one.id]).field_type) != one.type:
+                undone.append(one.name)
+        if undone:
+            raise InvalidArgument(f"somebody else has undone the change meanwhile: {', '.join(undone)}")
+
+
+def _snapshot(metadata: Any) -> str:
+    current = metadata.current_snapshot()
+    return str(current.snapshot_id) if current is not None else NO_SNAPSHOT

@@ -1,0 +1,107 @@
+"""Which steps of a coordinator are for another node: those of operations whose selector this node does not fit.
+
+Planning and completion run code of the behavior, so they are done where the operation may be worked for. A coordinator
+that does not fit one of its operations gives up the election once its own calls into the child have ended, if a node
+that fits lives; until then it begins no other call, so that neither waits for the other for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from distop.core import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from distop.core.model import OperationRef
+    from distop.core.view import OperationView
+    from distop.node.context import Context
+
+AGAIN = 0.1
+"""Seconds until it is tried again to give up an election that is just being taken up."""
+
+
+class Placing:
+    """Of one coordinator. ``pass_on`` gives up the election, or tells (False) that it cannot be given up yet; ``kick``
+    has operations looked at again.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        pass_on: Callable[[], bool],
+        kick: Callable[[Collection[OperationRef]], None],
+    ) -> None:
+        self._ctx = ctx
+        self._pass_on = pass_on
+        self._kick = kick
+        self._elsewhere: dict[OperationRef, Mapping[str, str]] = {}
+        """Operations whose next step is for another node, with their selectors."""
+        self._put_off: set[OperationRef] = set()
+        """Operations whose next step waits until the election is given up."""
+        self._own: set[OperationRef] = set()
+        """Operations for which the child is asked, or about to be."""
+        self._leaving = False
+        """The election is given up once those have been served."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def here(self, op: OperationView, step: decide.Step) -> bool:
+        """The step is to be done here, now."""
+        assert op.spec is not None
+        where, ref = op.spec.where, op.ref
+        if not isinstance(step, decide.MakePlan | decide.Complete | decide.CompleteFirst):
+            self._settled(ref)
+            return True
+        if not self._ctx.fits(where):
+            self._elsewhere[ref] = where
+            self._look_soon(0.0)  # once all that have changed together have had their turn: some may be served here
+            return False
+        self._settled(ref)
+        if self._leaving and self._wanted():
+            self._put_off.add(ref)
+            return False
+        self._own.add(ref)
+        return True
+
+    def done(self, ref: OperationRef) -> None:
+        """A step of an operation is over."""
+        self._own.discard(ref)
+        if self._elsewhere:
+            self._look_soon(0.0)
+
+    def _settled(self, ref: OperationRef) -> None:
+        if self._elsewhere.pop(ref, None) is not None and not self._elsewhere:
+            self.changed()
+
+    def _wanted(self) -> bool:
+        """A node lives that fits what this one does not."""
+        return any(self._ctx.others(ref.type, where) for ref, where in self._elsewhere.items())
+
+    def _look_soon(self, pause: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
+
+    def _look(self) -> None:
+        """Give up the election, if another node is wanted and nothing is under way here."""
+        self._timer = None
+        self._leaving = self._wanted()
+        if self._leaving and not self._own and not self._pass_on():
+            self._look_soon(AGAIN)
+
+    def changed(self) -> None:
+        """Nodes came or went, or an operation needs none any more."""
+        if self._wanted():
+            self._look_soon(0.0)
+        elif self._put_off:
+            self._leaving = False
+            again, self._put_off = self._put_off, set()
+            self._kick(again)
+
+    def close(self) -> None:
+        """The election is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._elsewhere.clear()

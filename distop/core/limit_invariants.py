@@ -1,0 +1,38 @@
+"""The invariants of limits (16) and of selectors (17): what a claim must not make of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from distop.core.options import fits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from distop.core.trace import OperationTrace
+
+Fault: TypeAlias = tuple[int, str]
+"""(number of the invariant, what is wrong)."""
+
+
+def limit_faults(op: OperationTrace, partition: int, labels: Mapping[str, Mapping[str, str]]) -> Iterator[Fault]:
+    """What is wrong with a claim of this revision. ``op`` is as after the revision; ``labels``: those of the
+    incarnations with a node key.
+    """
+    claim, options = op.jobs[partition].claim, op.opened.options
+    if claim is None or claim.waiting:
+        return
+    if claim.permit >= 0 and op.permits.get(claim.permit) != partition:
+        yield 16, f"claimed with the permit {claim.permit}, which {op.permits.get(claim.permit, 'nobody')} has"
+    if options.max_jobs:
+        live = op.actors + sum(count for incarnation, count in op.holders.items() if incarnation in labels)
+        if claim.permit < 0:
+            yield 16, f"claimed without a permit, where at most {options.max_jobs} jobs run at once"
+        if live > options.max_jobs:
+            yield 16, f"claimed as one of {live} jobs that run at once, where at most {options.max_jobs} may"
+    most, mine = options.max_jobs_per_executor, op.holders[claim.incarnation]
+    if most and mine > most:
+        yield 16, f"claimed as one of {mine} jobs of {claim.incarnation}, where at most {most} may be"
+    where = op.spec.where if op.spec is not None else {}
+    if not fits(where, labels.get(claim.incarnation, {})):
+        yield 17, f"claimed by {claim.incarnation}, which has not the labels {dict(where)}"

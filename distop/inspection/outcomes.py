@@ -1,0 +1,122 @@
+"""How the jobs of an operation ended, one after the other and never all at once: while it goes on, and after its end
+for as long as etcd remembers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop.core.jobs import JobState, Outcome
+from distop.core.keys import job_name
+from distop.core.plan import Plan
+from distop.core.records import read
+from distop.core.txn import Get
+from distop.errors import Compacted, NotFound, no_operation
+from distop.large import file_of, resolve
+from distop.results import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from distop.core.keys import Keys
+    from distop.core.model import OperationRef
+    from distop.core.txn import KeyValue
+    from distop.store.client import EtcdClient
+
+_PAGE = 100
+"""Ordinals in one read: each has an outcome of up to 64 KiB, and perhaps a checkpoint."""
+
+
+@frozen
+class JobResult:
+    """How one job ended. ``partition``: its ordinal; ``name``: its partition. ``result``: what it gave, read from its
+    file where it was too large for etcd (``file``: where that is, with its ``bytes`` and ``sha256``). ``error``: why it
+    failed, or "". ``executor``, ``attempt``, ``started``, ``finished`` (RFC 3339): of the attempt that ended it.
+    """
+
+    partition: int
+    name: str
+    success: bool
+    result: Any = None
+    error: str = ""
+    executor: str = ""
+    attempt: int = 0
+    started: str = ""
+    finished: str = ""
+    file: Any = None
+
+
+async def outcomes(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None
+) -> AsyncGenerator[JobResult, None]:
+    """The jobs that have ended, in order of their ordinals; each page is read when it is asked for. ``model``: a
+    pydantic model, as which each result is given.
+
+    Raises NotFound (no such operation; it has ended, and etcd has compacted its history since; a file that cannot be
+    read from here), UnreadableRecord, InvalidArgument (a result does not fit the model).
+    """
+    history, state, plan = await etcd.read(
+        Get(keys.history(ref)), Get(keys.of(ref, "state"), count_only=True), Get(keys.of(ref, "plan"))
+    )
+    if history.kv is None and not state.count:
+        raise no_operation(ref)
+    revision = history.kv.mod_revision - 1 if history.kv is not None else 0
+    planned = plan.kv
+    try:
+        if revision:
+            found = (await etcd.list(keys.of(ref, "plan"), keys.of(ref, "plan") + "\0", revision=revision)).kvs
+            planned = found[0] if found else None
+        count = read(Plan.decode, planned).count if planned is not None else 0
+        for first in range(0, count, _PAGE):
+            jobs = keys.jobs_between(ref, first, min(first + _PAGE, count))
+            kvs: Sequence[KeyValue] = ()
+            if not revision:
+                ended, page = await etcd.read(Get(keys.history(ref)), Get(*jobs))
+                kvs = page.kvs
+                if ended.kv is not None:  # its keys may be gone by now
+                    revision = ended.kv.mod_revision - 1
+            if revision:
+                kvs = (await etcd.list(*jobs, revision=revision)).kvs
+            for one in _of(kvs):
+                yield await _resolved(ref, one, model)
+    except Compacted:
+        raise NotFound(
+            f"the results of the jobs of {ref} are gone: etcd has compacted its history since it ended; its report is "
+            "kept with its history record"
+        ) from None
+
+
+def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
+    states: dict[int, bool] = {}
+    found: dict[int, JobResult] = {}
+    for kv in kvs:
+        ordinal, name = job_name(kv.key)
+        if name == "state":
+            states[ordinal] = kv.value == JobState.SUCCESS.encode()
+    for kv in kvs:
+        ordinal, name = job_name(kv.key)
+        if name == "outcome" and ordinal in states:
+            one = read(Outcome.decode, kv)
+            found[ordinal] = JobResult(
+                ordinal,
+                one.name,
+                states[ordinal],
+                one.result,
+                one.error,
+                one.executor,
+                one.attempt,
+                one.started,
+                one.finished,
+                file_of(one.result),
+            )
+    return [found.get(ordinal) or JobResult(ordinal, str(ordinal), well) for ordinal, well in sorted(states.items())]
+
+
+async def _resolved(ref: OperationRef, one: JobResult, model: Any) -> JobResult:
+    what = f"the result of partition {one.name} of {ref}"
+    if one.file is not None:
+        one = replace(one, result=await asyncio.to_thread(resolve, one.result, what))
+    return one if model is None else replace(one, result=parsed(model, one.result, what))

@@ -1,0 +1,304 @@
+"""What an operation waits for: one judgement over one view, by a table of reasons. Pure.
+
+``status``, ``show``, ``ls`` and ``watch`` tell the first reason, ``distop why`` all of them with what to do about each.
+A new reason is a :class:`Code`, a row of :data:`ADVICE`, and a line in one of the judges below; what it is judged by is
+a field of :class:`View`, which those fill who read it (``status.view_of``, ``why.why``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from distop.core.codec import SCHEMA_VERSION, rfc3339
+from distop.core.decide import parse_time
+from distop.core.draining import NodeState
+from distop.core.frozen import frozen
+from distop.core.model import Attempts, Phase
+from distop.core.options import fits
+from distop.core.states import Stage
+from distop.results import first_line
+from distop.suggest import command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from distop.core.jobs import Claim
+    from distop.core.model import Node
+    from distop.inspection.status import Snapshot
+
+NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
+_NAMED = 3
+"""Executors and operations that a sentence names."""
+COORDINATED = (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING)
+"""Where nothing moves without a coordinator."""
+
+
+class Code(StrEnum):
+    """Why nothing moves, for programs."""
+
+    SPACE_ALARM = "space-alarm"
+    NEWER_RELEASE = "newer-release"
+    UNREADABLE = "unreadable-records"
+    PAUSED = "paused"
+    PAUSING = "pausing"
+    NO_EXECUTOR = "no-executor"
+    DRAINED = "drained"
+    LABELS = "labels"
+    PARTLY_DRAINED = "partly-drained"
+    TIME = "time"
+    PREDECESSORS = "predecessors"
+    HELD = "held"
+    BEGIN = "begin"
+    NO_COORDINATOR = "no-coordinator"
+    PLANNING = "planning"
+    PLANNING_FAILS = "planning-fails"
+    COMPLETION = "completion"
+    COMPLETION_FAILS = "completion-fails"
+    HOLDERS = "holders"
+    LEASE_LOST = "lease-lost"
+    SLOTS = "slots"
+    UNCLAIMED = "unclaimed"
+    NO_WORKER = "no-worker"
+    RETRY = "retry"
+    JOB_LIMIT = "job-limit"
+
+
+ADVICE: Mapping[Code, str] = {
+    Code.SPACE_ALARM: "compact and defragment etcd, then disarm the alarm; `distop doctor` has the commands",
+    Code.NEWER_RELEASE: "run executors of that release or a later one, or {cancel}",
+    Code.UNREADABLE: "mend or restore the record that is named, run executors of a release that knows it, or {cancel}",
+    Code.PAUSED: "{resume}",
+    Code.PAUSING: "nothing: it is paused when they have ended; {halt} stops them now",
+    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run; `distop behaviors` and `distop "
+    "nodes` tell what there is",
+    Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
+    Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
+    "what labels there are; or {cancel}",
+    Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
+    Code.TIME: "nothing: it begins by itself; {cancel} drops it",
+    Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
+    Code.HELD: "nothing, if it was submitted lately: who submits it has not come to the end of that; {cancel} drops it",
+    Code.BEGIN: "nothing: it begins by itself, once nothing that runs on the table excludes it; {cancel} drops it",
+    Code.NO_COORDINATOR: "nothing: one is elected within seconds; if none is, look at the logs of the executors that "
+    "offer `{type}`",
+    Code.PLANNING: "nothing, if it was started lately; else look at the log of the executor that coordinates",
+    Code.PLANNING_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
+    Code.COMPLETION: "nothing: its completion code runs, or is about to",
+    Code.COMPLETION_FAILS: "mend what the error names; it is tried again by itself, up to the limit of attempts",
+    Code.HOLDERS: "nothing: they stop and clean up, or are stopped when their sessions end",
+    Code.LEASE_LOST: "nothing: others take them over within the executors' time to live",
+    Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that has them",
+    Code.UNCLAIMED: "look at the logs of the executors that offer `{type}`: they leave alone for a while what failed "
+    "or could not be read there; else `distop doctor`",
+    Code.NO_WORKER: "start a worker that owns jobs of `{type}` (distop.Worker, own_jobs()): no executor has code for "
+    "it",
+    Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
+    Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
+}
+"""What to do about it, with the fields that :func:`reasons` fills in."""
+
+
+@frozen
+class Reason:
+    """One reason. ``text`` fits after "waits for", ``advice`` says what to do. ``stops`` False: it only slows the
+    operation down, and is told by ``why`` alone.
+    """
+
+    code: Code
+    text: str
+    advice: str
+    stops: bool = True
+
+    def to_json(self) -> dict[str, object]:
+        return {"code": str(self.code), "text": self.text, "advice": self.advice, "stops": self.stops}
+
+
+@frozen
+class View:
+    """What is judged: an operation at one moment, and what is known of those that could work on it.
+
+    Read for every status: the first block. Read for ``why`` alone, None where it was not: ``coordinated`` (a live
+    executor holds the election of its type and table) and ``elsewhere`` (jobs of other operations that executors hold
+    which offer its type, by operation). ``not_before``: seconds since the epoch; 0: none. ``job_limit``: how many jobs
+    of it may run at once; 0: no limit.
+    """
+
+    snapshot: Snapshot
+    stage: Stage
+    nodes: Mapping[str, Node]
+    running: int
+    ended: int
+    total: int | None
+    now: float = 0.0
+    full: bool = False
+    unreadable: str = ""
+    """Why executors cannot read its records."""
+
+    coordinated: bool | None = None
+    elsewhere: Mapping[str, int] | None = None
+
+    not_before: float = 0.0
+    job_limit: int = 0
+
+
+def reasons(view: View) -> tuple[Reason, ...]:
+    """All that holds it up, what has to go first before the rest; nothing while jobs run, and once it has ended."""
+    ref = view.snapshot.ref
+    fields = {
+        "type": ref.type,
+        "cancel": command("cancel", str(ref)),
+        "resume": command("resume", str(ref)),
+        "halt": command("pause", str(ref), "--now"),
+    }
+    slowing = (Code.JOB_LIMIT, Code.PARTLY_DRAINED)
+    return tuple(Reason(code, text, ADVICE[code].format(**fields), code not in slowing) for code, text in _judge(view))
+
+
+def _judge(view: View) -> Iterator[tuple[Code, str]]:
+    if view.full:
+        yield Code.SPACE_ALARM, NO_SPACE
+    version = view.snapshot.spec.version if view.snapshot.spec is not None else SCHEMA_VERSION
+    if version > SCHEMA_VERSION and view.stage is not Stage.CLEANING:
+        known = f"its records are of version {version}, and this release knows version {SCHEMA_VERSION}"
+        yield Code.NEWER_RELEASE, f"executors of a later release: {known}"
+    if view.unreadable:
+        yield Code.UNREADABLE, f"records that executors can read: {view.unreadable}"
+    if view.stage is Stage.CLEANING:
+        return
+    if view.stage is Stage.PAUSED:
+        yield _paused(view)
+    before = list(_scheduled(view)) if view.stage is Stage.WAITING else []
+    yield from before
+    yield from _executors(view)
+    begins = view.stage is Stage.WAITING and not before
+    if (begins or view.stage in COORDINATED) and view.coordinated is False:
+        ref = view.snapshot.ref
+        yield Code.NO_COORDINATOR, f"an executor to be elected to coordinate `{ref.type}` on {ref.table}"
+    if begins:
+        yield Code.BEGIN, f"its coordinator to begin it, and what excludes it on {view.snapshot.ref.table} to end"
+    yield from _work(view)
+
+
+def _paused(view: View) -> tuple[Code, str]:
+    if view.running:
+        halted = view.snapshot.phase is Phase.HALTED
+        return Code.PAUSING, f"{_jobs(view.running)} to {'stop' if halted else 'finish'}"
+    return Code.PAUSED, "resume"
+
+
+def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
+    """What an operation in the state ``pending`` has before it."""
+    snapshot = view.snapshot
+    if snapshot.hold is not None:
+        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == "graph" else "its submission to be confirmed"
+    if snapshot.predecessors:
+        number, named = snapshot.predecessors, ", ".join(snapshot.behind)
+        more = " and others" if number > len(snapshot.behind) else ""
+        before = f"{number} operation{'s' if number != 1 else ''} before it"
+        yield Code.PREDECESSORS, f"{before} ({named}{more})" if named else before
+    if view.not_before > view.now:
+        yield Code.TIME, f"its time, {rfc3339(view.not_before)}"
+
+
+def _executors(view: View) -> Iterator[tuple[Code, str]]:
+    type_name, nodes = view.snapshot.ref.type, view.nodes.values()
+    if not _has_code(view):
+        if not view.nodes:
+            yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
+        return
+    capable = [node for node in nodes if type_name in node.behaviors]
+    if not capable:
+        unable = [(node.executor, node.unable[type_name]) for node in nodes if type_name in node.unable]
+        why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
+        yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{why}"
+        return
+    where = view.snapshot.spec.where if view.snapshot.spec is not None else {}
+    capable = [node for node in capable if fits(where, node.labels)]
+    if not capable:
+        labels = ", ".join(f"{name}={value}" for name, value in where.items())
+        yield Code.LABELS, f"an executor that offers `{type_name}` and has the labels {labels}"
+        return
+    drained = sorted({node.executor for node in capable if node.state is not NodeState.ACTIVE})
+    ending = view.stage in (Stage.CANCELLING, Stage.COMPLETING)
+    if ending or not drained:
+        return
+    undo = command("drain", drained[0], "--undo")
+    if all(node.state is not NodeState.ACTIVE for node in capable):
+        yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo})"
+    else:
+        yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+
+
+def _has_code(view: View) -> bool:
+    """Executors may have code for its type: it was not declared without."""
+    return view.snapshot.spec is None or view.snapshot.spec.rules.code
+
+
+def _work(view: View) -> Iterator[tuple[Code, str]]:
+    """What is under way in its stage."""
+    snapshot = view.snapshot
+    if view.stage is Stage.PLANNING:
+        tried = _again(snapshot.planning)
+        yield Code.PLANNING_FAILS if tried else Code.PLANNING, f"planning{tried}"
+    elif view.stage is Stage.COMPLETING:
+        decided = snapshot.decision
+        tried = _again(Attempts(decided.attempts, decided.error) if decided is not None else None)
+        yield Code.COMPLETION_FAILS if tried else Code.COMPLETION, f"completion{tried}"
+    elif view.stage is Stage.CANCELLING:
+        yield (Code.HOLDERS, "its holders to stop") if view.running else (Code.COMPLETION, "completion")
+    elif view.stage is Stage.OPEN:
+        yield from _open(view)
+
+
+def _open(view: View) -> Iterator[tuple[Code, str]]:
+    claims, left = view.snapshot.claims, None if view.total is None else view.total - view.ended
+    if left is not None and left <= 0 and not view.running:
+        yield Code.COMPLETION, "completion"
+        return
+    if view.running:
+        if 0 < view.job_limit <= view.running and (left is None or left > view.running):
+            yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
+        return
+    delayed = [claim for claim in claims.values() if claim.waiting]
+    lost = [claim for claim in claims.values() if not claim.waiting and claim.incarnation not in view.nodes]
+    if lost:
+        yield Code.LEASE_LOST, _lost(lost)
+    if left is not None and len(delayed) + len(lost) < left:
+        yield _slots(view)
+    elif delayed:
+        due = min((t for claim in delayed if (t := parse_time(claim.retry_at))), default=0.0)
+        yield Code.RETRY, f"retry of {_jobs(len(delayed))}" + (f", the next at {rfc3339(due)}" if due else "")
+
+
+def _lost(lost: list[Claim]) -> str:
+    executors = sorted({claim.executor for claim in lost})
+    sessions = "whose session has" if len(executors) == 1 else "whose sessions have"
+    return f"{_jobs(len(lost))} to be taken over from {_some(executors)}, {sessions} ended"
+
+
+def _slots(view: View) -> tuple[Code, str]:
+    if not _has_code(view):
+        return Code.NO_WORKER, f"a worker that owns jobs of `{view.snapshot.ref.type}`"
+    if view.elsewhere is None:
+        return Code.SLOTS, "free slots"
+    if not view.elsewhere:
+        return Code.UNCLAIMED, "an executor to claim its jobs: no other operation holds slots"
+    held = sorted(view.elsewhere.items(), key=lambda one: (-one[1], one[0]))
+    named = ", ".join(f"{_jobs(jobs)} of {op}" for op, jobs in held[:_NAMED])
+    return Code.SLOTS, f"free slots: executors have {named}" + (" and of others" if len(held) > _NAMED else "")
+
+
+def _again(tried: Attempts | None) -> str:
+    if tried is None or not tried.attempts:
+        return ""
+    line = first_line(tried.error)
+    return f", attempt {tried.attempts + 1}" + (f" (the last one failed: {line})" if line else "")
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'s' if number != 1 else ''}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (" and others" if len(names) > _NAMED else "")

@@ -1,0 +1,65 @@
+"""Priorities, limits, selectors and failure budgets that a seed gives to its operations, and who alters them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.testing.simulation.scenario import Act
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from distop.testing.simulation.scenario import Host, Wish
+
+ZONES = ("a", "b")
+
+
+def draw_limits(
+    chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host]
+) -> tuple[tuple[Wish, ...], tuple[Host, ...]]:
+    """In a third of the seeds. What is drawn is drawn by itself: so a seed stands for the same cluster as without."""
+    if chance.random() >= 0.35:
+        return tuple(wishes), tuple(hosts)
+    hosts = tuple(replace(host, labels={"zone": chance.choice(ZONES)}) for host in hosts)
+    return tuple(_bounded(chance, wish, hosts) for wish in wishes), hosts
+
+
+def _bounded(chance: random.Random, wish: Wish, hosts: Sequence[Host]) -> Wish:
+    if chance.random() < 0.3:
+        return wish
+    options = _options(chance)
+    zones = {host.labels["zone"] for host in hosts if wish.type in host.types and wish.type not in host.unable}
+    if chance.random() < 0.3 and zones:
+        options["where"] = {"zone": chance.choice(sorted(zones))}
+    acts = list(wish.acts)
+    if chance.random() < 0.5:
+        for _ in range(chance.randint(1, 4)):
+            act = Act(chance.uniform(0.05, 1.5), _alter(_options(chance, anew=True)))
+            acts.insert(chance.randint(0, len(acts)), act)
+    return replace(wish, options=options, acts=tuple(acts))
+
+
+def _options(chance: random.Random, *, anew: bool = False) -> dict[str, Any]:
+    """``anew``: what was said may be taken back."""
+    found: dict[str, Any] = {}
+    if chance.random() < 0.5:
+        found["priority"] = chance.choice((-5, 0, 1, 9))
+    if chance.random() < 0.6:
+        found["max_jobs"] = chance.choice((1, 2, 3, 5, *((0, 1) if anew else ())))
+    if chance.random() < 0.25:
+        found["max_jobs_per_executor"] = chance.choice((1, 2, *((0,) if anew else ())))
+    if chance.random() < 0.2:
+        found["max_failed"] = chance.choice(("0", "2", "20%"))
+    return found
+
+
+def _alter(options: dict[str, Any]) -> str:
+    return " ".join(["alter", *(f"{name}={value}" for name, value in (options or {"priority": 3}).items())])
+
+
+def altered(what: str) -> dict[str, Any]:
+    """What an act ``alter name=value …`` gives to ``Operation.alter``."""
+    pairs = (one.split("=", 1) for one in what.split()[1:])
+    return {name: value if name == "max_failed" else int(value) for name, value in pairs}

@@ -1,0 +1,308 @@
+"""apply on Iceberg tables of a catalog: the commit compares with what was judged, and is found again by its mark."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, StructType
+
+from distop.behavior import JobCancelled, TableRecord, TableUnavailable
+from distop.errors import InvalidArgument
+from distop.tables.catalogs import CatalogTable
+from distop_behaviors.apply import Apply
+from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
+from distop_behaviors.apply.catalog import CatalogTarget, lost
+from distop_behaviors.validate import Validate
+from tests.support.applying import At, after_the_change, before_the_change, crashes
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.icebergrest import RestCatalogServer
+from tests.support.lake import MAVEN, Folder, jar
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+NOT_NULL = {"not_null": "c"}
+POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
+NAME = "sales.orders"
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "c", StringType(), required=False, doc="what it is called"),
+    NestedField(3, "s", StructType(NestedField(4, "a", LongType(), required=False)), required=False),
+)
+INSIDE = pa.array([{"a": 1}, {"a": 2}], pa.struct([("a", pa.int64())]))
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "c": ["x", "y"], "s": INSIDE})
+NULLS = pa.table({"id": pa.array([100], pa.int64()), "c": pa.array([None], pa.string()), "s": INSIDE[:1]})
+MOMENTS = (before_the_change(CatalogTarget), after_the_change(CatalogTarget))
+
+
+class Bench:
+    """The table of a catalog, certificates of it, and attempts to apply one."""
+
+    def __init__(self, server: RestCatalogServer, kind: str, folder: Path, spark: SparkSession | None) -> None:
+        self.server = server
+        self._tables = server.tables
+        self._folder = folder
+        self._spark = spark
+        self._number = 0
+        uri = server.uri if kind == "rest" else f"sqlite:///{folder}/lake/catalog.db"
+        self.record = TableRecord("t", "iceberg", NAME, {"catalog": {"name": "prod", "type": kind, "uri": uri}})
+        self._tables.create_namespace("sales")
+        self._tables.create_table(NAME, SCHEMA).append(ROWS)
+        self._careless = self._tables.create_table("sales.careless", SCHEMA)
+        self._careless.append(NULLS)
+
+    @property
+    def loaded(self) -> Any:
+        return self._tables.load_table(NAME)
+
+    @property
+    def required(self) -> bool:
+        return bool(self.loaded.schema().find_field("c").required)
+
+    @property
+    def mark(self) -> Any:
+        return json.loads(self.loaded.properties.get(MARK, "null"))
+
+    def versions(self) -> int:
+        """How many metadata files there have been."""
+        return len(self.loaded.metadata.metadata_log)
+
+    def append_null(self) -> None:
+        """As a writer does that has planned before any change of the schema: nobody compares."""
+        (task,) = self._careless.scan().plan_files()
+        with self.loaded.transaction() as changing, changing.update_snapshot().fast_append() as appending:
+            appending.append_data_file(task.file)
+
+    def context(self) -> FakeContext:
+        """Of a new operation."""
+        self._number += 1
+        ctx = FakeContext(self._folder, self.record, self._spark)
+        ctx.operation = f"t/apply/{self._number}"
+        return ctx
+
+    def validate(self, *checks: dict[str, Any], **arg: Any) -> Ran:
+        argument = {"checks": list(checks), **arg}
+        return run_operation(Validate(), self.record, argument, lambda _: self.context())
+
+    def certificate(self, *checks: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.validate(*(checks or (NOT_NULL,))).report["certificate"])
+
+    def apply(self, certificate: dict[str, Any], ctx: FakeContext | None = None, settle: float = 0) -> Ran:
+        mine = ctx or self.context()
+        argument = {"certificate": certificate, "settle_seconds": settle}
+        return run_operation(Apply(), self.record, argument, lambda _: mine)
+
+
+@contextmanager
+def opened(kind: str, folder: Path, spark: SparkSession | None = None) -> Iterator[Bench]:
+    with RestCatalogServer(folder / "lake") as server:
+        yield Bench(server, kind, folder, spark)
+
+
+@pytest.fixture(params=["rest", "sql"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """Without Spark: what is looked at here, manifests tell."""
+    with opened(request.param, tmp_path) as found:
+        yield found
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [("rest", m) for m in MOMENTS[0] + MOMENTS[1]] + [("sql", m) for m in (MOMENTS[0][-1], MOMENTS[1][0])],
+)
+def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any
+) -> None:
+    need(jar(), MAVEN)
+    with opened(kind, tmp_path, spark) as bench:
+        certificate, before = bench.certificate(), bench.versions()
+        at = At(*moment, bench.append_null)
+        monkeypatch.setattr(*moment[:2], at.wrapped)
+        ran = bench.apply(certificate)
+        assert at.happened
+        assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1), ran.message
+        assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"c": None}]
+        late = moment in MOMENTS[1]
+        assert (ran.report["reverted"], ran.message.startswith("the change was taken back")) == (late, late)
+        assert (bench.required, bench.mark) == (False, None)
+        assert bench.versions() == before + (3 if late else 1)
+        # What is there again is the former schema itself.
+        assert bench.loaded.metadata.current_schema_id == certificate["schema_id"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_validated_and_applied_while_a_writer_appends(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    need(jar(), MAVEN)
+    with opened(kind, tmp_path, spark) as bench:
+        certificate = bench.certificate(NOT_NULL, POSITIVE, {"not_null": "s.a"})
+        bench.loaded.append(ROWS)
+        at = At(CatalogTarget, "swap", 1, "before", lambda: bench.loaded.append(ROWS))
+        monkeypatch.setattr(CatalogTarget, "swap", at.wrapped)
+        ran = bench.apply(certificate)
+        report = ran.report
+        assert (report["verdict"], report["rounds"], report["rows"]) == ("applied", 2, 4), ran.message
+        assert {c["check"]: c["before"] for c in report["changes"]} == {
+            "c_not_null": "other", "s.a_not_null": "other", "positive": "other",
+        }  # fmt: skip
+        schema = bench.loaded.schema()
+        assert [schema.find_field(name).required for name in ("id", "c", "s", "s.a")] == [False, True, False, True]
+        assert schema.find_field("c").doc == "what it is called"
+        assert json.loads(bench.loaded.properties["distop.constraint.positive"])["sql"] == "`id` >= 0"
+        with pytest.raises(ValueError, match="Mismatch in fields"):
+            bench.loaded.append(NULLS)
+        since = bench.validate(NOT_NULL, since=certificate)
+        assert (since.report["verdict"], since.report["rows"]) == ("valid", 4)
+        again = bench.apply(certificate)
+        assert (again.report["verdict"], {c["before"] for c in again.report["changes"]}) == ("applied", {"same"})
+
+
+def test_after_a_crash_at_any_step_it_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash() -> None:
+        raise ConnectionError("the power is gone")
+
+    for number, (method, when) in enumerate(crashes(CatalogTarget)):
+        with opened(("rest", "sql")[number % 2], tmp_path / str(number)) as bench:
+            certificate, before, ctx = bench.certificate(NOT_NULL, POSITIVE), bench.versions(), bench.context()
+            with monkeypatch.context() as patch:
+                patch.setattr(*method, At(*method, 1, when, crash).wrapped)
+                with pytest.raises(ConnectionError):
+                    bench.apply(certificate, ctx)
+            ran = bench.apply(certificate, ctx)
+            assert (ran.report["verdict"], bench.required) == ("applied", True)
+            assert bench.versions() == before + 1, f"not once, with a crash {when} {method[1]}"
+            assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
+            assert bench.mark["operation"] == ctx.operation
+
+
+def test_a_commit_whose_answer_is_lost_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened("rest", tmp_path) as bench:
+        certificate, before = bench.certificate(), bench.versions()
+
+        def lose(value: bool) -> Callable[[], None]:
+            return lambda: setattr(bench.server, "lose_answers", value)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogTarget, "swap", At(CatalogTarget, "swap", 1, "before", lose(True)).wrapped)
+            patch.setattr(Applying, "commit", At(Applying, "commit", 1, "after", lose(False)).wrapped)
+            ran = bench.apply(certificate)
+        assert (ran.report["verdict"], ran.report["rounds"], bench.versions()) == ("applied", 1, before + 1)
+        # It was refused before it did anything: as nobody knows that, it is tried again.
+        certificate = bench.certificate({"not_null": "id"})
+
+        def status(value: int) -> Callable[[], None]:
+            return lambda: setattr(bench.server, "status", value)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", status(503)).wrapped)
+            patch.setattr(Applying, "commit", At(Applying, "commit", 1, "after", status(0)).wrapped)
+            ran = bench.apply(certificate)
+        assert (ran.report["verdict"], ran.report["rounds"], bench.versions()) == ("applied", 2, before + 2)
+
+
+def test_a_commit_between_the_look_and_the_swap_is_refused_by_the_catalog(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata are what they were when the swap looks, and others when it commits."""
+
+    def meanwhile() -> None:
+        with bench.loaded.update_schema() as updating:
+            updating.add_column("more", LongType())
+
+    certificate = bench.certificate()
+    monkeypatch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", meanwhile).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
+    assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
+
+
+def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, former = bench.certificate(), CatalogTarget.swap
+
+    def swap(self: CatalogTarget, head: Any, change: Any) -> None:
+        with bench.loaded.transaction() as changing:
+            changing.set_properties({"n": str(bench.versions())})
+        former(self, head, change)
+
+    monkeypatch.setattr(CatalogTarget, "swap", swap)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], bench.required) == ("unknown", ROUNDS, False)
+    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+
+
+def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = bench.certificate(NOT_NULL, POSITIVE)
+    before = dict(bench.loaded.properties)
+    argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 60})
+    ctx = bench.context()
+    (job,) = Apply().partitions(bench.record, argument, ctx).partitions
+    at = At(Applying, "settle", 1, "before", lambda: setattr(ctx, "stopped", True))
+    monkeypatch.setattr(Applying, "settle", at.wrapped)
+    with pytest.raises(JobCancelled):
+        Apply().start_or_resume_job(argument, job, ctx)
+    assert bench.required
+    # The context says to stop until its end: what is taken back does not.
+    for _ in range(2):
+        Apply().cancel_job_and_cleanup(argument, job, ctx)
+        assert (bench.required, bench.mark, dict(bench.loaded.properties)) == (False, None, before)
+
+
+def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
+    certificate = bench.certificate()
+    if bench.record.options["catalog"]["type"] == "rest":
+        bench.server.status = 503
+        with pytest.raises(TableUnavailable, match="cannot be reached"):
+            bench.apply(certificate)
+        bench.server.status = 0
+    narrow = bench.certificate({"fits": {"column": "id", "type": "int"}})
+    with pytest.raises(InvalidArgument, match="rewriting the table, which is not available yet through a catalog"):
+        bench.apply(narrow)
+    bench.server.tables.drop_table(NAME)
+    with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped"):
+        bench.apply(certificate)
+    bench.server.tables.create_table(NAME, SCHEMA).append(ROWS)
+    with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
+        bench.apply(certificate)
+
+
+def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(tmp_path: Path, spark: SparkSession) -> None:
+    need(jar(), MAVEN)
+    Folder(tmp_path / "lake" / "sales" / "orders").new(SCHEMA).append(ROWS)
+    options = {"catalog": {"type": "hadoop", "warehouse": str(tmp_path / "lake")}}
+    table = TableRecord("t", "iceberg", NAME, options)
+    ctx = FakeContext(tmp_path, table, spark)
+    certificate = run_operation(Validate(), table, {"checks": [NOT_NULL]}, lambda _: ctx).report["certificate"]
+    ran = run_operation(Apply(), table, {"certificate": certificate, "settle_seconds": 0}, lambda _: ctx)
+    assert ran.report["verdict"] == "applied"
+    assert (tmp_path / "lake" / "sales" / "orders" / "metadata" / "v3.metadata.json").exists()
+
+
+def test_metadata_that_pyiceberg_would_not_write_whole_are_left_alone(tmp_path: Path) -> None:
+    assert lost({"a": [{"b": 1}, {"c": None}]}, {"a": [{"b": 2, "d": 3}, {}]}) is None
+    assert lost({"a": [{"b": 1}, {"c": {"e": 0}}]}, {"a": [{"b": 2}, {"c": {}}]}) == "a.c.e"
+    assert lost({"a": [1, 2]}, {"a": [1]}) == "a"
+    with opened("sql", tmp_path) as bench:
+        certificate = bench.certificate()
+        source = Path(bench.loaded.metadata_location.removeprefix("file://"))
+        with open(source) as file:
+            had = json.load(file)
+        had["snapshots"][0]["of-tomorrow"] = 7
+        with open(source, "w") as file:
+            json.dump(had, file)
+        with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow., which pyiceberg does not know"):
+            bench.apply(certificate)
+        assert not bench.required

@@ -1,0 +1,540 @@
+"""apply where a column gets another type: the table is written anew, and the rows are those of everybody who wrote."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.behavior import OutcomeRow, Summary, TableRecord
+from distop.errors import InvalidArgument
+from distop.tables.iceberg import metadata_file, plan_table, read_metadata
+from distop.tables.location import Location
+from distop_behaviors.apply import Apply
+from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
+from distop_behaviors.apply.hadoop import HadoopTarget
+from distop_behaviors.apply.publishing import Narrowing
+from distop_behaviors.apply.target import Unsure
+from distop_behaviors.validate import Validate
+from tests.support.applying import At
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+from tests.support.sparklake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import PartitionPlan
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+FITS = {"fits": {"column": "n", "type": "int"}}
+COLUMNS = "id bigint, n bigint comment 'how many', k string"
+BIG = 1 << 40
+"""Fits no int."""
+
+
+class Context(FakeContext):
+    """Of one operation, whose attempts are numbered: each has a stage of its own."""
+
+    fence = 1
+
+    @property
+    def stage(self) -> str:
+        assert self.partition is not None
+        table, kind, instance = self.operation.split("/")
+        path = Path(self.shared_dir) / "stage" / table / kind / instance / f"{self.partition.partition:06}"
+        path = path / f"{self.fence}-inc"
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+
+class Bench:
+    """A table, certificates of it, and operations that narrow it, step by step."""
+
+    instances = 0
+
+    def __init__(self, lake: Lake, spark: SparkSession, work: Path, name: str) -> None:
+        self.lake = lake
+        self.name = name
+        self._spark = spark
+        self.work = work
+        self.record: TableRecord = lake.record(name)
+
+    def context(self) -> Context:
+        """Of a new operation."""
+        Bench.instances += 1
+        ctx = Context(self.work, self.record, self._spark)
+        ctx.operation = f"{self.name}/apply/{Bench.instances}"
+        return ctx
+
+    def certificate(self, *checks: dict[str, Any], **arg: Any) -> dict[str, Any]:
+        argument = {"checks": list(checks or (FITS,)), **arg}
+        report = run_operation(Validate(), self.record, argument, lambda _: self.context()).report
+        assert report["certificate"] is not None, report
+        return dict(report["certificate"])
+
+    def apply(self, certificate: dict[str, Any], ctx: Context | None = None, settle: float = 0) -> Ran:
+        mine = ctx or self.context()
+        return run_operation(
+            Apply(), self.record, {"certificate": certificate, "settle_seconds": settle}, lambda _: mine
+        )
+
+    @property
+    def metadata(self) -> Any:
+        return read_metadata(metadata_file(Location.of(str(self.lake.path(self.name)))))[0]
+
+    @property
+    def kind(self) -> str:
+        return str(self.metadata.schema().find_field("n").field_type)
+
+    def rows(self, order: str = "id") -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.lake.rows(self.name).orderBy(order).collect()]
+
+    def folders(self) -> set[str]:
+        """Those of attempts, below the table's data."""
+        return {path.name for path in (self.lake.path(self.name) / "data").glob("distop-*")}
+
+    def live_folders(self) -> set[str]:
+        planned = plan_table(self.record, lambda: None, lambda: None)
+        names = {Path(path).parts for partition in planned.partitions for path, _, _ in partition.files}
+        return {part for parts in names for part in parts if part.startswith("distop-")}
+
+    def clean(self) -> None:
+        """Nothing is left but what the table is made of."""
+        assert self.folders() == self.live_folders()
+        assert not list(self.work.glob("stage/*/*/*"))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    need(jar(), MAVEN)
+    return Lake(spark, tmp_path_factory.mktemp("lake"))
+
+
+@pytest.fixture
+def bench(lake: Lake, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+    """A table of three partitions, two of them with deletes."""
+    name = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    lake.create(name, COLUMNS, "partitioned by (k)", 2)
+    lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a'), (3, null, 'b'), (4, 40, 'b'), (5, 50, null)")
+    lake.delete(name, "id in (2, 3)")
+    return Bench(lake, spark, tmp_path, name)
+
+
+ROWS = [(1, 10, "a"), (4, 40, "b"), (5, 50, None)]
+
+
+def appended(bench: Bench, *values: tuple[int, int | None, str]) -> Any:
+    """A file with these rows as one who has begun by now would commit it: written, and not in the table yet."""
+    bench.lake.create(f"{bench.name}_late", COLUMNS, "partitioned by (k)", 2)
+    for row in values:
+        told = ", ".join("null" if v is None else repr(v) for v in row)
+        bench.lake.sql(f"insert into {{{bench.name}_late}} values ({told})")
+    return bench.lake.files(f"{bench.name}_late")
+
+
+def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
+    lake, name = bench.lake, bench.name
+    before = bench.metadata
+    certificate = bench.certificate(FITS, {"not_null": "id"}, {"range": {"column": "n", "max": 100}, "name": "few"})
+    lake.sql(f"insert into {{{name}}} values (6, 60, 'c')")
+    ran = bench.apply(certificate)
+    report = ran.report
+    assert report["verdict"] == "applied", ran.message
+    assert [o.name for o in ran.outcomes] == ["k=__HIVE_DEFAULT_PARTITION__", "k=a", "k=b", "k=c"]
+    assert {c["check"]: (c["type"], c["before"]) for c in report["changes"]} == {
+        "n_fits_int": ("int", "other"), "id_not_null": (None, "other"), "few": (None, "other"),
+    }  # fmt: skip
+    assert (report["rewritten"]["rows"], report["rewritten"]["late"]) == (4, 0)
+    assert bench.rows() == [*ROWS, (6, 60, "c")]
+    after = bench.metadata
+    field, former = after.schema().find_field("n"), before.schema().find_field("n")
+    assert [f.name for f in after.schema().fields] == ["id", "n", "k"]
+    assert (str(field.field_type), field.doc, field.required) == ("int", "how many", False)
+    assert field.field_id > former.field_id
+    assert after.schema().find_field("id").required
+    assert after.spec() == before.spec()
+    assert lake.delete_files(name) == 0
+    kept = json.loads(after.properties["distop.constraint.few"])
+    assert kept["field_ids"]["n"] == field.field_id
+    # Former snapshots are what they were.
+    old = lake.spark.sql(f"select * from lake.db.{name} version as of {before.current_snapshot_id}")
+    assert sorted(tuple(row) for row in old.collect()) == ROWS
+    assert dict(old.dtypes)["n"] == "bigint"
+    bench.clean()
+    # One commit, whose manifests and statistics are Iceberg's own.
+    snapshot = after.current_snapshot()
+    assert (
+        snapshot.parent_snapshot_id == before.current_snapshot_id or len(after.snapshots) == len(before.snapshots) + 2
+    )
+    assert str(snapshot.summary.operation.value) == "replace"
+    valid = bench.certificate({"range": {"column": "n", "min": 10, "max": 60}})
+    assert sum(c["files_scanned"] for c in valid["checks"]) == 0
+    lake.sql(f"insert into {{{name}}} values (7, 70, 'c')")
+    assert bench.rows()[-1] == (7, 70, "c")
+
+
+def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> None:
+    """Each job is a thread of the child, and the session of checks is the same for all of them."""
+    certificate = bench.certificate()
+    ran: list[Ran] = []
+    thread = threading.Thread(target=lambda: ran.append(bench.apply(certificate)))
+    thread.start()
+    thread.join()
+    assert [one.report["verdict"] for one in ran] == ["applied"]
+    assert bench.rows() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("kind", "literals", "target", "iceberg"),
+    [
+        ("double", ["1.5", "-0.0D", "double('NaN')", "null"], "float", "float"),
+        ("decimal(12,2)", ["1.25", "-99999.99", "null"], "decimal(7,2)", "decimal(7, 2)"),
+        ("string", ["'12'", "'-7'", "null"], "int", "int"),
+        ("string", ["'123456789012'"], "bigint", "long"),
+        ("string", ["'2013-01-31'", "null"], "date", "date"),
+        ("timestamp", ["timestamp'2013-01-31 00:00:00Z'"], "date", "date"),
+        ("bigint", ["1", "null"], "decimal(3,0)", "decimal(3, 0)"),
+    ],
+)
+def test_types_that_hold_the_same_values(
+    lake: Lake, spark: SparkSession, tmp_path: Path, kind: str, literals: list[str], target: str, iceberg: str
+) -> None:
+    name = f"types_{abs(hash((kind, target))) % 10**9}"
+    lake.create(name, f"id int, n {kind}, k string", "", 2)
+    rows = ", ".join(f"({n}, {text}, 'x')" for n, text in enumerate(literals))
+    lake.sql(f"insert into {{{name}}} values {rows}")
+    bench = Bench(lake, spark, tmp_path, name)
+    before = lake.spark.sql(f"select id, cast(n as {target}) n, k from lake.db.{name} order by id").collect()
+    ran = bench.apply(bench.certificate({"fits": {"column": "n", "type": target}}))
+    assert (ran.report["verdict"], bench.kind) == ("applied", iceberg), ran.message
+    assert [str(row) for row in lake.rows(name).orderBy("id").collect()] == [str(row) for row in before]
+    bench.clean()
+
+
+def test_what_comes_meanwhile_is_validated_and_rewritten_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, name = bench.lake, bench.name
+    certificate = bench.certificate()
+    before = len(bench.metadata.snapshots)
+
+    def meanwhile() -> None:
+        lake.sql(f"insert into {{{name}}} values (6, 60, 'a'), (7, 70, 'z')")
+        lake.delete(name, "id = 4")
+
+    # Once the jobs have ended; and then at the last moment.
+    patched = At(Narrowing, "publish", 1, "before", meanwhile)
+    monkeypatch.setattr(Narrowing, "publish", patched.wrapped)
+    at = At(HadoopTarget, "rewrite", 1, "before", lambda: lake.sql(f"insert into {{{name}}} values (8, 80, 'a')"))
+    monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], bench.kind) == ("applied", 2, "int"), ran.message
+    assert bench.rows() == [(1, 10, "a"), (5, 50, None), (6, 60, "a"), (7, 70, "z"), (8, 80, "a")]
+    assert len(bench.metadata.snapshots) == before + 4
+    bench.clean()
+
+
+@pytest.mark.parametrize("moment", ["planned", "staged", "swapping"])
+def test_a_row_that_does_not_fit_is_in_the_way(bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    certificate = bench.certificate()
+
+    def big() -> None:
+        bench.lake.sql(f"insert into {{{bench.name}}} values (9, {BIG}, 'a')")
+
+    if moment == "planned":
+        big()
+    else:
+        where = (Narrowing, "publish") if moment == "staged" else (HadoopTarget, "rewrite")
+        monkeypatch.setattr(*where, At(*where, 1, "before", big).wrapped)
+    ran = bench.apply(certificate)
+    assert ran.report["verdict"] == "violated"
+    assert "n_fits_int: 1 violation" in ran.message
+    assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"n": BIG}]
+    assert (bench.kind, MARK in bench.metadata.properties) == ("long", False)
+    assert bench.rows() == [*ROWS, (9, BIG, "a")]
+    bench.clean()
+
+
+def test_a_file_of_one_who_began_before_is_brought_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, files = bench.certificate(), appended(bench, (6, 60, "a"), (7, None, "q"))
+
+    def late() -> None:
+        bench.lake.append(bench.name, files[0])
+        bench.lake.sql(f"insert into {{{bench.name}}} values (8, 80, 'a')")
+        bench.lake.append(bench.name, files[1])
+
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rewritten"]["late"]) == ("applied", 2), ran.message
+    assert bench.rows() == [*ROWS, (6, 60, "a"), (7, None, "q"), (8, 80, "a")]
+    bench.clean()
+
+
+def test_one_that_does_not_fit_beside_rows_of_the_new_type_is_told_of(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, (file,) = bench.certificate(), appended(bench, (9, BIG, "a"))
+
+    def late() -> None:
+        bench.lake.sql(f"insert into {{{bench.name}}} values (8, 80, 'a')")
+        bench.lake.append(bench.name, file)
+
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"], bench.kind) == ("violated", False, "int")
+    assert ran.message.startswith("the change stands, and the rows of ")
+    assert Path(str(file.location())).name in ran.message
+    assert bench.rows() == [*ROWS, (8, 80, "a"), (9, None, "a")]
+
+
+def test_a_schema_that_is_changed_meanwhile_ends_it_and_nothing_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = bench.certificate()
+    for statement, sentence in (
+        ("add column more int", "the table's schema was changed by somebody else since it was planned"),
+        ("rename column n to m", "the column 'n' was renamed to 'm' since"),
+    ):
+
+        def meanwhile(statement: str = statement) -> None:
+            bench.lake.sql(f"alter table {{{bench.name}}} {statement}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", meanwhile).wrapped)
+            assert sentence in bench.apply(certificate).message
+        bench.clean()
+    assert bench.folders() == set()
+
+
+def test_one_that_does_not_fit_takes_the_change_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ('distop.constraint.few' = 'mine')")
+    before = bench.metadata
+    certificate = bench.certificate(FITS, {"range": {"column": "id", "min": 0}, "name": "few"})
+    files = appended(bench, (6, 60, "a"), (9, BIG, "a"))
+
+    def late() -> None:
+        for file in files:
+            bench.lake.append(bench.name, file)
+
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", late).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
+    assert ran.message.startswith("the change was taken back")
+    assert bench.rows() == [*ROWS, (6, 60, "a"), (9, BIG, "a")]
+    assert bench.metadata.schema() == before.schema()
+    assert dict(bench.metadata.properties) == dict(before.properties)
+
+
+def test_after_a_crash_at_any_step_it_is_done_once(
+    lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash() -> None:
+        raise ConnectionError("the power is gone")
+
+    steps = [(Narrowing, "stage"), (Narrowing, "publish"), (Narrowing, "_brought_up"), (HadoopTarget, "rewrite")]
+    steps += [(Applying, "load"), (Narrowing, "settle"), (Narrowing, "sweep")]
+    for number, (method, when) in enumerate((s, w) for s in steps for w in ("before", "after")):
+        name = f"crash{number}"
+        lake.create(name, COLUMNS, "", 2)
+        lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a')")
+        bench = Bench(lake, spark, tmp_path / name, name)
+        certificate, ctx, before = bench.certificate(), bench.context(), len(bench.metadata.snapshots)
+        operation = Operation(bench, certificate, ctx)
+        with monkeypatch.context() as patch:
+            at = At(*method, 1, when, crash)
+            patch.setattr(*method, at.wrapped)
+            with pytest.raises(ConnectionError):
+                operation.run()
+        assert at.happened
+        ctx.fence += 1
+        report = operation.run()
+        assert (report["verdict"], bench.kind) == ("applied", "int"), f"{when} {method[1]}"
+        assert len(bench.metadata.snapshots) == before + 1, f"not once, with a crash {when} {method[1]}"
+        assert bench.rows() == [(1, 10, "a"), (2, 20, "a")]
+        bench.clean()
+
+
+class Operation:
+    """One whose jobs and completion go on after a crash, from what has an outcome."""
+
+    def __init__(self, bench: Bench, certificate: dict[str, Any], ctx: Context) -> None:
+        self._ctx = ctx
+        self._argument = Apply.Arg.model_validate({"certificate": certificate, "settle_seconds": 0})
+        self._planned = Apply().partitions(bench.record, self._argument, ctx)
+        self._rows: dict[int, OutcomeRow] = {}
+
+    def run(self) -> Any:
+        """Its report."""
+        for plan in self._planned.partitions:
+            self._job(plan)
+        rows = list(self._rows.values())
+        summary = Summary(
+            *("success", len(rows), len(rows), 0, lambda: iter(rows)),
+            version=self._planned.version,
+            whole=True,
+            plan=lambda: iter(self._planned.partitions),
+        )
+        return Apply().complete_operation(self._argument, self._ctx.table, summary, self._ctx).model_dump()
+
+    def _job(self, plan: PartitionPlan) -> None:
+        if plan.partition not in self._rows:
+            self._ctx.partition = plan
+            made = Apply().start_or_resume_job(self._argument, plan, self._ctx)
+            self._rows[plan.partition] = OutcomeRow(plan.partition, plan.name, True, made.model_dump(mode="json"), "")
+
+
+def test_what_nobody_knows_of_the_commit_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise Unsure("no answer")
+
+    certificate, before = bench.certificate(), len(bench.metadata.snapshots)
+    monkeypatch.setattr(HadoopTarget, "rewrite", At(HadoopTarget, "rewrite", 1, "after", lost).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1)
+    assert len(bench.metadata.snapshots) == before + 1
+    assert bench.rows() == ROWS
+
+
+def test_writers_that_are_always_first_end_it_and_nothing_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, former = bench.certificate(), HadoopTarget.rewrite
+
+    def rewrite(self: HadoopTarget, head: Any, wanted: Any) -> None:
+        bench.lake.load(bench.name).updateProperties().set("n", str(len(bench.metadata.metadata_log))).commit()
+        former(self, head, wanted)
+
+    monkeypatch.setattr(HadoopTarget, "rewrite", rewrite)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], bench.kind) == ("unknown", ROUNDS, "long")
+    assert f"another writer was first {ROUNDS} times: nothing was changed" in ran.message
+    assert bench.folders() == set()
+    bench.clean()
+    metadata = bench.lake.path(bench.name) / "metadata"
+    lists = {Path(s.manifest_list).name for s in bench.metadata.snapshots}
+    assert {path.name for path in metadata.glob("snap-*.avro")} == lists
+
+
+def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_nothing(bench: Bench) -> None:
+    argument = Apply.Arg.model_validate({"certificate": bench.certificate(), "settle_seconds": 0})
+    ctx = bench.context()
+    planned = Apply().partitions(bench.record, argument, ctx)
+    ctx.partition = planned.partitions[1]
+    Apply().start_or_resume_job(argument, ctx.partition, ctx)
+    assert len(bench.folders()) == 1
+    for _ in range(2):
+        Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
+        assert bench.folders() == set()
+    stage = Path(ctx.stage)
+    made = Apply().start_or_resume_job(argument, ctx.partition, ctx)
+    told = (stage / "table" / "metadata" / "v1.metadata.json").read_text()
+    rows = [OutcomeRow(1, ctx.partition.name, True, made.model_dump(mode="json"), "")]
+    cancelled = Summary("cancelled", 3, 1, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
+    assert Apply().complete_operation(argument, bench.record, cancelled, ctx) is None
+    assert (bench.folders(), bench.kind) == (set(), "long")
+    bench.clean()
+    # A cleanup that comes late, when the files are the table's.
+    bench.apply(bench.certificate())
+    live = bench.folders()
+    (folder, *_) = live
+    late = stage / "table" / "metadata" / "v1.metadata.json"
+    late.parent.mkdir(parents=True)
+    data = json.loads(told)
+    data["properties"]["write.data.path"] = str(bench.lake.path(bench.name) / "data" / folder)
+    late.write_text(json.dumps(data))
+    ctx.superseded = True
+    Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
+    assert bench.folders() == live
+    assert bench.rows() == ROWS
+
+
+def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+    def refuse(
+        name: str, columns: str, sentence: str, *checks: Any, by: str = "", version: int = 2, **arg: Any
+    ) -> None:
+        lake.create(name, columns, by, version)
+        lake.sql(f"insert into {{{name}}} select {', '.join(VALUES[c.split()[0]] for c in columns.split(', '))}")
+        bench = Bench(lake, spark, tmp_path, name)
+        if name == "keyed":
+            lake.sql("alter table {keyed} alter column id drop not null") if False else None
+            lake.load(name).updateSchema().allowIncompatibleChanges().requireColumn("n").setIdentifierFields(
+                ["n"]
+            ).commit()
+        if name == "sorted":
+            order_by(lake, name, "n")
+        if name == "branched":
+            snapshot = bench.metadata.current_snapshot_id
+            lake.load(name).manageSnapshots().createBranch("other", snapshot).commit()
+        if name == "equal":
+            lake.delete_equal(name, "n", BIG)
+        before = metadata_file(Location.of(str(lake.path(name))))
+        with pytest.raises(InvalidArgument, match=sentence):
+            bench.apply(bench.certificate(*(checks or (FITS,)), **arg))
+        assert metadata_file(Location.of(str(lake.path(name)))) == before
+
+    plain = "id bigint, n bigint"
+    refuse("parts", plain, "the table's partitions are made of 'n'", by="partitioned by (n)")
+    refuse("buckets", plain, "the table's partitions are made of 'n'", by="partitioned by (bucket(4, n))")
+    refuse("keyed", plain, "'n' is an identifier field of the table")
+    refuse("sorted", plain, "the table's sort order is made of 'n'")
+    refuse("branched", plain, "the branch 'other' of the table would keep")
+    refuse("equal", plain, "equality deletes that still apply compare 'n'")
+    refuse("third", plain, "in the format version 3 of Iceberg its rows would lose their ids", version=3)
+    inside = {"fits": {"column": "s.a", "type": "int"}}
+    refuse("nested", "id bigint, s struct<a:bigint>", "'s.a' is inside another column", inside)
+    refuse(
+        "small",
+        plain,
+        "Iceberg has no type smallint .int is the narrowest",
+        {"fits": {"column": "n", "type": "smallint"}},
+    )
+    refuse("some", plain, "a column has one type in all rows, and .* where id > 0 alone", where="id > 0")
+    two = {"fits": {"column": "n", "type": "decimal(5,0)"}}
+    refuse("both", plain, "the column 'n' cannot have both types", FITS, two)
+    text = ({"fits": {"column": "c", "type": "int"}}, {"matches": {"column": "c", "pattern": "^[0-9]"}})
+    refuse("text", "id bigint, c string", "c_matches looks at 'c' as the text that it is", *text)
+
+
+def order_by(lake: Lake, name: str, column: str) -> None:
+    """Have writers sort its rows."""
+    iceberg, table = lake.spark._jvm.org.apache.iceberg, lake.load(name)  # type: ignore[union-attr]
+    base = table.operations().current()
+    first = iceberg.NullOrder.NULLS_FIRST
+    order = iceberg.SortOrder.builderFor(base.schema()).sortBy(column, iceberg.SortDirection.ASC, first).build()
+    table.operations().commit(base, base.replaceSortOrder(order))
+
+
+VALUES = {"id": "1L as id", "n": "7L as n", "s": "named_struct('a', 1L) as s", "c": "'12' as c"}
+
+
+def test_a_column_that_has_the_type_is_left_as_it_is(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+    lake.create("same", "id bigint, n int", "", 2)
+    lake.sql("insert into {same} values (1, 1)")
+    bench = Bench(lake, spark, tmp_path, "same")
+    files = [str(f.location()) for f in lake.files("same")]
+    ran = bench.apply(bench.certificate(FITS))
+    assert [(c["type"], c["before"]) for c in ran.report["changes"]] == [("int", "same")]
+    assert ran.report["rewritten"] is None
+    assert [str(f.location()) for f in lake.files("same")] == files
+
+
+def test_tables_of_one_format_version_without_rows_and_without_files(
+    lake: Lake, spark: SparkSession, tmp_path: Path
+) -> None:
+    for name, version, rows in (("void", 2, []), ("first", 1, [(1, 10, "a")]), ("deleted", 2, [])):
+        lake.create(name, COLUMNS, "", version)
+        if name != "void":
+            lake.sql(f"insert into {{{name}}} values (1, 10, 'a')")
+        if name == "deleted":
+            lake.sql("insert into {deleted} values (2, 20, 'a'), (3, 30, 'a')")
+            lake.delete("deleted", "id in (1, 2)")
+            lake.delete("deleted", "id = 3")
+        bench = Bench(lake, spark, tmp_path / name, name)
+        ran = bench.apply(bench.certificate())
+        assert (ran.report["verdict"], bench.kind, bench.rows()) == ("applied", "int", rows), ran.message
+        lake.sql(f"insert into {{{name}}} values (9, 90, 'z')")
+        assert bench.rows() == [*rows, (9, 90, "z")]

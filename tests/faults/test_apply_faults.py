@@ -1,0 +1,210 @@
+"""apply under faults, with real daemons: afterwards each table holds what it must, changed once or not at all.
+
+Tables of a SQL catalog, on which nothing needs a JVM, make a killed child cheap: each of its steps is struck. The
+rewrite of a table needs Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.table import StaticTable
+from pyiceberg.types import LongType, NestedField, StringType
+
+from distop.behavior import TableRecord
+from distop.tables.iceberg import metadata_file, read_metadata
+from distop.tables.location import Location
+from distop_behaviors.apply.applying import MARK
+from distop_behaviors.validate import Validate
+from tests.support.context import FakeContext, run_operation
+from tests.support.daemons import SPARK
+from tests.support.icebergrest import sql_catalog
+from tests.support.lake import MAVEN, Folder, jar
+from tests.support.needs import need
+from tests.support.struck import STRIKES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from distop import Operation
+    from tests.support.daemons import Daemons
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "c", StringType(), required=False))
+CHECKS = [{"not_null": "c"}, {"not_null": "id"}]
+ROUND = [
+    *(f"Applying.{name}.{when}" for name in ("load", "judge", "commit", "settle") for when in ("before", "after")),
+    *(f"CatalogTarget.swap.{when}" for when in ("before", "after")),
+]
+
+
+def rows(*ids: int) -> pa.Table:
+    """As a writer has them who never writes a NULL, whatever the schema asks for."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("c", pa.string(), nullable=False)])
+    return pa.table({"id": ids, "c": [f"c{i}" for i in ids]}, schema)
+
+
+class Tables:
+    """Tables of a catalog in SQLite, and what strikes them."""
+
+    def __init__(self, group: Daemons, folder: Path) -> None:
+        self.group = group
+        self.folder = folder
+        self.catalog = sql_catalog(folder / "lake")
+        self.catalog.create_namespace("sales")
+        self.commits: dict[str, int] = {}
+
+    def create(self, name: str, *strikes: str) -> dict[str, Any]:
+        """A registered table with two rows; a certificate of it."""
+        self.catalog.create_table(f"sales.{name}", SCHEMA).append(rows(1, 2))
+        options = {"catalog": {"name": "prod", "type": "sql", "uri": f"sqlite:///{self.folder}/lake/catalog.db"}}
+        record = TableRecord(name, "iceberg", f"sales.{name}", options)
+        self.group.client.add_table(record)
+        (self.folder / "strikes" / name).write_text("\n".join(strikes))
+        made = run_operation(Validate(), record, {"checks": CHECKS}, lambda t: FakeContext(self.folder, t))
+        self.commits[name] = len(self.metadata(name).metadata_log)
+        return dict(made.report["certificate"])
+
+    def metadata(self, name: str) -> Any:
+        return self.catalog.load_table(f"sales.{name}").metadata
+
+    def append(self, name: str, *ids: int) -> None:
+        while True:
+            try:
+                self.catalog.load_table(f"sales.{name}").append(rows(*ids))
+            except CommitFailedException:
+                continue  # somebody else was first
+            self.commits[name] += 1
+            return
+
+    def struck(self, name: str, n: int = 0) -> bool:
+        return (self.folder / "strikes" / f"{name}.{n}.struck").exists()
+
+    def release(self, name: str, n: int = 0) -> None:
+        (self.folder / "strikes" / f"{name}.{n}.go").touch()
+
+    def start(self, name: str, certificate: dict[str, Any], settle: float = 0) -> Operation:
+        argument = {"certificate": certificate, "settle_seconds": settle}
+        return self.group.client.start_operation("struck-apply", name, argument)
+
+    def holds(self, name: str, operation: str | None, *ids: int) -> None:
+        """These rows; the change of this operation, made once, or (None) none."""
+        metadata = self.metadata(name)
+        mark = json.loads(metadata.properties.get(MARK, "null"))
+        assert (mark and mark["operation"]) == operation
+        assert [field.required for field in metadata.schema().fields] == [operation is not None] * 2
+        found = self.catalog.load_table(f"sales.{name}").scan().to_arrow()
+        assert sorted(found["id"].to_pylist()) == list(ids)
+        if operation is not None:
+            assert len(metadata.metadata_log) == self.commits[name] + 1, "not changed once"
+
+
+@pytest.fixture
+def env(sample_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "strikes").mkdir()
+    return {**sample_env, STRIKES: str(tmp_path / "strikes")}
+
+
+@pytest.fixture
+def tables(group: Daemons, tmp_path: Path, env: dict[str, str]) -> Iterator[Tables]:
+    made = Tables(group, tmp_path)
+    yield made
+    made.catalog.close()
+
+
+def test_a_child_killed_at_each_step_changes_the_table_once_while_a_writer_appends(
+    tables: Tables, group: Daemons, env: dict[str, str]
+) -> None:
+    certificates = {f"t{n}": tables.create(f"t{n}", f"{point} kill") for n, point in enumerate(ROUND)}
+    group.start("ann", "bob", ttl=10, env=env)
+    operations = {name: tables.start(name, certificate) for name, certificate in certificates.items()}
+    for n, name in enumerate(operations):
+        group.eventually(lambda name=name: tables.struck(name), f"{name} is struck", seconds=60)  # type: ignore[misc]
+        if n % 2:
+            tables.append(name, 3)
+    for n, (name, operation) in enumerate(operations.items()):
+        result = operation.wait(90)
+        assert result.state == "success", (ROUND[n], result.errors, group.tails())
+        tables.holds(name, operation.ref, *((1, 2, 3) if n % 2 else (1, 2)))
+
+
+@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.slow)])
+def test_of_two_executors_on_one_operation_the_one_that_wakes_up_changes_nothing(
+    tables: Tables, group: Daemons, env: dict[str, str], moment: str
+) -> None:
+    certificate = tables.create("frozen", f"CatalogTarget.swap.{moment} hold")
+    (ann,) = group.start("ann", env=env)
+    operation = tables.start("frozen", certificate)
+    group.eventually(lambda: tables.struck("frozen"), "ann is about to commit, or has")
+    ann.suspend()
+    group.start("bob", env=env)
+    result = operation.wait(60)
+    assert result.state == "success", group.tails()
+    tables.holds("frozen", operation.ref, 1, 2)
+    tables.append("frozen", 3)
+    source = tables.metadata("frozen")
+    tables.release("frozen")
+    ann.wake()
+    group.await_ready("ann")
+    assert tables.metadata("frozen") == source
+    tables.holds("frozen", operation.ref, 1, 2, 3)
+
+
+def test_a_cancel_in_the_middle_takes_back_what_was_changed(
+    tables: Tables, group: Daemons, env: dict[str, str]
+) -> None:
+    certificates = {
+        "early": tables.create("early", "CatalogTarget.swap.before hold"),
+        "late": tables.create("late", "Applying.settle.before hold"),
+    }
+    group.start("ann", ttl=10, env=env)
+    for name, certificate in certificates.items():
+        operation = tables.start(name, certificate, settle=600)
+        group.eventually(lambda name=name: tables.struck(name), f"{name} is struck")  # type: ignore[misc]
+        operation.cancel("changed my mind")
+        tables.append(name, 3)
+        tables.release(name)
+        assert operation.wait(60).state == "cancelled", group.tails()
+        tables.holds(name, None, 1, 2, 3)
+
+
+@pytest.mark.spark
+def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothing(
+    group: Daemons, tmp_path: Path, env: dict[str, str]
+) -> None:
+    need(jar(), MAVEN)
+    table = Folder(tmp_path / "orders").new(SCHEMA)
+    table.append(rows(1, 2))
+    record = TableRecord("orders", "iceberg", str(tmp_path / "orders"))
+    group.client.add_table(record)
+    checks = [{"fits": {"column": "id", "type": "int"}}]
+    made = run_operation(Validate(), record, {"checks": checks}, lambda t: FakeContext(tmp_path, t))
+    strikes = ("Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
+    (tmp_path / "strikes" / "orders").write_text("\n".join(strikes))
+    options = (*SPARK, "--spark-conf", f"spark.jars={jar()}")
+    group.start("ann", ttl=10, env=env, options=options)
+    argument = {"certificate": made.report["certificate"], "settle_seconds": 0}
+    operation = group.client.start_operation("struck-apply", "orders", argument)
+    group.eventually(lambda: (tmp_path / "strikes" / "orders.0.struck").exists(), "the JVM is killed", seconds=90)
+    table.append(rows(3, 4))
+    result = operation.wait(150)
+    assert result.state == "success", group.tails()
+    metadata, _ = read_metadata(metadata_file(Location.of(str(tmp_path / "orders"))))
+    assert [str(field.field_type) for field in metadata.schema().fields] == ["int", "string"]
+    assert json.loads(metadata.properties[MARK])["operation"] == operation.ref
+    assert len(metadata.snapshots) == 3, "not rewritten once"
+    assert result.report["rewritten"]["rows"] == 4
+    found = StaticTable.from_metadata(metadata_file(Location.of(str(tmp_path / "orders")))).scan()
+    assert sorted(found.to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
+    live = {task.file.file_path for task in found.plan_files()}
+    folders = {str(path) for path in (tmp_path / "orders" / "data").glob("distop-*")}
+    assert folders
+    assert [folder for folder in folders if not any(folder in path for path in live)] == []
+    assert not list((tmp_path / "orders" / "_distop").glob("stage/*/*/*"))

@@ -1,0 +1,297 @@
+"""The history, asked of a real etcd: filters, pages, what is wrong with a question; and how long it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop import aio
+from distop.clock import time
+from distop.core.codec import rfc3339
+from distop.core.model import History, OperationRef, State
+from distop.core.txn import Get, Put, Txn
+from distop.daemon import pruning
+from distop.daemon.pruning import HistoryPruner
+from distop.errors import InvalidArgument
+from distop.graphs import Start
+from distop.inspection import history as past
+from distop.submission.request import Every
+from tests.integration.conftest import TABLE
+from tests.support.etcd import compacted, own_etcd, shared_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
+
+__all__ = ["own_etcd", "shared_etcd"]
+
+pytestmark = pytest.mark.etcd
+
+_numbers = itertools.count()
+EPOCH = 1_700_000_000.0
+HOUR = 3600.0
+
+
+@pytest.fixture
+async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
+    async with aio.connect(shared_etcd.endpoint, namespace=f"history{next(_numbers)}") as client:
+        yield client
+
+
+def record(op: str, at: float, state: State = State.SUCCESS, **fields: Any) -> History:
+    return History(op, state, rfc3339(at - 5), rfc3339(at), 1, 1, 0, **fields)
+
+
+async def write(client: aio.Client, *together: History) -> None:
+    """Records of operations that ended in one transaction."""
+    puts = tuple(Put(client.keys.history(OperationRef.parse(one.op)), one.encode()) for one in together)
+    assert (await client.etcd.commit(Txn((), puts))).succeeded
+
+
+def ops(found: list[Any]) -> list[str]:
+    return [result.op for result in found]
+
+
+async def many(client: aio.Client, number: int) -> list[str]:
+    """Operations on two tables, a second apart; their names, the newest first."""
+    named = []
+    for n in range(1, number + 1):
+        op = f"{'b' if n % 3 == 0 else 'a'}/noop/{n}"
+        await write(client, record(op, EPOCH + n, request_id=f"r{n}", labels={"team": "x" if n % 2 else "y"}))
+        named.append(op)
+    return named[::-1]
+
+
+async def test_C31_newest_first_over_one_table_or_all(client: aio.Client) -> None:
+    named = await many(client, 9)
+    await client.etcd.commit(Txn((), (Put(f"{client.keys.history(OperationRef.parse(named[0]))}.arg", b"{}"),)))
+    assert ops(await client.history()) == named
+    assert ops(await client.history("b")) == [op for op in named if op.startswith("b/")]
+    assert ops(await client.history("b", 2)) == ["b/noop/9", "b/noop/6"]
+    assert (await client.history("nothing"), (await client.history()).after) == ([], None)
+
+
+async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.Client) -> None:
+    await write(client, record("t/noop/1", EPOCH, labels={"team": "x", "ticket": "1"}, request_id="r1"))
+    await write(client, record("t/noop/2", EPOCH + HOUR, State.FAILED, labels={"team": "x"}))
+    await write(client, record("t/index/col/1", EPOCH + 2 * HOUR, State.CANCELLED))
+    await write(client, record("u/noop/1", EPOCH + 3 * HOUR, labels={"team": "y"}))
+
+    async def found(*args: Any, **filters: Any) -> list[str]:
+        return ops(await client.history(*args, **filters))
+
+    assert await found(type="noop") == ["u/noop/1", "t/noop/2", "t/noop/1"]
+    assert await found("t", type="index") == ["t/index/col/1"]
+    named = OperationRef("t", "index", "col", 1)
+    assert await found(op=str(named)) == await found("t", op=named) == ["t/index/col/1"]
+    assert await found("u", op="t/noop/1") == await found(op="t/noop/1", states="failed") == []
+    assert await found(states="failed") == ["t/noop/2"]
+    assert await found(states=["success", "cancelled"]) == ["u/noop/1", "t/index/col/1", "t/noop/1"]
+    assert await found(labels={"team": "x"}) == ["t/noop/2", "t/noop/1"]
+    assert await found(labels={"team": "x", "ticket": "1"}) == ["t/noop/1"]
+    assert await found(request_id="r1") == ["t/noop/1"]
+    assert await found(since=EPOCH + HOUR) == ["u/noop/1", "t/index/col/1", "t/noop/2"]
+    assert await found(until=EPOCH + HOUR) == ["t/noop/1"], "the end is not in it"
+    there = timezone(timedelta(hours=5))
+    moment = datetime.fromtimestamp(EPOCH + 2 * HOUR, there)
+    assert await found(since=moment) == await found(since=moment.isoformat()) == ["u/noop/1", "t/index/col/1"]
+    assert await found("t", since=EPOCH, until=EPOCH + 2 * HOUR, states="failed", labels={"team": "x"}) == ["t/noop/2"]
+
+
+@pytest.mark.parametrize("window", [3, 7, 50_000])
+async def test_C31_pages_neither_miss_one_nor_show_one_twice(
+    client: aio.Client, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends meanwhile, and however few keys are held in memory at once."""
+    monkeypatch.setattr(past, "WINDOW", window)
+    monkeypatch.setattr(past, "_SPARE", 1)
+    monkeypatch.setattr(past, "_PAGE", 2)
+    named = await many(client, 20)
+    # Of what ended in one transaction all have one revision.
+    await write(client, *(record(f"c/noop/{n}", EPOCH + 50, labels={"team": "x"}) for n in (1, 2, 3, 4, 5)))
+    named = [f"c/noop/{n}" for n in (5, 4, 3, 2, 1)] + named
+    for filters, wanted in (
+        ({}, named),
+        ({"labels": {"team": "x"}}, [op for op in named if op.startswith("c/") or int(op.rpartition("/")[2]) % 2]),
+        ({"until": EPOCH + 3}, ["a/noop/2", "a/noop/1"]),
+    ):
+        seen: list[str] = []
+        after: str | None = None
+        for number in itertools.count():
+            page = await client.history(limit=4, after=after, **filters)  # type: ignore[arg-type]
+            assert len(page) <= 4
+            seen += ops(page)
+            await write(client, record(f"later{number}/noop/1", EPOCH + 99, labels={"team": "x"}))
+            after = page.after
+            if after is None:
+                break
+        assert seen == [op for op in wanted if op in seen]
+        assert seen == wanted
+        there = client.config.namespace
+        listing = await client.etcd.list(f"{there}/distOpHistory.later", f"{there}/~")
+        for kv in listing.kvs:
+            await client.etcd.commit(Txn((), (Put(kv.key, b""),)))  # an unreadable record is left out of all lists
+
+
+async def test_C31_a_search_by_time_ends_where_all_is_long_past(
+    client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "_PAGE", 5)
+    await many(client, 30)
+    await write(client, record("new/noop/1", EPOCH + 30 * HOUR))
+    asked: list[Get] = []
+    read = client.etcd.read
+
+    async def counted(*gets: Get) -> Any:
+        asked.extend(gets)
+        return await read(*gets)
+
+    monkeypatch.setattr(client.etcd, "read", counted)
+    assert ops(await client.history(since=EPOCH + 20 * HOUR)) == ["new/noop/1"]
+    assert len(asked) == 10, "a page with it, and one of which all are older"
+
+
+async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
+    own_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aio.connect(own_etcd.endpoint) as client:
+        named = await many(client, 6)
+        pages, times = client.etcd.pages, itertools.count()
+
+        async def small(start: str, end: str, **options: Any) -> AsyncIterator[Any]:
+            first = next(times) == 0
+            async for page in pages(start, end, page=2, **options):
+                yield page
+                if first:
+                    await write(client, record("z/noop/1", EPOCH + 60))
+                    await compacted(client.etcd, (await client.etcd.status()).revision)
+
+        monkeypatch.setattr(client.etcd, "pages", small)
+        assert ops(await client.history("a")) == [op for op in named if op.startswith("a/")]
+        assert next(times) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"table": 5}, "the name of a table must be a text"),
+        ({"table": ""}, "a name must not be empty"),
+        ({"type": "1x"}, "is not an operation type"),
+        ({"op": "t"}, "is not an operation"),
+        ({"op": 7}, "is not an operation"),
+        ({"states": "running"}, "'running' is no state of an operation that has ended: success, failed, cancelled"),
+        ({"states": []}, "the list of states is empty"),
+        ({"states": 5}, "states are a list of texts, not 5"),
+        ({"since": "yesterday"}, "since must be a time such as 2013-01-01T00:00:00Z, not 'yesterday'"),
+        ({"since": "2013-01-01T00:00:00"}, "since must have a zone"),
+        ({"until": datetime(2013, 1, 1)}, "until must have a zone"),  # noqa: DTZ001
+        ({"until": float("nan")}, "until must be a time"),
+        ({"since": True}, "since must be a time"),
+        ({"since": 20, "until": 20}, "since must be before until"),
+        ({"labels": ["a"]}, "labels are a mapping"),
+        ({"request_id": 4}, "the request id must be a text"),
+        ({"limit": 0}, "the limit must be a whole number of at least 1, not 0"),
+        ({"limit": True}, "the limit must be"),
+        ({"after": "x"}, "'x' is no page token"),
+        ({"after": ""}, "is no page token"),
+        ({"after": 5}, "'5' is no page token"),
+        ({"after": "bnVsbA"}, "is no page token"),
+        ({"after": "WzEsIngiXQ"}, "is no page token"),
+        ({"after": "WzAsInQvbm9vcC8xIl0"}, "is no page token"),
+    ],
+)
+async def test_C31_what_is_wrong_with_a_question_is_told_in_one_sentence(
+    client: aio.Client, asked: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await client.history(**asked)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------------- retention
+
+
+def pruner(client: aio.Client) -> HistoryPruner:
+    """A daemon's, which is alone."""
+    limits = SimpleNamespace(pruned=2, prune_every=60.0)
+    config = SimpleNamespace(history_limit=1000)
+    ctx: Any = SimpleNamespace(
+        client=client.etcd, keys=client.keys, limits=limits, config=config, commit=client.etcd.commit
+    )
+    return HistoryPruner(ctx)
+
+
+async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_them(
+    client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all tables, and however few keys are held at once; those that cannot be read are left alone."""
+    monkeypatch.setattr(pruning, "OLDEST", 2)
+    now = time.time()
+    for n in range(1, 6):
+        one = OperationRef(f"t{n % 2}", "noop", "", n)
+        await write(client, record(str(one), now - 10 * HOUR))
+        await client.etcd.commit(Txn((), (Put(client.keys.beside_history(one, "arg"), b"{}"),)))
+    broken = client.keys.history(OperationRef("t0", "noop", "", 90))
+    await client.etcd.commit(Txn((), (Put(broken, b"nonsense"),)))
+    await write(client, record("t1/noop/6", now - 10 * HOUR), record("t2/noop/7", now - 10 * HOUR))
+    await write(client, record("t1/noop/8", now - 2 * HOUR))
+    await pruner(client).forget_older(3 * HOUR)
+    left = await client.etcd.list(*client.keys.family("distOpHistory"), keys_only=True)
+    assert [kv.key for kv in left.kvs] == sorted([broken, client.keys.history(OperationRef("t1", "noop", "", 8))])
+    await pruner(client).forget_older(HOUR)
+    assert await client.history() == []
+
+
+async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_than_an_hour(client: aio.Client) -> None:
+    now = time.time()
+    await write(client, record("t/noop/1", now - 2 * HOUR))
+    await write(client, record("t/noop/2", now - HOUR / 2))
+    one = pruner(client)
+    one._ctx.incarnation, one._ctx.cluster = "i2", SimpleNamespace(nodes={"i1": None, "i2": None})  # type: ignore[attr-defined]
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise TimeoutError
+        one._ctx.cluster.nodes.pop("i1")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning.asyncio, "sleep", sleep)
+        with pytest.raises(TimeoutError):
+            await one.keep_young(10.0)
+    assert ops(await client.history()) == ["t/noop/2"]
+    assert slept == [2.5, 2.5]
+
+
+def test_C30_a_daemon_deletes_what_is_older_than_it_is_told_to_keep(group: Daemons) -> None:
+    """Also on tables on which nothing ends any more."""
+    now = time.time()
+    for op, ago in (("gone/noop/1", 5 * HOUR), ("t/noop/1", 2 * HOUR)):
+        write_now(group, record(op, now - ago))
+    group.start("a", options=("--history-age", "4h"))
+    group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older one is gone")
+
+
+def write_now(group: Daemons, one: History) -> None:
+    async def work() -> None:
+        async with aio.connect(group.endpoint) as client:
+            await write(client, one)
+
+    asyncio.run(work())
+
+
+def test_the_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daemons) -> None:
+    group.start("a")
+    group.client.start_operation("noop", TABLE, every=Every(0.1, times=2), labels={"team": "x"})
+    group.client.start_operations([Start("noop", TABLE, options={"labels": {"team": "y"}})])
+    group.eventually(lambda: len(group.client.history(labels={"team": "x"})) == 2, "both of the series have ended")
+    group.eventually(lambda: len(group.client.history(labels={"team": "y"})) == 1, "that of the graph has ended")

@@ -1,0 +1,380 @@
+"""How many operations are open and why one waits (lakeFS L27), labels, parameters of types: client and command line on
+a real etcd, with the daemons' part played by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distop
+from distop import aio
+from distop.clock import time
+from distop.core.codec import loads, rfc3339
+from distop.core.jobs import Claim
+from distop.core.model import State
+from distop.core.txn import Delete, Put, Txn
+from distop.errors import InvalidArgument
+from tests.support.by_hand import TABLE, World, end, ref, world
+from tests.support.command import distop_command
+from tests.support.etcd import shared_etcd
+from tests.support.hand import Hand
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from distop.store.embedded import EmbeddedEtcd
+
+__all__ = ["distop_command", "shared_etcd", "world"]
+
+pytestmark = pytest.mark.etcd
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
+    async with aio.connect(shared_etcd.endpoint, namespace=f"monitor{next(_numbers)}") as client:
+        yield client
+
+
+@pytest.fixture
+async def hand(client: aio.Client) -> Hand:
+    hand = Hand(client.etcd, client.keys)
+    for type_name in ("noop", "purge"):
+        await hand.publish(type_name)
+    for table in (TABLE, "u"):
+        await hand.table(table)
+    await hand.join("n1", "noop", "purge")
+    return hand
+
+
+async def opened(client: aio.Client, hand: Hand) -> dict[str, aio.Operation]:
+    """One of each kind."""
+    found = {
+        "planning": await client.start_operation("noop", TABLE, labels={"team": "x"}),
+        "slots": await client.start_operation("noop", TABLE, labels={"team": "y"}),
+        "running": await client.start_operation("noop", "u", labels={"team": "x", "ticket": "1"}),
+        "paused": await client.start_operation("purge", "u"),
+        "ended": await client.start_operation("noop", "u", labels={"team": "x"}),
+    }
+    for name in ("slots", "running", "paused"):
+        await hand.plan(found[name].parts, "n1", ["a", "b"])
+    await hand.claim(found["running"].parts, "n1", 0)
+    await found["paused"].pause()
+    await end(hand, found["ended"].ref)
+    return found
+
+
+# ------------------------------------------------------------------------- counts
+
+
+async def test_L27_counts_by_type_and_state_filtered(client: aio.Client, hand: Hand) -> None:
+    assert await client.counts() == ()
+    await opened(client, hand)
+
+    async def counted(*args: Any, **filters: Any) -> list[tuple[str, str, int, int]]:
+        return [(c.type, c.state, c.operations, c.waiting) for c in await client.counts(*args, **filters)]
+
+    assert await counted() == [("noop", "running", 3, 2), ("purge", "paused", 1, 0)]
+    assert await counted("u") == [("noop", "running", 1, 0), ("purge", "paused", 1, 0)]
+    assert await counted(type="purge") == await counted(states="paused") == [("purge", "paused", 1, 0)]
+    assert await counted("u", type="noop", states=["running", "paused"]) == [("noop", "running", 1, 0)]
+    assert await counted(labels={"team": "x"}) == [("noop", "running", 2, 1)]
+    assert await counted(labels={"team": "z"}) == await counted(states="cancelling") == []
+
+
+async def test_L27_the_age_of_the_oldest_that_waits(client: aio.Client, hand: Hand) -> None:
+    """By when it was started, whatever else was done with it since; what runs or is paused has none."""
+    found = await opened(client, hand)
+    await found["slots"].pause()
+    await found["slots"].resume()
+    for name, ago in (("planning", 300.0), ("slots", 60.0)):
+        key = client.keys.of(found[name].parts, "spec")
+        kv = await client.etcd.get(key)
+        assert kv is not None
+        earlier = {**loads(kv.value), "time": rfc3339(time.time() - ago)}
+        await client.etcd.commit(Txn((), (Put(key, json.dumps(earlier).encode()),)))
+    noop, purge = await client.counts()
+    assert purge.oldest_waiting is None
+    assert noop.oldest_waiting is not None
+    assert 300 <= noop.oldest_waiting < 360
+    (younger,) = await client.counts(labels={"team": "y"})
+    assert younger.oldest_waiting is not None
+    assert 60 <= younger.oldest_waiting < 120
+    assert set(noop.to_json()) == {"type", "state", "operations", "waiting", "oldest_waiting_seconds"}
+
+
+async def test_L27_what_is_counted_costs_nothing_of_the_history(
+    client: aio.Client, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads are as many as what is open needs, and none is of a history key."""
+    await opened(client, hand)
+    asked: list[Any] = []
+    read = client.etcd.read
+
+    async def noted(*gets: Any) -> Any:
+        asked.extend(gets)
+        return await read(*gets)
+
+    async def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("listed")
+
+    monkeypatch.setattr(client.etcd, "read", noted)
+    monkeypatch.setattr(client.etcd, "list", never)
+    await client.counts()
+    assert not [get.key for get in asked if "distOpHistory" in get.key]
+    assert len(asked) == 2 + 2 * 4 + 1, "two ranges, two things of each that is open, and one spec"
+
+
+async def test_L27_operations_by_type_state_table_and_label(client: aio.Client, hand: Hand) -> None:
+    found = await opened(client, hand)
+
+    async def listed(*args: Any, **filters: Any) -> set[str]:
+        refs = {op.ref: name for name, op in found.items()}
+        return {refs[status.op] for status in await client.operations(*args, **filters)}
+
+    assert await listed() == {"planning", "slots", "running", "paused"}
+    assert await listed("u", type="noop") == {"running"}
+    assert await listed(states=["paused"]) == {"paused"}
+    assert await listed(labels={"team": "x"}) == {"planning", "running"}
+    assert await listed(labels={"team": "x", "ticket": "1"}) == {"running"}
+
+
+@pytest.mark.parametrize(
+    ("filters", "says"),
+    [
+        ({"type": 5}, "the operation type must be a text"),
+        ({"states": "success"}, "is no state of an operation that has not ended: pending, running, paused, cancelling"),
+        ({"labels": 5}, "labels are a mapping"),
+        ({"table": 5}, "the name of a table must be a text"),
+    ],
+)
+async def test_what_is_wrong_with_a_filter_is_told(client: aio.Client, filters: dict[str, Any], says: str) -> None:
+    for ask in (client.counts, client.operations):
+        with pytest.raises(InvalidArgument, match="[a-z]") as refused:
+            await ask(**filters)
+        assert says in str(refused.value)
+
+
+async def test_an_unreadable_record_takes_no_other_with_it(client: aio.Client, hand: Hand) -> None:
+    found = await opened(client, hand)
+    await client.etcd.commit(Txn((), (Put(client.keys.of(found["planning"].parts, "state"), b"nonsense"),)))
+    assert [(c.type, c.operations) for c in await client.counts()] == [("noop", 2), ("purge", 1)]
+
+
+# ------------------------------------------------------------------------- labels
+
+
+async def test_labels_stand_in_status_history_and_reruns(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE, request_id="r", labels={"team": "x", "a": "1"})
+    again = await client.start_operation("noop", TABLE, request_id="r", labels={"team": "y"})
+    assert (again.ref, again.already_started) == (op.ref, True), "labels are no part of what is asked for"
+    seen = await op.status()
+    assert dict(seen.labels) == seen.to_json()["labels"] == {"a": "1", "team": "x"}
+    await end(hand, op.ref)
+    result = await op.wait(10)
+    assert result.record["labels"] == {"a": "1", "team": "x"}
+    assert dict((await op.status()).labels) == {"a": "1", "team": "x"}
+
+
+def test_labels_and_filters_on_the_command_line(world: World) -> None:
+    started = world.distop("start", "noop", TABLE, "--label", "team=x", "--label", "ticket=4=2", "--json")
+    assert started.code == 0, started.err
+    op = started.json["op"]
+    world.distop("start", "purge", "@cluster")
+    shown = world.distop("show", op)
+    assert "labels      team=x, ticket=4=2" in shown.out
+    assert world.distop("show", op, "--json").json["labels"] == {"team": "x", "ticket": "4=2"}
+    for words, wanted in (
+        (("--label", "team=x"), [op]),
+        (("--label", "team=y"), []),
+        (("--type", "noop", "--state", "running", "--table", TABLE), [op]),
+        (("--state", "paused"), []),
+    ):
+        assert [one["op"] for one in world.distop("ls", *words, "--json").json] == wanted, words
+    counted = world.distop("ls", "--count", "--type", "noop", "--json").json
+    assert [(c["type"], c["state"], c["operations"], c["waiting"]) for c in counted] == [("noop", "running", 1, 1)]
+    assert counted[0]["oldest_waiting_seconds"] >= 0
+    lines = world.distop("ls", "--count").out.splitlines()
+    assert lines[0].split() == ["TYPE", "STATE", "OPERATIONS", "WAITING", "OLDEST", "WAITING"]
+    assert world.distop("ls", "--count", "--state", "cancelling").out == "no operation is open\n"
+    world.play(lambda hand: end(hand, op))
+    for words, number in (
+        (("--type", "noop", "--state", "success", "--label", "team=x"), 1),
+        (("--since", "2013-01-01T00:00:00Z", "--until", "2013-01-02T00:00:00+00:00"), 1),
+        (("--since", "1h"), 0),
+        (("--op", op), 1),
+        (("--state", "failed"), 0),
+        (("--request-id", "nobody's"), 0),
+    ):
+        asked = world.distop("history", *words, "--json")
+        assert (asked.code, len(asked.json)) == (0, number), (words, asked.err)
+
+
+def test_C31_pages_on_the_command_line(world: World) -> None:
+    for _ in range(3):
+        op = world.distop("start", "noop", TABLE, "--json").json["op"]
+        world.play(lambda hand, op=op: end(hand, op))  # type: ignore[misc]
+    first = world.distop("history", "--limit", "2", "--json").json
+    assert ["after" in one for one in first] == [False, True]
+    second = world.distop("history", "--limit", "2", "--after", first[-1]["after"], "--json").json
+    assert [one["op"] for one in [*first, *second]] == [f"{TABLE}/noop/{n}" for n in (3, 2, 1)]
+    assert "after" not in second[-1]
+    told = world.distop("history", "--limit", "2")
+    assert told.err == f"there are older ones: --after {first[-1]['after']}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("history", "--state", "running"), "'running' is no state of an operation that has ended"),
+        (("history", "--since", "2013-01-01"), "--since must have a zone"),
+        (("history", "--since", "soon"), "--since must be a time such as 2013-01-01T00:00:00Z, or how long ago"),
+        (("history", "--until", "-5h"), "--until must be a time such as"),
+        (("history", "--since", "1h", "--until", "2h"), "since must be before until"),
+        (("history", "--after", "x"), "is no page token"),
+        (("history", "--label", "team"), "--label must be written as K=V, not 'team'"),
+        (("history", "--type", "9"), "is not an operation type"),
+        (("ls", "--state", "success"), "is no state of an operation that has not ended"),
+        (("ls", "a", "--table", "b"), "two tables are named, a and b: name one"),
+        (("ls", "--type", "a b"), "is not an operation type"),
+        (("start", "noop", TABLE, "--label", "a=1", "--label", "a=2"), "the label a is given twice, with other values"),
+        (("start", "noop", TABLE, "--label", "=1"), "the label key '' must have"),
+        (("why", "nonsense"), "is not an operation"),
+        (("behaviors", "9"), "is not an operation type"),
+        (("behaviors", "none"), "there is no behavior 'none' (published: noop, purge)"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(world: World, words: tuple[str, ...], says: str) -> None:
+    ran = world.distop(*words)
+    assert ran.code == 2
+    assert says in ran.sentence
+
+
+# ---------------------------------------------------------------------------- why
+
+
+async def test_L27_why_an_operation_waits(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+
+    async def told() -> list[tuple[str, str]]:
+        return [(str(reason.code), reason.text) for reason in (await op.why()).reasons]
+
+    assert await told() == [
+        ("no-coordinator", f"an executor to be elected to coordinate `noop` on {TABLE}"),
+        ("planning", "planning"),
+    ]
+    await hand.plan(op.parts, "n1", ["a", "b"])
+    assert await told() == [("unclaimed", "an executor to claim its jobs: no other operation holds slots")]
+    other = await client.start_operation("purge", "u")
+    await hand.plan(other.parts, "n1", ["a", "b", "c"])
+    await hand.claim(other.parts, "n1", 0, 1)
+    assert await told() == [("slots", f"free slots: executors have 2 jobs of {other.ref}")]
+    await hand.claim(op.parts, "n1", 0)
+    assert await told() == []
+    gone = Claim("executor-n9", "n9", 1, 0)
+    await hand.put(client.keys.claim(op.parts, 0), gone.encode())
+    found = await client.why(op.ref)
+    assert (str(found.reasons[0].code), found.waiting) == ("lease-lost", True)
+    assert "executor-n9, whose session has ended" in found.reasons[0].text
+    await op.pause()
+    assert (await told())[0] == ("paused", "resume")
+    for incarnation in list(await client.nodes()):
+        await client.etcd.commit(Txn((), (Delete(client.keys.node(incarnation)),)))
+    assert [code for code, _ in await told()] == ["paused", "no-executor"]
+
+
+async def test_L27_why_an_operation_has_not_begun(client: aio.Client, hand: Hand) -> None:
+    first = await client.start_operation("purge", "u")
+    due = rfc3339(time.time() + 3600)
+    op = await client.start_operation("noop", TABLE, not_before=due, after=[first.ref], labels={"team": "x"})
+
+    async def told() -> list[tuple[str, str]]:
+        return [(str(reason.code), reason.text) for reason in (await op.why()).reasons]
+
+    assert await told() == [("predecessors", f"1 operation before it ({first.ref})"), ("time", f"its time, {due}")]
+    assert (await op.status()).waiting_for == f"1 operation before it ({first.ref})"
+    noop, purge = await client.counts()
+    assert (noop.state, noop.operations, noop.waiting) == ("pending", 1, 1)
+    assert (purge.state, purge.waiting) == ("running", 1)
+    assert [status.op for status in await client.operations(states="pending", labels={"team": "x"})] == [op.ref]
+    await op.cancel()
+    (ended,) = await client.history(type="noop")
+    assert (ended.state, ended.record["labels"]) == ("cancelled", {"team": "x"})
+
+
+async def test_L27_why_of_records_that_executors_cannot_read(client: aio.Client, hand: Hand) -> None:
+    op = await client.start_operation("noop", TABLE)
+    await hand.plan(op.parts, "n1", ["a"])
+    await hand.put(client.keys.of(op.parts, "arg"), b"{")
+    first = (await op.why()).reasons[0]
+    assert (str(first.code), first.stops) == ("unreadable-records", True)
+    assert client.keys.of(op.parts, "arg") in first.text
+    assert (await op.status()).waiting_for == first.text
+
+
+def test_L27_why_on_the_command_line(world: World) -> None:
+    op = world.distop("start", "noop", TABLE, "--json").json["op"]
+    world.play(lambda hand: hand.plan(ref(op), "n1", ["a", "b"]))
+    told = world.distop("why", op)
+    assert told.code == 0
+    assert "waits for  an executor to claim its jobs" in told.out
+    assert "to do      look at the logs of the executors that offer `noop`" in told.out
+    found = world.distop("why", op, "--json").json
+    assert (found["op"], found["state"], found["waiting"], found["running"]) == (op, "running", True, 0)
+    assert [(one["code"], one["stops"]) for one in found["reasons"]] == [("unclaimed", True)]
+    world.play(lambda hand: hand.claim(ref(op), "n1", 0))
+    assert world.distop("why", op).out == f"{op} waits for nothing: 1 job runs\n"
+    other = world.distop("start", "noop", TABLE, "--json").json["op"]
+    world.play(lambda hand: end(hand, other, State.FAILED, errors=[{"partition": None, "text": "no\nat x"}]))
+    assert world.distop("why", other).out == f"waits for nothing: {other} ended as failed: no\n"
+    assert world.distop("why", f"{TABLE}/noop/99").code == 4
+
+
+# --------------------------------------------------------------------- behaviors
+
+
+def test_C20_C33_a_type_with_its_parameters(world: World) -> None:
+    schema = {
+        "properties": {
+            "jobs": {"type": "integer", "default": 1, "description": "How many."},
+            "name": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        },
+        "required": ["path"],
+    }
+    schema["properties"]["path"] = {"type": "string"}  # type: ignore[index]
+    world.play(lambda hand: hand.publish("copy", arg_schema=schema, description="Copies."))
+    listed = world.distop("behaviors", "--json").json
+    assert [one["type_name"] for one in listed] == ["copy", "noop", "purge"]
+    one = world.distop("behaviors", "copy", "--json").json
+    assert one == listed[0]
+    assert (one["arg_schema"], one["executors"]) == (schema, 0)
+    names = ("name", "type", "nullable", "required", "default", "description")
+    assert [tuple(parameter[name] for name in names) for parameter in one["parameters"]] == [
+        ("jobs", "integer", False, False, 1, "How many."),
+        ("name", "string", True, False, None, ""),
+        ("path", "string", False, True, None, ""),
+    ]
+    shown = [line.split() for line in world.distop("behaviors", "copy").out.splitlines()]
+    assert ["PARAMETER", "TYPE", "NULLABLE", "DEFAULT", "DESCRIPTION"] in shown
+    assert ["name", "string", "yes", "null"] in shown
+    assert ["path", "string", "no", "(required)"] in shown
+    assert world.distop("behaviors", "noop").out.endswith("it has no parameters that its schema names\n")
+
+
+def test_the_blocking_face_has_the_same(shared_etcd: EmbeddedEtcd, world: World) -> None:
+    with distop.connect(shared_etcd.endpoint, namespace=world.namespace) as client:
+        op = client.start_operation("noop", TABLE, labels={"team": "x"})
+        listed = client.operations(type="noop", states="running", labels={"team": "x"})
+        assert [status.op for status in listed] == [op.ref]
+        assert [(c.type, c.operations) for c in client.counts(TABLE)] == [("noop", 1)]
+        assert client.why(op.ref).waiting
+        assert op.why().reasons == client.why(op.ref).reasons
+        assert client.history(TABLE, labels={"team": "x"}) == []
+        world.play(lambda hand: end(hand, op.ref))
+        page = client.history(TABLE, labels={"team": "x"}, states="success", limit=1)
+        assert ([result.op for result in page], page.after) == ([op.ref], None)

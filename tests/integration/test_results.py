@@ -1,0 +1,256 @@
+"""Results, from whoever asks for them whenever (P9, L25): reports as models, results of jobs one after the other, also
+those in files, and callbacks; on real daemons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+
+import distop
+from distop import aio
+from distop.core.model import TableRecord
+from distop.errors import InvalidArgument, NotFound, UnreadableRecord
+from tests.integration.conftest import TABLE
+from tests.support.behaviors import sample_env
+from tests.support.etcd import compacted, connected, until
+from tests.support.hand import Hand
+from tests.support.large_behavior import LargeReport, LargeResult
+
+if TYPE_CHECKING:
+    from distop.results import OperationResult
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
+
+__all__ = ["sample_env"]
+
+pytestmark = pytest.mark.etcd
+
+BIG = 200_000
+
+
+class Other(BaseModel):
+    """What no report of ``large`` is."""
+
+    rows: int
+
+
+def ended_op(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -> distop.Operation:
+    group.start("a", options=("--shared-dir", str(tmp_path / "shared")), env=env)
+    op = group.client.start_operation("large", TABLE, {"sizes": list(sizes)})
+    assert op.wait(60).raise_for_state().report == {"length": sum(sizes)}
+    return op
+
+
+def test_P9_results_are_given_as_models_and_read_one_after_the_other(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """After the end as long as etcd remembers it, from any process; of all that are too large for etcd, from their
+    files.
+    """
+    op = ended_op(group, sample_env, tmp_path, 3, BIG, 5)
+    result = op.wait(report=LargeReport)
+    assert result.report == LargeReport(length=BIG + 8)
+    assert result.record["report"] == {"length": BIG + 8}
+    assert op.wait().report_as(LargeReport) == LargeReport(length=BIG + 8)
+    found = list(op.results(LargeResult))
+    assert [(r.partition, r.name, r.success, r.executor, r.attempt) for r in found] == [
+        (0, "p0", True, "a", 1),
+        (1, "p1", True, "a", 1),
+        (2, "p2", True, "a", 1),
+    ]
+    assert [r.result for r in found] == [LargeResult(text="x" * size) for size in (3, BIG, 5)]
+    assert [r.file is not None for r in found] == [False, True, False]
+    path = Path(found[1].file["path"])
+    assert path.is_relative_to(tmp_path / "shared" / "results")
+    data = path.read_bytes()
+    assert found[1].file == {"path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    first = op.results()
+    assert next(first).result == {"text": "xxx"}
+    first.close()  # type: ignore[attr-defined]
+    for wrong in (lambda: op.wait(report=Other), lambda: op.wait().report_as(Other), lambda: list(op.results(Other))):
+        with pytest.raises(InvalidArgument, match=r"does not fit Other: at rows: Field required"):
+            wrong()
+    for nothing in (lambda: op.wait(report=int), lambda: op.results(dict), lambda: op.wait().report_as("x")):  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="is read as a pydantic model"):
+            nothing()
+    data_of = path.read_bytes()
+    path.write_bytes(data_of.replace(b"xx", b"yy", 1))
+    with pytest.raises(UnreadableRecord, match="its checksum is another one"):
+        list(op.results())
+    path.unlink()
+    with pytest.raises(NotFound, match=r"cannot be read from here: No such file"):
+        list(op.results())
+
+
+def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_wants_files(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    group.client.add_table(TableRecord("named", "spark", "db.t"), check=False)
+    group.start("a", env=sample_env)
+    sizes = {"sizes": [3, BIG]}
+    refused = group.client.start_operation("refusing", TABLE, sizes, failure_policy="collect_all").wait(60)
+    assert (refused.state, dict(refused.jobs)) == ("failed", {"total": 2, "success": 1, "failed": 1})
+    assert "it has 200011 bytes, at most 64512 are kept: put large results into a file" in refused.errors[0]["text"]
+    nowhere = group.client.start_operation("large", "named", {"sizes": [BIG]}).wait(60)
+    assert nowhere.state == "failed"
+    assert "give the executors a --shared-dir" in nowhere.errors[0]["text"]
+    assert not list(tmp_path.rglob("results"))
+
+
+def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: EmbeddedEtcd) -> None:
+    """Jobs that have ended are there while others run; a page that is read after the end is read in etcd's own history;
+    and what that has been compacted of is said.
+    """
+
+    async def play() -> None:
+        async with aio.connect(etcd.endpoint) as client:
+            hand = Hand(client.etcd, client.keys)
+            await hand.publish("noop")
+            await hand.table(TABLE)
+            await hand.join("n1", "noop")
+            op = await client.start_operation("noop", TABLE)
+            assert [r async for r in op.results()] == [], "there is no plan"
+            names = [f"p{n}" for n in range(150)]
+            await hand.plan(op.parts, "n1", names)
+            fences = await hand.claim(op.parts, "n1", 0, 1, 120)
+            await hand.report(op.parts, 0, fences[0], name="p0")
+            await hand.report(op.parts, 120, fences[120], error="no", name="p120")
+            seen = [(r.partition, r.success, r.error) async for r in op.results()]
+            assert seen == [(0, True, ""), (120, False, "no")]
+            begun = op.results()
+            assert (await anext(begun)).partition == 0
+            await hand.report(op.parts, 1, fences[1], name="p1")
+            await op.cancel()
+            await hand.finish(op.parts, "n1", distop.core.model.State.CANCELLED)
+            await hand.clean(op.parts, "n1")
+            assert [r.partition async for r in begun] == [120]
+            assert [r.partition async for r in op.results()] == [0, 1, 120]
+            async with connected(etcd.endpoint) as other:
+                await compacted(other, (await other.status()).revision)
+            with pytest.raises(NotFound, match="etcd has compacted its history since it ended"):
+                await anext(op.results())
+            with pytest.raises(NotFound, match="there is no operation"):
+                await anext(client.operation("t/noop/9").results())
+
+    asyncio.run(play())
+
+
+ELSEWHERE = """
+import sys, distop
+with distop.connect(sys.argv[1]) as client:
+    op = client.operation(sys.argv[2])
+    print(op.wait(60).report["length"], [len(r.result["text"]) for r in op.results()])
+"""
+
+
+def test_L25_waiting_before_and_after_the_end_from_another_process_and_after_restarts(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Who waits is a process that knows the name; the executor is killed and started again on the way, and so is the
+    client that started it.
+    """
+    options = ("--shared-dir", str(tmp_path / "shared"))
+    (daemon,) = group.start("a", options=options, env=sample_env)
+    daemon.stop()
+    op = group.client.start_operation("large", TABLE, {"sizes": [3, BIG]})
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref], stdout=subprocess.PIPE, text=True
+    )
+    daemon.start()
+    group.eventually(lambda: "a" in group.live(), "the executor is there again")
+    daemon.kill()
+    daemon.start()
+    said = f"{BIG + 3} [3, {BIG}]\n"
+    assert waiting.communicate(timeout=60) == (said, None)
+    daemon.stop()
+    again = [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref]
+    assert subprocess.run(again, capture_output=True, text=True, check=True, timeout=60).stdout == said
+    with distop.connect(group.endpoint) as anew:
+        assert anew.operation(op.ref).wait(10, report=LargeReport).report == LargeReport(length=BIG + 3)
+
+
+# ------------------------------------------------------------------------ callbacks
+
+
+def test_P9_callbacks_are_called_once_in_a_thread_and_break_nothing(
+    group: Daemons, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.start("a")
+    op = group.client.start_operation("noop", TABLE, {"jobs": 2, "sleep": 1})
+    called: list[tuple[str, str, str]] = []
+    done = threading.Event()
+
+    def note(result: OperationResult) -> None:
+        # It may use the client, and block.
+        status = group.client.operation(result.op).status()
+        called.append((result.op, result.state, threading.current_thread().name))
+        assert status.ended
+        done.set()
+
+    def broken(result: OperationResult) -> None:
+        raise RuntimeError("no")
+
+    op.add_done_callback(broken)
+    op.add_done_callback(note)
+    with pytest.raises(InvalidArgument, match="a callback is a function"):
+        op.add_done_callback(5)  # type: ignore[arg-type]
+    assert op.wait(60).success
+    assert done.wait(30)
+    assert called == [(op.ref, "success", "distop-callback")]
+    group.eventually(lambda: "a callback failed" in caplog.text, "the broken one is told")
+    done.clear()
+    op.add_done_callback(note)
+    assert done.wait(30), "of one that has ended by now it is called at once"
+    assert len(called) == 2
+
+
+async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
+    etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "distop.client")
+    client = await aio.connect(etcd.endpoint)
+    hand = Hand(client.etcd, client.keys)
+    await hand.publish("noop")
+    await hand.table(TABLE)
+    await hand.join("n1", "noop")
+    op, other = await client.start_operation("noop", TABLE), await client.start_operation("noop", TABLE)
+    loop, called = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    async def later(result: OperationResult) -> None:
+        await asyncio.sleep(0)
+        called.put_nowait(("later", result.state, asyncio.get_running_loop() is loop))
+
+    def now(result: OperationResult) -> None:
+        called.put_nowait(("now", result.state, asyncio.get_running_loop() is loop))
+
+    def broken(result: OperationResult) -> None:
+        raise RuntimeError("no")
+
+    for function in (broken, now, later, now):
+        op.add_done_callback(function)
+    other.add_done_callback(now)
+    assert op.remove_done_callback(now) == 2
+    op.add_done_callback(now)
+    await hand.plan(op.parts, "n1", [])
+    await hand.finish(op.parts, "n1", distop.core.model.State.SUCCESS)
+    async with asyncio.timeout(20):
+        told = sorted([await called.get(), await called.get()])
+    assert told == [("later", "success", True), ("now", "success", True)]
+    assert "a callback failed" in caplog.text
+    await op.wait(10)
+    op.add_done_callback(now)
+    async with asyncio.timeout(20):
+        assert await called.get() == ("now", "success", True)
+    await client.close()
+    await until(lambda: "callbacks are not called" in caplog.text, "it is told that they are not called")
+    assert called.empty()

@@ -1,0 +1,85 @@
+"""Low-level claims in simulated clusters: actors beside executors, and what is seen when a part of that is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.core import decide, owning
+from distop.core.txn import Txn, TxnResult
+from distop.testing.simulation import scenario
+from distop.testing.simulation.run import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SEEDS = range(1, 41)
+
+
+def kinds(seeds: Iterable[int]) -> Counter[str]:
+    """What is seen to be broken, in scenarios with actors, until something is."""
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        wanted = replace(scenario(seed), actors=2)
+        found.update(breach.kind for breach in simulate(seed, wanted=wanted).breaches)
+        if found:
+            break
+    return found
+
+
+def test_actors_work_beside_executors_with_faults_and_nothing_is_broken() -> None:
+    courses: Counter[str] = Counter()
+    for seed in SEEDS:
+        report = simulate(seed, wanted=replace(scenario(seed), actors=1 + seed % 2))
+        assert report.breaches == [], f"seed {seed}"
+        courses.update(report.courses)
+    for name in ("claim by an actor", "extension", "return by an actor", "taken from an actor"):
+        assert courses[name] > 10, courses
+
+
+def test_a_claim_that_is_taken_before_its_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "abandoned_in", lambda claim, unchanged_for: 0.0)
+    assert kinds(SEEDS)["taken too early"]
+
+
+def test_a_take_over_that_does_not_compare_the_fence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = owning._take
+
+    def careless(keys: Any, one: owning.Taking) -> Txn:
+        txn = former(keys, one)
+        return replace(txn, compares=txn.compares[:1]) if one.seen_mod else txn
+
+    monkeypatch.setattr(owning, "_take", careless)
+    assert kinds(SEEDS)
+
+
+def test_a_return_that_does_not_compare_the_fence_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = owning.finish
+    monkeypatch.setattr(owning, "finish", lambda *args: replace(former(*args), compares=()))
+    assert kinds(SEEDS)
+
+
+def test_a_take_over_behind_a_gate_that_is_gone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = owning._take
+
+    def careless(keys: Any, one: owning.Taking) -> Txn:
+        txn = former(keys, one)
+        return replace(txn, compares=txn.compares[1:])
+
+    monkeypatch.setattr(owning, "_take", careless)
+    assert kinds(range(1, 121))
+
+
+def test_the_seeds_have_actors_now_and_then() -> None:
+    drawn = Counter(scenario(seed).actors for seed in range(1, 401))
+    assert set(drawn) == {0, 1, 2}
+    assert drawn[0] > drawn[1] + drawn[2]
+
+
+def test_a_refusal_tells_whose_the_claim_is() -> None:
+    nothing = TxnResult(False, 5, ())
+    token = owning.Token.parse("t/copy/1#0@5.0123456789abcdef")
+    assert owning.refused_extension(token, nothing) is None

@@ -1,0 +1,208 @@
+"""The parts of low-level claims that need no etcd: tokens, arguments, patience, the bucket, what a refusal tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.claims import model as m
+from distop.claims import types
+from distop.claims.bucket import Bucket
+from distop.clock import source
+from distop.core import decide, owning
+from distop.core.codec import dumps
+from distop.core.declaration import Declaration, Retry, Rules
+from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.keys import Keys
+from distop.core.leftovers import Fate, judge
+from distop.core.model import OperationRef, State
+from distop.core.owning import Token
+from distop.core.txn import GetResult, KeyValue, TxnResult
+from distop.core.view import OperationView, Seen, SeenClaim
+from distop.errors import InvalidArgument, InvalidToken
+
+REF = OperationRef("t", "copy", "", 7)
+CLAIM = Claim("w", "", 1, 0, actor="w", duration=10.0, grant="0123456789abcdef", since="2026-01-01T00:00:00.000Z")
+TOKEN = Token(REF, 3, 42, CLAIM.grant)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+@given(NAMES, st.one_of(st.just(""), NAMES), st.integers(1, 10**9), st.integers(0, 999_999), st.integers(1, 2**63 - 1))
+def test_a_token_is_read_as_it_was_written(table: str, obj: str, instance: int, partition: int, fence: int) -> None:
+    token = Token(OperationRef(table, "copy", obj, instance), partition, fence, "00ff00ff00ff00ff")
+    assert Token.parse(str(token)) == token
+
+
+@given(st.one_of(st.text(max_size=60), st.none(), st.integers(), st.binary(max_size=20)))
+def test_what_is_no_token_is_refused_in_one_sentence(text: object) -> None:
+    with pytest.raises(InvalidToken, match="is no token"):
+        Token.parse(text)
+
+
+def test_the_records_of_an_actor_keep_what_they_say() -> None:
+    assert Claim.decode(CLAIM.encode()) == CLAIM
+    assert (CLAIM.waiting, CLAIM.holder) == (False, CLAIM.grant)
+    assert b"incarnation" not in CLAIM.encode()
+    assert Claim.decode(dumps({"v": 1, "executor": "e"})).waiting
+    outcome = Outcome("p", "w", "", 1, "", "", {"rows": 1}, grant=CLAIM.grant)
+    assert Outcome.decode(outcome.encode()) == outcome
+    assert outcome.holder == CLAIM.grant
+
+
+def test_a_declaration_without_code_says_so_and_others_are_as_they_were() -> None:
+    plain = types.declaration("copy", None, None, None, "many", (), True, None, "retry", "fail_fast", "")
+    assert Declaration.decode(plain.encode()) == plain
+    assert (plain.code, plain.completes, plain.rules().code) == (False, False, False)
+    assert Rules.from_json(plain.rules().to_json()) == plain.rules()
+    assert "code" not in Rules().to_json()
+
+
+@pytest.mark.parametrize(("duration", "margin"), [(0.1, 0.5), (5.0, 0.5), (10.0, 1.0), (60.0, 5.0), (3600.0, 5.0)])
+def test_a_claim_is_left_alone_for_its_duration_and_a_margin(duration: float, margin: float) -> None:
+    claim = replace(CLAIM, duration=duration)
+    assert decide.abandoned_in(claim, 0.0) == pytest.approx(duration + margin)
+    assert decide.abandoned_in(claim, duration + margin) <= 1e-9
+
+
+def test_what_is_claimable_of_actors_is_what_was_seen_unchanged_for_long_enough() -> None:
+    claims = {0: Seen(CLAIM, 5), 1: Seen(replace(CLAIM, duration=2.0), 6)}
+    found = decide.claimable(3, (), claims, {"a"}, "e", False, 100.0, {0: 4.0, 1: 4.0}, 60.0)
+    assert (found.free, found.waiting, found.lost) == ((2,), (), (1,))
+    assert found.next_due == pytest.approx(107.0)
+    claim, mod, over = decide.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=3)))
+    assert (claim.attempt, claim.failures, claim.losses, mod, over) == (2, 1, 0, 6, False)
+    assert (claim.actor, claim.grant, claim.duration) == ("", "", 0.0)
+    assert claim.tried[-1].text == decide.EXPIRED
+    assert not decide.suspect(claims[1].value, True, Rules(retry=Retry(attempts=2))), "it killed no executor"
+    assert decide.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=1)))[2]
+
+
+def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
+    op = OperationView(REF)
+    op.claims[3] = SeenClaim(CLAIM.encode(), 5)
+    assert decide.actors_of(op, 100.0) == {3: pytest.approx(11.0)}
+    assert decide.actors_of(op, 107.0) == {3: pytest.approx(4.0)}
+    op.claims[3] = SeenClaim(CLAIM.encode(), 6)
+    assert decide.actors_of(op, 108.0) == {3: pytest.approx(11.0)}, "it was extended"
+    op.claims[4] = SeenClaim(Claim("e", "a", 1, 0).encode(), 7)
+    assert set(decide.actors_of(op, 108.0)) == {3}
+
+
+def test_what_an_executor_left_behind_is_cleaned_up_once_an_actor_has_the_job() -> None:
+    assert judge(("a", 1), State.RUNNING, CLAIM, None, {"a"}, "e", "b") is Fate.CLEANED
+
+
+def answer(*found: bytes | None) -> TxnResult:
+    kvs = [(KeyValue("k", value, 50),) if value is not None else () for value in found]
+    return TxnResult(False, 60, tuple(GetResult(kv) for kv in kvs))
+
+
+def test_what_a_refused_return_tells() -> None:
+    other = replace(CLAIM, grant="f" * 16, executor="v", actor="v")
+    outcome = Outcome("p", "w", "", 1, "", "", grant=CLAIM.grant)
+    waiting = decide.released(CLAIM, "w")
+
+    def told(wanted: JobState | Claim, *found: bytes | None) -> owning.Refused:
+        return owning.refused_return(TOKEN, answer(*found), wanted)
+
+    assert told(JobState.SUCCESS, CLAIM.encode(), None, None).held == (CLAIM, 50), "it was extended meanwhile"
+    assert told(JobState.SUCCESS, None, b"success", outcome.encode()).returned
+    assert not told(JobState.SUCCESS, None, b"failed", outcome.encode()).returned
+    assert "already" in told(JobState.SUCCESS, None, b"failed", outcome.encode()).text
+    lost = replace(outcome, grant="", error="lost")
+    assert not told(JobState.FAILED, None, b"failed", lost.encode()).returned, "written for an actor that is gone"
+    assert told(waiting, waiting.encode(), None, None).returned
+    assert "waits" in told(JobState.SUCCESS, waiting.encode(), None, None).text
+    taken = told(JobState.SUCCESS, other.encode(), None, None)
+    assert (taken.held, taken.returned, taken.gone) == (None, False, False)
+    assert "v has been granted" in taken.text
+    assert told(JobState.SUCCESS, None, None, None).gone
+
+
+def test_what_a_refused_extension_tells() -> None:
+    running = State.RUNNING.encode()
+    assert owning.refused_extension(TOKEN, answer(CLAIM.encode(), running)) == (CLAIM, 50)
+    assert owning.refused_extension(TOKEN, answer(CLAIM.encode(), State.CANCELLING.encode())) is None
+    assert owning.refused_extension(TOKEN, answer(replace(CLAIM, grant="f" * 16).encode(), running)) is None
+    assert owning.refused_extension(TOKEN, answer(None, None)) is None
+
+
+def test_extending_needs_that_nothing_is_cancelled_and_owning_no_node_key() -> None:
+    keys = Keys()
+    taking = owning.Taking(REF, 9, 3, CLAIM)
+    (nested,) = owning.own(keys, [taking]).success
+    assert keys.node("a") not in {compare.key for compare in nested.compares}
+    assert owning.granted(taking, TxnResult(True, 77), 77) == 77
+    assert owning.granted(taking, answer(CLAIM.encode()), 77) == 50, "an earlier copy won"
+    assert owning.granted(taking, answer(replace(CLAIM, grant="f" * 16).encode()), 77) == 0
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = boottime = time
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+    def bits(self, count: int) -> int:
+        return 1
+
+
+def test_L28_a_bucket_gives_no_more_than_its_rate() -> None:
+    clock = Clock()
+    token = source.set(clock)
+    try:
+        bucket = Bucket(2.0, 4)
+        assert bucket.available() == 4
+        bucket.spend(4)
+        assert (bucket.available(), bucket.wait()) == (0, 0.5)
+        clock.now += 0.4
+        assert (bucket.available(), bucket.wait()) == (0, pytest.approx(0.1))
+        given_out = 0
+        for _ in range(100):  # ten seconds of a greedy loop
+            clock.now += 0.1
+            given_out += bucket.available()
+            bucket.spend(bucket.available())
+        assert given_out == 20
+        clock.now += 3600
+        assert bucket.available() == 4
+        slow = Bucket(0.1)
+        slow.spend()
+        assert slow.wait() == pytest.approx(10.0)
+    finally:
+        source.reset(token)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan"), "fast", True, None])
+def test_a_rate_that_is_none_is_refused(rate: object) -> None:
+    with pytest.raises(InvalidArgument, match="positive number"):
+        Bucket(rate) if rate is not None else Bucket(1.0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["copy", 7, [], {}, ["a b"], {"copy": -1}, {"copy": True}, [None]])
+def test_types_that_are_none_are_refused(wrong: object) -> None:
+    with pytest.raises(InvalidArgument):
+        m.check_types(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 201, 7, None, "\ud800"])
+def test_an_actor_has_a_name(wrong: object) -> None:
+    with pytest.raises(InvalidArgument, match="name"):
+        m.check_actor(wrong)
+
+
+def test_outcomes_are_texts_and_json() -> None:
+    assert m.checked(m.Complete((1, 2))) == m.Complete([1, 2])
+    assert len(m.checked(m.Retry("x" * 10_000)).error) <= 4_000
+    for wrong in (m.Complete({1, 2}), m.Retry(5), m.Abort(None), "complete"):  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            m.checked(wrong)

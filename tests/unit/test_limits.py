@@ -1,0 +1,373 @@
+"""Priorities, limits, selectors and failure budgets, without etcd: what a claim takes, what a coordinator does."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distop.core import claiming, decide
+from distop.core import transitions as t
+from distop.core.invariants import check
+from distop.core.jobs import Claim, JobState
+from distop.core.model import Node, Spec
+from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, fits, rank, usable_permits
+from distop.core.permits import MAX_GONE, permits
+from distop.core.plan import Gate
+from distop.core.txn import MAX_OPERATIONS, operations
+from distop.core.view import Seen
+from distop.errors import InvalidArgument
+from distop.executor.turns import Turns
+from distop.inspection.status import Snapshot, judge
+from distop.node.openop import OpenOperation
+from distop.submission.options import changes, selector
+from distop.submission.request import request
+from tests.support.world import World, planned
+
+if TYPE_CHECKING:
+    from distop.core.model import OperationRef
+
+
+def limited(most: int, jobs: int = 6, *, each: int = 0) -> tuple[World, OperationRef]:
+    """An open operation of so many jobs, of which so many may run at once; executors a and b."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    world.do(world.plan(ref, jobs))
+    if most or each:
+        world.do(world.alter(ref, Options(max_jobs=most, max_jobs_per_executor=each)))
+    return world, ref
+
+
+def held(world: World, ref: OperationRef) -> list[int]:
+    return [p for p, seen in sorted(world.op(ref).claims.items()) if not seen.value.waiting]
+
+
+# --------------------------------------------------------------------- permits
+
+
+def test_L35_no_more_than_so_many_claims_live_and_a_report_makes_room() -> None:
+    world, ref = limited(2)
+    world.do(world.claim(ref, "a", range(6)))
+    assert len(held(world, ref)) == 2
+    revision = world.store.revision
+    world.store.apply(world.claim(ref, "b", range(6)))
+    assert world.store.revision == revision, "no permit is left"
+    first = held(world, ref)[0]
+    world.do(world.report(ref, first, JobState.SUCCESS))
+    world.do(world.claim(ref, "b", [5, 4]))
+    assert len(held(world, ref)) == 2
+    assert check(world.keys, world.store.history) == []
+
+
+def test_L35_two_that_claim_at_the_same_time_do_not_both_get_the_last_permit() -> None:
+    world, ref = limited(1)
+    one, other = world.claim(ref, "a", [0]), world.claim(ref, "b", [1])
+    world.store.apply(one)
+    world.store.apply(other)
+    assert held(world, ref) == [0]
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    before = world.store.listing()
+    world.store.apply(other)
+    assert world.store.listing() == before, "a copy that comes late is dead, though the permit is free again (T9)"
+
+
+def test_L35_a_lowered_limit_lets_running_jobs_finish_and_claims_nothing_until_there_are_fewer() -> None:
+    world, ref = limited(4)
+    late = world.claim(ref, "b", [5])
+    world.do(world.claim(ref, "a", range(4)))
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    world.store.apply(late)
+    assert held(world, ref) == [0, 1, 2, 3], "what was claimed by the former limit is refused"
+    for p in (0, 3, 1):
+        assert world.permits(ref).free == {}
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.claim(ref, "b", [4, 5]))
+    assert len(held(world, ref)) == 2
+    assert check(world.keys, world.store.history) == []
+
+
+def test_L35_a_limit_that_comes_later_counts_what_runs_without_a_permit() -> None:
+    world, ref = limited(0)
+    world.do(world.claim(ref, "a", range(3)))
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    assert world.permits(ref).free == {}
+    for p in (0, 1):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.claim(ref, "b", [3, 4, 5]))
+    assert len(held(world, ref)) == 2
+    assert check(world.keys, world.store.history) == []
+    world.do(world.alter(ref, Options()))
+    world.do(world.claim(ref, "b", [4, 5]))
+    assert len(held(world, ref)) == 4, "0 takes the limit away"
+
+
+def test_L35_the_jobs_of_a_lost_executor_are_taken_over_within_a_lowered_limit() -> None:
+    world, ref = limited(3)
+    world.do(world.claim(ref, "b", range(3)))
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    world.die("b")
+    for p in (2, 1, 0):
+        world.do(world.claim(ref, "a", [p]))
+        assert sum(seen.value.incarnation == "a" for seen in world.op(ref).claims.values()) == 1
+        revision = world.store.revision
+        world.store.apply(world.claim(ref, "a", [one for one in range(3) if one != p]))
+        assert world.store.revision == revision
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    assert check(world.keys, world.store.history) == []
+
+
+def test_a_holder_that_only_seems_to_be_gone_is_counted_by_the_compare() -> None:
+    world, ref = limited(2)
+    world.do(world.claim(ref, "b", [0, 1]))
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    claims = [seen.value for seen in world.op(ref).claims.values()]
+    behind = permits(1, claims, {}, {"a"})  # a view that does not show b yet
+    assert behind.gone == {"b"}
+    want = claiming.Want(2, Claim("ex-a", "a", 1, 0, permit=0), permit_mod=world.store.mod(world.keys.permit(ref, 0)))
+    gate = world.store.mod(world.keys.gate(ref))
+    assert not world.store.apply(claiming.claim(world.keys, ref, gate, "a", [want], (), behind.gone)).succeeded
+
+
+def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -> None:
+    world, ref = limited(1, jobs=2)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.pause_now(ref))
+    world.do(world.wait_again(ref, 0, failed=False))
+    world.do(world.resume(ref))
+    assert world.gate(ref).options == Options(max_jobs=1), "the gate says it again"
+    for p in range(2):
+        world.do(world.claim(ref, "b", [p]))
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    world.do(world.finish_at_once(ref))
+    world.do(world.end(ref))
+    assert world.store.range(*world.keys.permits_range(ref)) == []
+    assert check(world.keys, world.store.history) == []
+
+
+def test_the_largest_claims_with_permits_fit() -> None:
+    size = claiming.LIMITED_CLAIMS_PER_TXN
+    world, ref = limited(0, jobs=2 * size)
+    old = [Claim(f"ex-{n}", f"gone-{n % MAX_GONE}", 1, 0, permit=n + size) for n in range(size)]
+    wants = [
+        claiming.Want(n, Claim("ex-a", "a", 2, 1, permit=n), seen_mod=1, permit_mod=1, former=one)
+        for n, one in enumerate(old)
+    ]
+    dead = {one.incarnation for one in old}
+    txn = claiming.claim(world.keys, ref, 1, "a", wants, dead, dead)
+    assert operations(txn) + 3 <= MAX_OPERATIONS
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.integers(0, 8)), max_size=8, unique_by=lambda n: n if n is not None else object()),
+    st.integers(1, 8),
+)
+def test_usable_permits_never_admit_more_than_so_many(claims: list[int | None], most: int) -> None:
+    """However many of them are taken in whatever order, and whatever ends between."""
+    chance = random.Random(repr((claims, most)))
+    live = list(claims)
+    first = len(live)
+    known = []
+    for _ in range(30):
+        numbered = {n: 1 for n in live if n is not None}
+        known.append(usable_permits(most, numbered, live.count(None)))
+        below = chance.choice(known)  # some look that may be long ago
+        free = [n for n in range(below) if n not in numbered]
+        if free and chance.random() < 0.6:
+            live.append(chance.choice(free))
+            assert len(live) <= most
+        elif live:
+            live.remove(chance.choice(live))
+    assert len(live) <= max(first, most)
+
+
+def test_a_refused_alter_stays_refused_and_changes_nothing() -> None:
+    world, ref = limited(1)
+    stale = world.alter(ref, Options(max_jobs=9))
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    before = world.store.listing()
+    assert not world.store.apply(stale).succeeded
+    world.do(world.pause(ref))
+    world.do(world.resume(ref))
+    assert not world.store.apply(stale).succeeded
+    assert [kv.value for kv in before if kv.key.endswith(".options")] == [Options(max_jobs=2).encode()]
+
+
+def test_a_plan_made_while_somebody_alters_is_refused() -> None:
+    world, ref = limited(0)
+    second = world.next_ref()
+    world.do(world.start(second))
+    stale = world.plan(second, 2)
+    world.do(world.alter(second, Options(max_jobs=1)))
+    assert not world.store.apply(stale).succeeded
+    world.do(world.plan(second, 2))
+    assert world.gate(second) == Gate(2, Options(max_jobs=1))
+    assert ref != second
+
+
+def test_options_of_a_start_stand_in_its_gate_and_nothing_where_nothing_was_said() -> None:
+    world = World()
+    world.join("a")
+    ref = world.next_ref()
+    spec = Spec("r", "", "me", world.rules, where={"zone": "a"})
+    said = Options(3, 2, 1, "5%")
+    world.do(t.starts(world.keys, world.counters(), [t.NewOperation(ref, spec, b"{}", planned(2), options=said)]))
+    assert world.gate(ref) == Gate(2, said, {"zone": "a"})
+    assert Spec.decode(spec.encode()) == spec
+    plain = world.next_ref()
+    world.do(world.start(plain))
+    assert world.store.get(world.keys.of(plain, "options")) is None
+    assert Gate(2).encode() == b'{"v":1,"count":2}'
+
+
+def test_a_lost_job_that_keeps_its_permit_comes_before_those_that_have_none() -> None:
+    """Else nothing would be claimed: the permit is that job's, and the others have none."""
+    world, ref = limited(1)
+    plan, chunks = planned(6)
+    op = OpenOperation.planned(ref, world.spec(ref), {}, plan, chunks, world.gate(ref))
+    op.permits = permits(1, [Claim("ex-b", "gone", 1, 0, permit=0)], {0: (b"4", 7)}, {"a"})
+    op.again = {2: (Seen(Claim("ex-b", "", 1, 1), 5), False), 4: (Seen(Claim("ex-b", "gone", 1, 0, permit=0), 6), True)}
+    assert (op.room, op.crowded, op.unknown) == (1, False, False)
+    free, again = op.take(op.room)
+    assert (free, [p for p, _, _ in again]) == ([], [4])
+    assert op.room == 0
+
+
+# ------------------------------------------------------------------ priorities
+
+
+def test_L35_aging_lets_the_least_urgent_come_before_the_most_urgent_in_the_end() -> None:
+    assert rank(0, 0.0) > rank(-1, AGING - 1)
+    assert rank(9, 0.0) > rank(0, 8 * AGING)
+    assert rank(-MOST_URGENT, 2 * MOST_URGENT * AGING + AGING) > rank(MOST_URGENT, 0.0)
+
+
+def test_L35_an_executor_serves_the_more_urgent_first_and_waits_for_its_round() -> None:
+    world, low = limited(0)
+    high = world.next_ref()
+    turns = Turns()
+    assert turns.rank(high, 5, 100.0, held=False) > turns.rank(low, 0, 100.0, held=False)
+    assert turns.rank(low, 0, 100.0 + 6 * AGING, held=False) > turns.rank(high, 5, 100.0 + AGING, held=True)
+    turns.begins(high, 5, 200.0)
+    first, pause = turns.under_way({low: 0, high: 5}, 200.5)
+    assert first == 5
+    assert 0 < pause < 2
+    assert turns.under_way({low: 0, high: 5}, 203.0)[0] is None, "a round that lasts holds nobody up"
+    turns.served(low, 160.0, won=True)
+    assert turns.rank(low, 0, 161.0, held=False) == 0, "who was served waits anew"
+
+
+# --------------------------------------------------------------- failure budget
+
+
+@pytest.mark.parametrize(
+    ("said", "fail_fast", "total", "may"),
+    [
+        *(("", True, 100, 0), ("", False, 100, 100), ("5", True, 100, 5), ("5", False, 3, 5), ("0", False, 9, 0)),
+        *(("2%", True, 100, 2), ("2%", True, 149, 2), ("0.5%", True, 1000, 5), ("33.3%", True, 10, 3)),
+        *((".5%", True, 400, 2), ("100%", True, 7, 7)),
+    ],
+)
+def test_a_failure_budget_is_a_count_or_a_share(said: str, fail_fast: bool, total: int, may: int) -> None:
+    assert allowance(said, fail_fast, total) == may
+
+
+def test_an_operation_goes_on_until_more_have_failed_than_may_and_is_failed_in_the_end() -> None:
+    world, ref = limited(0)
+    world.do(world.alter(ref, Options(max_failed="1")))
+    world.do(world.claim(ref, "a", range(6)))
+
+    def step() -> object:
+        return decide.next_step(world.keys, world.op(ref), world.leases, world.election, 0.0, 30.0)
+
+    world.do(world.report(ref, 0, JobState.FAILED))
+    assert step() is None
+    world.do(world.report(ref, 1, JobState.FAILED))
+    stops = step()
+    assert isinstance(stops, decide.Commit)
+    assert stops.txn.label == "fail_fast"
+    assert "2 of 6 jobs failed, where 1 may" in str(stops.txn)
+    world.do(world.alter(ref, Options(max_failed="50%")))
+    assert step() is None
+    for p in range(2, 6):
+        world.do(world.report(ref, p, JobState.SUCCESS))
+    ends = step()
+    decision = ends.decision if hasattr(ends, "decision") else None
+    assert decision is None or decision.verdict == "failed"
+    assert "failed" in str(ends)
+
+
+# -------------------------------------------------------------------- selectors
+
+
+def test_a_selector_fits_who_has_all_of_its_labels() -> None:
+    assert fits({}, {})
+    assert fits({"zone": "a"}, {"zone": "a", "disk": "ssd"})
+    assert not fits({"zone": "a"}, {"zone": "b"})
+    assert not fits({"zone": "a", "disk": "ssd"}, {"zone": "a"})
+
+
+def test_status_says_that_no_executor_has_the_labels() -> None:
+    world, ref = limited(0)
+    spec = Spec("r", "", "me", world.rules, where={"zone": "a"})
+    op = world.op(ref)
+    seen = Snapshot(ref, op.state, None, spec, op.plan)
+    node = Node("ex-a", "host", 2, ("noop",), {"zone": "b"})
+    assert judge(seen, {"a": node}, 0.0).waiting_for == "an executor that offers `noop` and has the labels zone=a"
+    fitting = Node("ex-b", "host", 2, ("noop",), {"zone": "a"})
+    assert judge(seen, {"a": node, "b": fitting}, 0.0).waiting_for == "free slots"
+    assert judge(seen, {}, 0.0).options == {"where": {"zone": "a"}}
+
+
+# ------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"priority": 101}, {"priority": "high"}, {"priority": True}, {"max_jobs": -1}, {"max_jobs": 2.5}),
+        *({"max_jobs_per_executor": 1_000_000}, {"max_failed": "many"}, {"max_failed": "101%"}, {"max_failed": -1}),
+        *({"max_failed": "1e1%"}, {"max_failed": "%"}, {"max_failed": 2.5}, {"max_failed": "nan%"}),
+        *({"max_failed": "\u0663"}, {"max_failed": True}),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        changes(**wrong)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InvalidArgument):
+        request("noop", "t", b"{}", None, None, None, None, "me", **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "zone=a",
+        {"zone": 1},
+        {"": "a"},
+        {"zone": ""},
+        {"z" * 201: "a"},
+        {str(n): "a" for n in range(21)},
+        {"\ud800": "a"},
+    ],
+)
+def test_bad_selectors_are_refused_in_one_sentence(wrong: object) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        selector(wrong)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_given_is_what_is_changed() -> None:
+    assert changes() == {}
+    given = changes(priority=-3, max_jobs=0, max_failed=" 2 %")
+    assert given == {"priority": -3, "max_jobs": 0, "max_failed": "2%"}
+    former = Options(max_jobs=4, max_jobs_per_executor=2)
+    assert former.altered(given) == Options(-3, 0, 2, "2%")
+    assert Options.decode(former.encode()) == former
+    assert Terms() == Terms(Options(), 0, {})

@@ -1,0 +1,153 @@
+"""The table of reasons for which an operation waits, and the one judgement that chooses among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distop.core.codec import rfc3339
+from distop.core.declaration import Rules
+from distop.core.draining import NodeState
+from distop.core.jobs import Claim
+from distop.core.links import Hold
+from distop.core.model import Attempts, Decision, Node, OperationRef, Phase, Spec, State
+from distop.core.options import Options
+from distop.core.plan import Plan
+from distop.inspection.reasons import ADVICE, Code, reasons
+from distop.inspection.status import Snapshot, judge, view_of
+
+REF = OperationRef("t", "noop", "", 1)
+NOW = 1_000_000.0
+NODE = Node("e1", "h", 2, ("noop",))
+CAPABLE = {"i1": NODE}
+DRAINED = {"i1": replace(NODE, state=NodeState.DRAINED)}
+PARTLY = {**CAPABLE, "i2": Node("e2", "h", 2, ("noop",), state=NodeState.DRAINING)}
+UNABLE = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
+SPEC = Spec("r", rfc3339(NOW), "me", Rules())
+PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
+OPEN = replace(PLANNING, phase=None, plan=Plan(4, "", "", 1))
+PAUSED = replace(OPEN, state=State.PAUSED, phase=Phase.PAUSED)
+PENDING = replace(PLANNING, state=State.PENDING, phase=Phase.WAITING)
+CANCELLING = replace(OPEN, state=State.CANCELLING, phase=Phase.CANCELLING)
+COMPLETING = replace(OPEN, decision=Decision(State.SUCCESS, 4, 4, 0))
+BROKEN = Decision(State.SUCCESS, 4, 4, 0, attempts=1, error="no")
+HELD = Claim("e1", "i1", 1, 0)
+LOST = Claim("e9", "i9", 1, 0)
+AGAIN = Claim("e1", "", 2, 1, rfc3339(NOW + 50), "disk full")
+
+
+def judged(snapshot: Snapshot, nodes: Any = CAPABLE, alarms: Any = (), unreadable: str = "", **view: Any) -> list[Any]:
+    seen = replace(view_of(snapshot, nodes, NOW, alarms, unreadable), **view)
+    return [(str(reason.code), reason.text) for reason in reasons(seen)]
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("space-alarm", {"snapshot": OPEN, "alarms": ("NOSPACE",)}, "the space alarm of etcd to be cleared"),
+    ("newer-release", {"snapshot": replace(OPEN, spec=replace(SPEC, version=2))}, "its records are of version 2"),
+    ("unreadable-records", {"snapshot": OPEN, "unreadable": "the record at x"}, "executors can read: the record at x"),
+    ("paused", {"snapshot": PAUSED}, "resume"),
+    ("pausing", {"snapshot": replace(PAUSED, claims={0: HELD})}, "1 job to finish"),
+    ("no-executor", {"snapshot": OPEN, "nodes": {}}, "an executor that offers `noop`"),
+    ("no-executor", {"snapshot": OPEN, "nodes": UNABLE}, "(e1 cannot: Java 17 or newer is needed)"),
+    ("drained", {"snapshot": OPEN, "nodes": DRAINED}, "is not drained (`distop drain e1 --undo`)"),
+    ("labels", {"snapshot": replace(OPEN, spec=replace(SPEC, where={"zone": "a"}))},
+     "an executor that offers `noop` and has the labels zone=a"),
+    ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
+    ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
+     f"its time, {rfc3339(NOW + 60)}"),
+    ("predecessors", {"snapshot": replace(PENDING, predecessors=3, behind=("t/x/1", "t/x/2"))},
+     "3 operations before it (t/x/1, t/x/2 and others)"),
+    ("predecessors", {"snapshot": replace(PENDING, predecessors=1, behind=("t/x/1",))},
+     "1 operation before it (t/x/1)"),
+    ("held", {"snapshot": replace(PENDING, hold=Hold("graph"))}, "the rest of its graph"),
+    ("held", {"snapshot": replace(PENDING, hold=Hold("prepared"))}, "its submission to be confirmed"),
+    ("begin", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW - 60)))},
+     "its coordinator to begin it, and what excludes it on t to end"),
+    ("no-coordinator", {"snapshot": PLANNING, "coordinated": False}, "to be elected to coordinate `noop` on t"),
+    ("planning", {"snapshot": PLANNING}, "planning"),
+    ("planning-fails", {"snapshot": replace(PLANNING, planning=Attempts(2, "gone"))},
+     "planning, attempt 3 (the last one failed: gone)"),
+    ("completion", {"snapshot": COMPLETING}, "completion"),
+    ("completion", {"snapshot": replace(OPEN, success=4)}, "completion"),
+    ("completion-fails", {"snapshot": replace(COMPLETING, decision=BROKEN)},
+     "completion, attempt 2 (the last one failed: no)"),
+    ("holders", {"snapshot": replace(CANCELLING, claims={0: HELD})}, "its holders to stop"),
+    ("lease-lost", {"snapshot": replace(OPEN, claims={0: LOST, 1: LOST})},
+     "2 jobs to be taken over from e9, whose session has ended"),
+    ("slots", {"snapshot": OPEN}, "free slots"),
+    ("slots", {"snapshot": OPEN, "elsewhere": {"t/noop/2": 1, "t/noop/3": 5}},
+     "free slots: executors have 5 jobs of t/noop/3, 1 job of t/noop/2"),
+    ("unclaimed", {"snapshot": OPEN, "elsewhere": {}}, "an executor to claim its jobs"),
+    ("no-worker", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False)))}, "owns jobs of `noop`"),
+    ("no-coordinator", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": {}},
+     "an executor, any, to be elected"),
+    ("retry", {"snapshot": replace(OPEN, success=3, claims={3: AGAIN})},
+     f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
+    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "at most 1 job of it at once"),
+    ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "at most 1 job"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "given", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
+def test_L27_each_reason_is_told_by_code_and_sentence(code: str, given: dict[str, Any], words: str) -> None:
+    told = dict(judged(**given))
+    assert words in told[code]
+
+
+def test_L27_every_reason_has_a_case_advice_and_a_line_in_the_documents() -> None:
+    assert {case[0] for case in CASES} == {str(code) for code in Code} == {str(code) for code in ADVICE}
+    documents = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    assert [str(code) for code in Code if f"| `{code}` |" not in documents] == []
+
+
+def test_what_has_to_go_first_comes_first() -> None:
+    everything = judged(PAUSED, DRAINED, ("NOSPACE",), "the record at x")
+    assert [code for code, _ in everything] == ["space-alarm", "unreadable-records", "paused", "drained"]
+    assert [code for code, _ in judged(replace(OPEN, claims={0: LOST}), PARTLY)] == [
+        "partly-drained",
+        "lease-lost",
+        "slots",
+    ]
+
+
+def test_L27_what_has_not_begun_waits_for_its_time_and_for_others_before_it_waits_for_anybody() -> None:
+    both = replace(PENDING, predecessors=1, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))
+    assert [code for code, _ in judged(both, {})] == ["predecessors", "time", "no-executor"]
+    assert [code for code, _ in judged(PENDING, {}, coordinated=False)] == ["no-executor", "no-coordinator", "begin"]
+
+
+def test_what_only_slows_it_down_is_no_reason_for_its_status() -> None:
+    limited = replace(view_of(replace(OPEN, claims={0: HELD}), PARTLY, NOW), job_limit=1)
+    assert [(str(reason.code), reason.stops) for reason in reasons(limited)] == [
+        ("partly-drained", False),
+        ("job-limit", False),
+    ]
+    assert judge(replace(OPEN, claims={0: HELD}), PARTLY, NOW).waiting_for is None
+
+
+@pytest.mark.parametrize(("code", "given", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
+def test_L27_status_tells_the_first_that_stops_it(code: str, given: dict[str, Any], words: str) -> None:
+    known = {name: given[name] for name in ("nodes", "alarms", "unreadable") if name in given}
+    nodes, snapshot = known.pop("nodes", CAPABLE), given["snapshot"]
+    view = view_of(snapshot, nodes, NOW, **known)
+    first = next((reason.text for reason in reasons(view) if reason.stops), None)
+    assert judge(snapshot, nodes, NOW, **known).waiting_for == first
+
+
+def test_advice_names_the_operation_as_a_shell_takes_it() -> None:
+    odd = replace(PAUSED, ref=OperationRef("a b", "noop", "", 1))
+    (paused,) = reasons(view_of(odd, CAPABLE, NOW))
+    assert paused.advice == "`distop resume 'a b/noop/1'`"
+    assert paused.to_json() == {"code": "paused", "text": "resume", "advice": paused.advice, "stops": True}
+    for case in CASES:
+        view = {k: v for k, v in case[1].items() if k not in ("snapshot", "nodes", "alarms", "unreadable")}
+        base = view_of(case[1]["snapshot"], case[1].get("nodes", CAPABLE), NOW)
+        assert not [r for r in reasons(replace(base, **view)) if "{" in r.advice or not r.advice]
+
+
+def test_nothing_holds_up_what_runs_or_is_being_cleaned_up() -> None:
+    assert judged(replace(OPEN, claims={0: HELD})) == []
+    assert judged(replace(OPEN, state=State.SUCCESS), {}) == []
