@@ -358,12 +358,19 @@ class Ending:
             if not result.succeeded:
                 return False
         await self._sweep(op)
-        ended = await self._ends.write(guarded(f.end(self._keys, ref, self._guard, op.state_mod)))
-        if not ended:
+        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod)):
             return False
-        await self._reached(ended)
         await self._ctx.prune_history(ref.table)
         return True
+
+    async def together(self, txn: Txn) -> bool:
+        """Commit what has to be written of an operation that has ended, with what others have at this time; False: it
+        was refused.
+        """
+        applied = await self._ends.write(guarded(txn))
+        if applied:
+            await self._reached(applied)
+        return applied > 0
 
     async def _sweep(self, op: OperationView) -> None:
         """Remove what planning left in the shared directory, while there is somebody who knows of it."""

@@ -368,6 +368,8 @@ class Coordinator:
         match step:
             case decide.MakePlan():
                 return await self._planning.plan(op)
+            case decide.Commit(txn) if txn.label == "signal":
+                return await self._ending.together(txn)
             case decide.Commit(txn):
                 if (
                     op.plan is not None
