@@ -102,6 +102,8 @@ class NewOperation:
     options: Options = DEFAULT
     takes: Takes | None = None
     """Its id."""
+    value: bytes = b""
+    """Of the spec's key, where it is known already."""
 
     @property
     def terms(self) -> Terms:
@@ -185,7 +187,7 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
         *((taken(keys, ref, takes),) if takes is not None else ()),
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
-        Put(keys.of(ref, "spec"), one.spec.encode()),
+        Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
         Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
     ]
     if one.options != DEFAULT:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.txn import TxnResult
     from distop.store.client import EtcdClient
     from distop.submission.request import Request
 
@@ -49,6 +50,10 @@ WRITE_LIMIT = 30.0
 """Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
+
+
+HEARD_FOR = 0.25
+"""Seconds for which the counters, and what a type declares, are good for another try as they were told."""
 
 
 class Lost(Exception):
@@ -152,15 +157,34 @@ def too_contended(wanted: Request) -> OperationStartError:
     )
 
 
-async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+class Heard:
+    """What the transaction before told of a type on a table, for the next one: there is no need to read it again, and
+    where it is not so any more, that one is refused, and its refusal tells.
+    """
+
+    def __init__(self) -> None:
+        self._latest: OfType | None = None
+        self._at = 0.0
+
+    def latest(self) -> OfType | None:
+        """As it was a moment ago."""
+        return self._latest if time.monotonic() - self._at < HEARD_FOR else None
+
+    def note(self, latest: OfType | None) -> None:
+        self._latest, self._at = latest, time.monotonic()
+
+
+async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard | None = None) -> None:
     """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
 
     What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
     full; a twin of theirs is in it) are NotSent. What holds for the type or the table, and what etcd
-    answers, is told to all that are without a verdict, each with an exception of its own.
+    answers, is told to all that are without a verdict, each with an exception of its own. ``heard``: by the try before
+    this one; it is told what this one hears.
     """
+    heard = heard if heard is not None else Heard()
     try:
-        await _start(etcd, keys, tries)
+        await _start(etcd, keys, tries, heard)
     except EtcdRejected as error:
         _share(tries, Apart(error) if len(tries) > 1 else error)
     except Exception as error:
@@ -189,14 +213,20 @@ def _open(tries: Iterable[Try]) -> list[Try]:
     return [one for one in tries if one.verdict is None and not one.withdrawn()]
 
 
-async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard) -> None:
     table, type_name = tries[0].wanted.table, tries[0].wanted.type
-    found = await _read(etcd, keys, table, type_name)
-    if found[1].kv is not None and (own := [one for one in tries if one.wanted.own_id]):
+    of_type, found = heard.latest(), None
+    heard.note(None)
+    if of_type is None:
+        found = await _read(etcd, keys, table, type_name)
+    before = of_type is not None or (found is not None and found[1].kv is not None)
+    if before and (own := [one for one in tries if one.wanted.own_id]):
         await _look_back(etcd, keys, own)
         if not _open(tries):
             return
-    of_type = await _of_type(etcd, keys, table, type_name, found)
+    if of_type is None:
+        assert found is not None
+        of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
     objects = _objects(declaration, _open(tries))
     asked = await _by_id(etcd, keys, declaration, objects)
@@ -209,17 +239,19 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     chosen, behind = _choose(declaration, open_, asked)
     if not chosen:
         return
+    specs = [asked[one].spec(make_spec(asked[one].request, declaration, of_type.record), one.wanted) for one in chosen]
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], counters.next_instance + n),
-            asked[one].spec(make_spec(asked[one].request, declaration, of_type.record), one.wanted),
+            spec,
             asked[one].request.arg,
             None if asked[one].request.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=asked[one].request.waits,
             after=waiting.get(one, ()),
             options=one.wanted.options,
+            value=spec.encode(),
         )
-        for n, one in enumerate(chosen)
+        for n, (one, spec) in enumerate(zip(chosen, specs, strict=True))
     ]
     new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
     if len(new) > 1:
@@ -235,6 +267,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     except asyncio.CancelledError as error:
         note_cut_off(error, tries[0].wanted)
         raise
+    heard.note(_told(result, of_type, new))
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
     for one, begun, there in zip(chosen, new, instead, strict=True):
         one.verdict = _judge(one.wanted, begun, there)
@@ -276,10 +309,32 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
         )
     if declaration.needs_table and table == CLUSTER_TABLE:
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    record_of_table = read(TableRecord.decode, record.kv) if record.kv is not None else None
+    return OfType(declaration, record_of_table, _counters(run_ops, following, _mod(record)))
+
+
+def _counters(run_ops: GetResult, following: GetResult, table_mod: int | None) -> t.Counters:
     running = catalog.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    counters = t.Counters(running, _mod(run_ops), number, _mod(following), _mod(record))
-    return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
+    return t.Counters(running, _mod(run_ops), number, _mod(following), table_mod)
+
+
+def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:
+    """With the counters as this start left them, or as it found them when it was refused; None: the table's record may
+    have changed (whoever writes it writes runOps), and has to be read with them.
+    """
+    seen, ref = of_type.counters, new[0].ref
+    if not result.succeeded:
+        run_ops, following = (answer for answer in result.responses[:2] if isinstance(answer, GetResult))
+        if ref.table != CLUSTER_TABLE and _mod(run_ops) != seen.run_ops_mod:
+            return None
+        return replace(of_type, counters=_counters(run_ops, following, seen.table_mod))
+    running = sum(not one.waits for one in new)
+    counts = {**seen.run_ops, ref.type: seen.run_ops.get(ref.type, 0) + running} if running else seen.run_ops
+    mod = result.revision if running else seen.run_ops_mod
+    return replace(
+        of_type, counters=t.Counters(counts, mod, seen.next_instance + len(new), result.revision, seen.table_mod)
+    )
 
 
 async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]) -> dict[Try, Asked]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from distop.clock import time
 from distop.coordinator.role import Coordinator
-from distop.core import claiming, decide
+from distop.core import claiming, decide, together
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import dumps
@@ -107,6 +107,10 @@ def many_at_once(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=tuple(wishes), hosts=hosts, drains=(), limits=DEFAULT)
 
 
+CLAIMS = ((claiming, "claim"), (claiming, "claim_runs"), (together, "claim_together"), (together, "claim_apart"))
+"""What puts claims where gates are open."""
+
+
 def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
     """The transaction, also in what is nested, without some of its compares."""
 
@@ -156,15 +160,15 @@ def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
 
 @bug("invariant 4", "invariant 9")
 def drop_the_gate_compare(patch: Patch) -> None:
-    for name in ("claim", "claim_runs"):
-        wrap(patch, claiming, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
+    for module, name in CLAIMS:
+        wrap(patch, module, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
 
 
 # Seldom: a session has to end while a claim of it is on its way.
 @bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
-    for name in ("claim", "claim_runs", "with_first"):
-        wrap(patch, claiming, name, lambda txn, _: without(txn, node_exists))
+    for module, name in (*CLAIMS, (claiming, "with_first")):
+        wrap(patch, module, name, lambda txn, _: without(txn, node_exists))
 
 
 @bug("invariant 2")
