@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PurgeArg(BaseModel):
-    """``path``: what is purged, which is the id; ``files``: what of it. A job goes on until the file ``hold`` is there."""
+    """``path``: what is purged, which is the id; ``files``: what of it. A job runs until the file ``hold`` exists."""
 
     model_config = ConfigDict(extra="forbid")
 
