@@ -73,8 +73,9 @@ class Executor:
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
-        for kept in (self._troubles, self._suspicion, self._quiet, self._turns):
+        for kept in (self._troubles, self._suspicion, self._quiet):
             kept.keep(cluster.gates)
+        self._turns.keep(cluster.gates, refs)
         if hint:
             self._small.hint()
             for op in self._operations.values():
@@ -166,9 +167,7 @@ class Executor:
         if self._free_slots <= 0:
             return None  # until one falls free
         # In turn: neither are to wait for all of the others; but what is more urgent than they are goes first.
-        gates = ctx.cluster.gates
-        urgent = any(ref in gates and gates[ref].value.options.priority > 0 for ref in self._small.general)
-        self._turn_of_small = not self._turn_of_small and not urgent
+        self._turn_of_small = not self._turn_of_small and not self._small.urgent
         kinds = (self._assign_small, self._assign_general)
         pauses = [assign() for assign in (kinds if self._turn_of_small else reversed(kinds))]
         return min((pause for pause in pauses if pause is not None), default=None)

@@ -34,6 +34,11 @@ LOOKED_AT = 500
 """Of those that wait, so many are looked at for a group."""
 
 
+def _plain(gate: Gate) -> bool:
+    """It has one job, and no terms of its own."""
+    return gate.count == 1 and gate.options == DEFAULT and not gate.where
+
+
 class Small:
     """The open operations of one incarnation, as they are to be served: those of one job, without terms of their own,
     that nobody here has looked at yet; and all others (``general``), which are served one by one. ``known`` tells which
@@ -49,6 +54,8 @@ class Small:
         """Those that fall to other executors, with the time (``time.monotonic``) at which each was seen."""
         self._lost: dict[OperationRef, None] = {}
         """Claimed by others: looked at again on a hint."""
+        self.urgent: dict[OperationRef, None] = {}
+        """Of all others, those of a higher priority than what has none."""
         self._rivals: dict[str, tuple[str, ...]] = {}
         """By type: the executors among which they were divided."""
         self._sizes: dict[str, int] = {}
@@ -64,10 +71,12 @@ class Small:
             for kept in (self.general, self._mine, self._others, self._lost):
                 for ref in [ref for ref in kept if ref not in gates]:
                     del kept[ref]
+            altered = [ref for ref in (*self._mine, *self._others) if not _plain(gates[ref].value)]
             known = self.general.keys() | self._mine.keys() | self._others.keys() | self._lost.keys()
-            refs = [ref for ref in gates if ref not in known]
+            refs = [*altered, *(ref for ref in gates if ref not in known)]
+            self.urgent = {ref: None for ref in self.general if gates[ref].value.options.priority > 0}
         for ref in refs:
-            for kept in (self.general, self._mine, self._others, self._lost):
+            for kept in (self.general, self.urgent, self._mine, self._others, self._lost):
                 kept.pop(ref, None)
             if ref in gates:
                 self._sort(ref, gates[ref])
@@ -88,13 +97,15 @@ class Small:
     def done(self, ref: OperationRef) -> None:
         """All of its jobs have ended here."""
         self.general.pop(ref, None)
+        self.urgent.pop(ref, None)
 
     def _sort(self, ref: OperationRef, gate: Seen[Gate]) -> None:
         ctx = self._ctx
-        plain = gate.value.count == 1 and gate.value.options == DEFAULT and not gate.value.where
-        fresh = plain and gate.mod > ctx.caught_up_at and not self._known(ref)
+        fresh = _plain(gate.value) and gate.mod > ctx.caught_up_at and not self._known(ref)
         if not fresh or not ctx.serves(ref.type):
             self.general[ref] = None
+            if gate.value.options.priority > 0:
+                self.urgent[ref] = None
             return
         rivals = self._rivals.get(ref.type)
         if rivals is None:

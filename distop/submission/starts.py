@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.clock import time
@@ -49,6 +49,10 @@ class _Waiting:
     answer: asyncio.Future[Started | Exception | None]
     sent: bool = False
     """It is being started: whether it was is not known before the answer."""
+    tried: Try = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tried = Try(self.wanted, self.answer.cancelled)
 
     def settle(self, verdict: Started | Exception | None) -> None:
         if not self.answer.done():
@@ -127,7 +131,7 @@ class Starts:
                     break
                 for one in group:
                     one.sent = True
-                tries = [Try(one.wanted, one.answer.cancelled) for one in group]
+                tries = [one.tried.again() for one in group]
                 await try_to_start(self._etcd, self._keys, tries, heard)
                 left = [one for one, tried in zip(group, tries, strict=True) if not _settled(one, tried)]
                 for one in left:

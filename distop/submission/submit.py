@@ -52,6 +52,8 @@ CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
 
 
+MADE_FOR = 1.0
+"""Seconds for which the spec of a start, which tells the time, is good for another try."""
 HEARD_FOR = 0.25
 """Seconds for which the counters, and what a type declares, are good for another try as they were told."""
 
@@ -105,6 +107,34 @@ class Try:
     wanted: Request
     withdrawn: Callable[[], bool] = _never
     verdict: Started | Exception | None = None
+    _for: OfType | None = None
+    _object: str | None = None
+    _spec: tuple[float, Spec, bytes] | None = None
+
+    def again(self) -> Try:
+        """The same once more, without a verdict. What was made of the request need not be made again."""
+        self.verdict = None
+        return self
+
+    def object_of(self, of_type: OfType) -> str:
+        """As :func:`object_of`."""
+        self._same(of_type)
+        if self._object is None:
+            self._object = object_of(of_type.declaration, self.wanted)
+        return self._object
+
+    def spec_of(self, of_type: OfType) -> tuple[Spec, bytes]:
+        """As :func:`make_spec`; and its value."""
+        self._same(of_type)
+        if self._spec is None or time.monotonic() - self._spec[0] > MADE_FOR:
+            spec = make_spec(self.wanted, of_type.declaration, of_type.record)
+            self._spec = time.monotonic(), spec, spec.encode()
+        return self._spec[1:]
+
+    def _same(self, of_type: OfType) -> None:
+        former, self._for = self._for, of_type
+        if former is None or (former.declaration, former.record) != (of_type.declaration, of_type.record):
+            self._object = self._spec = None
 
     def result(self) -> Started:
         """The operation. Raises why there is none."""
@@ -228,7 +258,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         assert found is not None
         of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
-    objects = _objects(declaration, _open(tries))
+    objects = _objects(of_type, _open(tries))
     asked = await _by_id(etcd, keys, declaration, objects)
     if not asked:
         return
@@ -239,7 +269,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
     chosen, behind = _choose(declaration, open_, asked)
     if not chosen:
         return
-    specs = [asked[one].spec(make_spec(asked[one].request, declaration, of_type.record), one.wanted) for one in chosen]
+    specs = [_spec(one, asked[one], of_type) for one in chosen]
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], counters.next_instance + n),
@@ -249,9 +279,9 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
             waits=asked[one].request.waits,
             after=waiting.get(one, ()),
             options=one.wanted.options,
-            value=spec.encode(),
+            value=value,
         )
-        for n, (one, spec) in enumerate(zip(chosen, specs, strict=True))
+        for n, (one, (spec, value)) in enumerate(zip(chosen, specs, strict=True))
     ]
     new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
     if len(new) > 1:
@@ -414,12 +444,19 @@ def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     return unknown
 
 
-def _objects(declaration: Declaration, tries: Sequence[Try]) -> dict[Try, str]:
+def _spec(one: Try, asked: Asked, of_type: OfType) -> tuple[Spec, bytes]:
+    if asked.request is one.wanted and not asked.id:
+        return one.spec_of(of_type)
+    spec = asked.spec(make_spec(asked.request, of_type.declaration, of_type.record), one.wanted)
+    return spec, spec.encode()
+
+
+def _objects(of_type: OfType, tries: Sequence[Try]) -> dict[Try, str]:
     """Those whose argument fits, with the objects that they work on."""
     found: dict[Try, str] = {}
     for one in tries:
         try:
-            found[one] = object_of(declaration, one.wanted)
+            found[one] = one.object_of(of_type)
         except InvalidArgument as error:
             one.verdict = error
     return found

@@ -137,6 +137,25 @@ def test_what_has_terms_of_its_own_is_served_one_by_one(clock: StandingClock) ->
     assert list(one.general) == [ref(1), ref(2), ref(3)]
 
 
+def test_what_was_given_terms_while_nobody_looked_is_served_one_by_one(clock: StandingClock) -> None:
+    ctx = Here()
+    one = small(ctx, 3)
+    ctx.cluster.gates[ref(1)] = Seen(Gate(1, Options(priority=5)), 9)
+    ctx.cluster.gates[ref(2)] = Seen(Gate(1, Options(max_jobs=1)), 9)
+    one.changed(ctx.cluster.gates, None)
+    quick(one)
+    assert list(one.urgent) == [ref(1)]
+    assert one.choose(1, now)[0] == [ref(3)]
+    ctx.cluster.gates[ref(2)] = Seen(Gate(1, Options(priority=7)), 10)
+    one.changed(ctx.cluster.gates, None)
+    assert set(one.urgent) == {ref(1), ref(2)}
+    one.done(ref(1))
+    assert list(one.urgent) == [ref(2)]
+    del ctx.cluster.gates[ref(2)]
+    one.changed(ctx.cluster.gates, [ref(2)])
+    assert not one.urgent
+
+
 def test_nothing_is_kept_of_a_gate_that_went(clock: StandingClock) -> None:
     ctx = Here()
     one = small(ctx, 4)

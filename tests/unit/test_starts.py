@@ -26,6 +26,7 @@ from distop.errors import (
     OutcomeUnknown,
     UnreadableRecord,
 )
+from distop.submission import submit as submit_module
 from distop.submission.request import Request, request
 from distop.submission.starts import Starts
 from distop.submission.submit import cut_off, submit
@@ -280,6 +281,51 @@ def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_lin
         tables = {str(KEYS.parse(kv.key).ref): Spec.decode(kv.value).table for kv in specs}
         first = TableRecord(TABLE, "parquet", "/data")
         assert tables == {ref(1): first, ref(2): moved, ref(3): moved}
+
+    run(changed)
+
+
+def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = submit_module.make_spec
+
+    def counted(wanted: Request, *given: Any) -> Spec:
+        made.append(wanted.request_id)
+        return make(wanted, *given)
+
+    monkeypatch.setattr(submit_module, "make_spec", counted)
+
+    async def raced(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside, beside]
+        await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        assert etcd.requests.count("start") == 4
+        assert sorted(made) == sorted(etcd.request_ids())
+        assert etcd.args() == {ref(n + 1): n for n in range(4)}
+
+    run(raced)
+
+
+def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_anew() -> None:
+    async def changed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            etcd.publish("noop", arg_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 1}}})
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(4)), return_exceptions=True)
+        assert answers[:2] == [ref(1), ref(2)]
+        assert [type(answer) for answer in answers[2:]] == [InvalidArgument, InvalidArgument]
 
     run(changed)
 
