@@ -43,7 +43,8 @@ def long_jobs(wanted: Scenario) -> Scenario:
 def many_steps(wanted: Scenario) -> Scenario:
     """All jobs save on their way."""
     wishes = tuple(
-        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index") for wish in wanted.wishes
+        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index", id="", on_duplicate="join")
+        for wish in wanted.wishes
     )
     hosts = tuple(replace(host, types=("index", "check")) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts)
@@ -152,7 +153,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=56)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
