@@ -104,8 +104,8 @@ class Certificate(BaseModel):
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """The digest of a certificate's JSON, without the one that it has; and without ``types`` where it has none, as those
-    that were issued before there were any.
+    """The digest of a certificate's JSON, without the one that it has, and without ``types`` where there are none: so
+    one that was issued before there were any keeps its own.
     """
     rest = {name: value for name, value in data.items() if name != "digest" and (name != "types" or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)

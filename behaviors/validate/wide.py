@@ -56,9 +56,7 @@ def _over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
         if partition.values and not partition.source:
             own = {file[0].rpartition("/")[0] for file in partition.files}
             folders |= {folder: partition.name for folder in own if not folder.endswith(f"/{partition.name}")}
-    return PartitionPlan(
-        0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source, folders=folders
-    )
+    return PartitionPlan(0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source, folders=folders)
 
 
 def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
