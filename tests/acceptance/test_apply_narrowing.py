@@ -20,7 +20,8 @@ from distop_behaviors.apply.publishing import Narrowing
 from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from tests.support.applying import At
-from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.applying import Staging as Context
+from tests.support.context import Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -36,21 +37,6 @@ FITS = {"fits": {"column": "n", "type": "int"}}
 COLUMNS = "id bigint, n bigint comment 'how many', k string"
 BIG = 1 << 40
 """Fits no int."""
-
-
-class Context(FakeContext):
-    """Of one operation, whose attempts are numbered: each has a stage of its own."""
-
-    fence = 1
-
-    @property
-    def stage(self) -> str:
-        assert self.partition is not None
-        table, kind, instance = self.operation.split("/")
-        path = Path(self.shared_dir) / "stage" / table / kind / instance / f"{self.partition.partition:06}"
-        path = path / f"{self.fence}-inc"
-        path.mkdir(parents=True, exist_ok=True)
-        return str(path)
 
 
 class Bench:
