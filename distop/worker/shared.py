@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from distop.core.codec import dumps, loads
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from distop.core.model import TableRecord
 
+_RESULTS = "results"
 L = TypeVar("L", PartitionPlan, Pinned)
 """What has a list of files."""
 
@@ -81,7 +83,7 @@ def _spilled(listed: L, shared: str, place: str) -> L:
 
 def result_path(shared: str, op: str, partition: int, fence: int, incarnation: str) -> str:
     """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
-    return f"{shared}/results/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
+    return f"{shared}/{_RESULTS}/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
 
 
 def _plans(op: str) -> str:
@@ -89,9 +91,47 @@ def _plans(op: str) -> str:
     return f"plans/{operation_path(op)}"
 
 
+def with_results(shared: str, ops: Iterable[str]) -> list[str]:
+    """The operations whose results stand in files: of those of one table, type and object up to the newest of ``ops``.
+    Raises OSError.
+    """
+    newest: dict[str, OperationRef] = {}
+    for op in ops:
+        ref, folder_of = OperationRef.parse(op), operation_path(op).rpartition("/")[0]
+        if folder_of not in newest or newest[folder_of].instance < ref.instance:
+            newest[folder_of] = ref
+    found = []
+    for place, ref in newest.items():
+        numbers = {int(name) for name in _names(f"{shared}/{_RESULTS}/{place}") if name.isascii() and name.isdigit()}
+        found += [str(replace(ref, instance=n)) for n in sorted(numbers) if n <= ref.instance]
+    return found
+
+
+def remove_results(shared: str, op: str) -> None:
+    """Remove the results of an operation that stand in files; none there is fine. Raises OSError."""
+    _remove(f"{shared}/{_RESULTS}/{operation_path(op)}")
+
+
 def remove_plans(shared: str, op: str) -> None:
     """Remove the file lists of all plannings of an operation; none there is fine. Raises OSError."""
-    location = f"{shared}/{_plans(op)}"
+    _remove(f"{shared}/{_plans(op)}")
+
+
+def _names(location: str) -> list[str]:
+    """What is in a folder; nothing where there is none."""
+    path = local_path(location)
+    if path is not None:
+        try:
+            return [one.name for one in Path(path).iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    from pyarrow import fs
+
+    filesystem, inner = fs.FileSystem.from_uri(location)
+    return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
+
+
+def _remove(location: str) -> None:
     path = local_path(location)
     if path is not None:
         with contextlib.suppress(FileNotFoundError):
