@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
     from distop_behaviors.apply.target import Rewrite
 
+_WRITES = 2
+"""The last version of the format of which pyiceberg writes metadata."""
 _FORMER = ("schema", "partition-spec")
 """What metadata of the first version have twice: no reader of today needs them."""
 
@@ -163,6 +165,12 @@ def check_kept(found: catalogs.CatalogTable) -> None:
     table = found.loaded
     if isinstance(table.catalog, RestCatalog):
         return
+    if found.metadata.format_version > _WRITES:
+        raise InvalidArgument(
+            f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg, "
+            f"whose metadata pyiceberg does not write: a table of such a catalog is changed up to version {_WRITES}, "
+            "later ones by their folder or through a REST catalog"
+        )
     compressor = Compressor.get_compressor(found.source)
     with compressor.stream_decompressor(table.io.new_input(found.source).open()) as file:
         had = json.loads(file.read())

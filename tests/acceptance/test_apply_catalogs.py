@@ -370,4 +370,9 @@ def test_metadata_that_pyiceberg_would_not_write_whole_are_left_alone(tmp_path: 
             json.dump(had, file)
         with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow., which pyiceberg does not know"):
             bench.apply(certificate)
+        del had["snapshots"][0]["of-tomorrow"]
+        with open(source, "w") as file:
+            json.dump({**had, "format-version": 3, "next-row-id": 2}, file)
+        with pytest.raises(InvalidArgument, match="format version 3 of Iceberg, whose metadata pyiceberg does not"):
+            bench.apply(certificate)
         assert not bench.required

@@ -110,6 +110,31 @@ def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
         lookup(spark, indexes.record, "i", ["1"])
 
 
+def test_tables_of_unusual_shapes_have_indexes(spark: SparkSession, indexes: Indexes, tmp_path: Path) -> None:
+    """Two thousand columns, nested ones, and one that is called as Spark's own; with and without partitions."""
+    numbers = {f"c{n}": pa.array([n, None, n + 2], pa.int32()) for n in range(1_990)}
+    nested = {
+        "s": pa.array([{"x": 1}, None, {"x": None}], pa.struct([("x", pa.int64())])),
+        "l": pa.array([[1, None], [], None], pa.list_(pa.int32())),
+        "m": pa.array([[("k", 1)], [("k", None)], None], pa.map_(pa.string(), pa.int32())),
+        "_metadata": ["a", "b", None],
+    }
+    for place in ("flat", "parts/k=1", "parts/k=2"):
+        (tmp_path / place).mkdir(parents=True)
+        pq.write_table(pa.table({**numbers, **nested}), tmp_path / place / "f.parquet")
+    for name in ("flat", "parts"):
+        indexes.record = TableRecord("t", "parquet", str(tmp_path / name))
+        assert indexes.build(columns=["_metadata", "c1989"]).not_indexed == []
+        for local in (0, 1 << 20):
+            found = lookup(spark, indexes.record, "i", [("a", 1989), ("b", None)], local_bytes=local)
+            shown = {str(tuple(row)) for row in found.select("_metadata", "s.x", "l", "m", "c0").collect()}
+            assert shown == {"('b', None, [], {'k': None}, None)", "('a', 1, [1, None], {'k': 1}, 0)"}
+            assert len(found.columns) == 1_994 + (name == "parts")
+    for column, why in {"s": "not of struct", "l": "not of array", "m": "not of map"}.items():
+        with pytest.raises(InvalidArgument, match=f"cannot be indexed: .*{why}"):
+            indexes.plan("nested", columns=[column])
+
+
 def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
     spark: SparkSession, indexes: Indexes, tmp_path: Path
 ) -> None:

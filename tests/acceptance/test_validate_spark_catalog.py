@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -238,6 +239,15 @@ def test_a_table_that_is_dropped_in_the_middle_is_an_error_that_says_so(shop: Sh
     assert "is gone since the operation was planned" in str(ran.outcomes[0].result["reasons"][0])
     with pytest.raises(InvalidArgument, match="'shop.brief': it was dropped or renamed"):
         shop.plan("brief")
+    # One that is renamed takes its folder with it.
+    shop.sql("create table {former} (id int) using parquet")
+    shop.sql("insert into {former} values (1)")
+    planned = shop.plan("former")
+    shop.sql("alter table {former} rename to {renamed}")
+    keys = [replace(partition, name="@table") for partition in planned.partitions]
+    ran = shop.run("former", {"unique": "id"}, planned=replace(planned, partitions=keys))
+    assert "is gone since the operation was planned" in str(ran.report["checks"][0]["error"])
+    assert shop.run("renamed", {"not_null": "id"}).report["verdict"] == "valid"
 
 
 def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_path: Path) -> None:
