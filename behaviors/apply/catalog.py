@@ -167,9 +167,8 @@ def check_kept(found: catalogs.CatalogTable) -> None:
         return
     if found.metadata.format_version > _WRITES:
         raise InvalidArgument(
-            f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg, "
-            f"whose metadata pyiceberg does not write: a table of such a catalog is changed up to version {_WRITES}, "
-            "later ones by their folder or through a REST catalog"
+            f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg,"
+            f" whose metadata pyiceberg does not write: only of a REST catalog are such beyond {_WRITES} changed"
         )
     compressor = Compressor.get_compressor(found.source)
     with compressor.stream_decompressor(table.io.new_input(found.source).open()) as file:

@@ -191,7 +191,7 @@ class Incarnation(Context):
             self._reconciler.begin(),
             self.executor.run(),
             self._poll(),
-            self._sweeper.run(),
+            *([self._sweeper.run()] if self._sweeper.types else []),
             *([self._pruner.keep_young(age)] if age is not None else []),
             *(feed.wait() for feed in self._feeds),
         )
