@@ -97,7 +97,7 @@ class Child:
                 self._lines.add(run)
             else:
                 self._start(f"run-{run.number}", run, self._runs)
-        elif kind in ("plan", "complete", "cleanup", "sweep", "verify"):
+        elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify"):
             call = self._calls.get(message["call"])
             if call is None:
                 call = self._calls[message["call"]] = Call(env, message, self._spark_died)
