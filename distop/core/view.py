@@ -92,7 +92,10 @@ def alike(spec: Spec, other: Spec | None) -> Spec:
     return replace(spec, **same)
 
 
-SHARED = ("time", "submitter", "rules", "table", "partitions", "request_digest", "not_before", "hold", "series")
+SHARED = (
+    *("time", "submitter", "rules", "table", "partitions", "request_digest", "not_before", "hold", "series"),
+    *("labels", "where", "follows", "rerun_of"),
+)
 
 
 class ClusterView:
