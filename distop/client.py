@@ -31,7 +31,7 @@ from distop.results import Transaction
 from distop.schema import encode_argument
 from distop.submission import prepared
 from distop.submission.dependencies import add_dependencies
-from distop.submission.graph import start_graph
+from distop.submission.graph import AFTER_PER_START, IN_GRAPHS, start_graph
 from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
@@ -63,11 +63,14 @@ _AT_ONCE = 8
 
 def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[Request], list[Link], str]:
     """What shall be started, and the request id of all together: where the caller chose none, one that it can be
-    told.
+    told. Those that have one of their own keep it.
     """
-    name = request_id if request_id is not None else str(uuid.uuid4())
-    wanted, links = requests(steps(starts), name)
-    return [replace(one, own_id=one.own_id and request_id is not None) for one in wanted], links, name
+    if request_id is not None:
+        return *requests(steps(starts), request_id), request_id
+    name = str(uuid.uuid4())
+    wanted, links = requests(steps(starts), None)
+    named = [one if one.own_id else replace(one, request_id=f"{name}#{n}") for n, one in enumerate(wanted)]
+    return named, links, name
 
 
 class Client:
@@ -197,7 +200,10 @@ class Client:
             one_off=one_off,
             on_duplicate=on_duplicate,
         )
-        started = await self._starts.start(wanted)
+        if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
+            (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
+        else:
+            started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
@@ -210,8 +216,8 @@ class Client:
         Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
         than 100,000.
         """
-        wanted, links = requests(starts, request_id)
-        started = await start_graph(self._etcd, self._keys, wanted, links)
+        wanted, links, name = _once(starts, request_id)
+        started = await start_graph(self._etcd, self._keys, wanted, links, name)
         return [Operation(self._etcd, self._keys, one.ref, already_started=one.earlier) for one in started]
 
     async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:

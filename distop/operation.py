@@ -17,7 +17,7 @@ from distop.core import waiting as w
 from distop.core.codec import rfc3339, shorten
 from distop.core.due import ended_waiting
 from distop.core.keys import Keys
-from distop.core.links import Hold, HoldState
+from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options, Terms
 from distop.core.plan import Gate
@@ -277,7 +277,7 @@ class Operation:
                 return await self._not_begun(mod, why)
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
-        await self._command("cancelled", step)
+        await self._command("cancelled", step, why)
 
     async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
         """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
@@ -292,11 +292,12 @@ class Operation:
         record = read(Hold.decode, kv) if kv is not None else None
         if record is None and held:
             raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
-        if record is not None and record.kind == "graph":
+        void = record is not None and record.kind == GRAPH
+        if record is not None and void and record.state is HoldState.HELD:
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
         terms = Prepared.of(record) if record is not None else None
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
-        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm)
+        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void)
         end = w.end_waiting(keys, ref, mod, history, why)
         if kv is None or record is None or terms is None or record.state is not HoldState.HELD:
             return end
@@ -438,22 +439,35 @@ class Operation:
         )
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
-    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]]) -> None:
+    async def _command(
+        self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]], why: Cancel | None = None
+    ) -> None:
+        """``why``: what a cancel writes. By that its own is known again where the answer was lost, and the operation
+        has ended since.
+        """
         keys, ref = self._keys, self._ref
+        repeated = False
         while True:
             state, decision, plan, history, pending = await self._etcd.read(
                 *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
                 Get(keys.history(ref)),
                 Get(keys.pending(ref)),
             )
+            record = read(History.decode, history.kv) if repeated and history.kv is not None else None
+            if record is not None and why is not None and record.cancel == why:
+                return
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
             try:
                 txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
             except _Ended:
                 continue
-            if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+            if txn is None:
                 return
+            result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
+            if result.succeeded:
+                return
+            repeated = repeated or result.repeated
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
 
     def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:

@@ -99,6 +99,8 @@ class Coordinator:
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled: they wait for their claims to go."""
         self._watching: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        """What the waiters had under way when it was closed."""
         self._ready = False
         self._closed = False
         relist = max(ctx.config.poll, 300.0)
@@ -165,7 +167,7 @@ class Coordinator:
         self._ready, self._closed = False, True
         if self._watching is not None:
             self._watching.cancel()
-        self._waiters.close()
+        self._beginning = self._waiters.close()
         self._placing.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -177,7 +179,8 @@ class Coordinator:
         """Stop, and wait until nothing of this role is under way."""
         drives = list(self._driving.values())
         self.close()
-        await asyncio.gather(*drives, self._closing, return_exceptions=True)
+        under_way = [*drives, *((self._beginning,) if self._beginning is not None else ())]
+        await asyncio.gather(*under_way, self._closing, return_exceptions=True)
 
     # ------------------------------------------------------------------- fold
 

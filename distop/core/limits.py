@@ -19,6 +19,8 @@ class Limits:
     claims: int = claiming.CLAIMS_PER_TXN
     reports: int = claiming.REPORTS_PER_TXN
     begins: int = waiting.BEGINS_PER_TXN
+    ends: int = waiting.ENDS_PER_TXN
+    """Of operations that have not begun."""
     finishes: int = finishing.FINISHES_PER_TXN
     reaped: int = claiming.CLAIMS_PER_REAP
     cleaned: int = finishing.ORDINALS_PER_CLEAN

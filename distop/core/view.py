@@ -217,6 +217,8 @@ class OperationView:
     """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
     after: dict[str, str] = field(default_factory=dict)
     """What it waits for, by edge: "", or how that ended where it should have gone well."""
+    broken: dict[str, str] | None = None
+    """Those of them that ended so: a wide join is not looked through for each that comes."""
     next: dict[str, Edge] = field(default_factory=dict)
     """What waits for this one, by edge."""
     seen_since: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -435,11 +437,17 @@ class TypeView:
     def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         name = key.name
         if name == "after":
-            if deleted:
-                op.after.pop(key.id, None)
+            edge = Edge.decode(kv.value) if not deleted else None
+            text = f"{edge.op} ended as {edge.broken}" if edge is not None and edge.broken else ""
+            if edge is not None:
+                op.after[key.id] = text
             else:
-                edge = Edge.decode(kv.value)
-                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
+                op.after.pop(key.id, None)
+            if text:
+                op.broken = op.broken if op.broken is not None else {}
+                op.broken[key.id] = text
+            elif op.broken:
+                op.broken.pop(key.id, None)
         elif name == "next":
             if deleted:
                 op.next.pop(key.id, None)

@@ -17,14 +17,14 @@ from distop.clock import time, uuid
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.frozen import frozen
-from distop.core.links import Hold, HoldState
-from distop.core.model import OperationRef, Spec
+from distop.core.links import GRAPH, Hold, HoldState
+from distop.core.model import History, OperationRef, Spec
 from distop.core.options import DEFAULT
 from distop.core.records import read
-from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, absent, value_is
-from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
+from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, unchanged, value_is
+from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError, OutcomeUnknown
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
-from distop.submission.earlier import find_earlier
+from distop.submission.earlier import BeingInserted, find_earlier, find_since, graph_holds, is_of
 from distop.submission.request import After
 from distop.submission.submit import (
     WRITE_LIMIT,
@@ -53,7 +53,17 @@ MAX_GRAPH = 100_000
 """Operations in one graph."""
 HOLD_EVERY = 2.0
 """Seconds after which a caller that inserts a large graph shows that it is still there."""
+LOOK_EVERY = 0.2
+"""Seconds between two looks at whether another call has inserted the same graph."""
 EDGES_PER_TXN = 62
+IN_GRAPHS = ("", "join", "refuse")
+"""What may become of a duplicate in a graph."""
+AFTER_PER_START = 30
+"""Operations that one waits for, which are not of its graph, that are compared where it is inserted: the edges to more
+are written apart, under the hold.
+"""
+OUTSIDE_PER_TXN = 60
+"""Of those, as many as one transaction compares and writes (T1)."""
 DENY_LIMIT = 5.0
 """Seconds for which a caller that gives up tries to say so."""
 
@@ -63,21 +73,45 @@ Link: TypeAlias = tuple[int, int, str]
 """Of two operations of a graph, by their places in it: the one that is waited for, the one that waits, and ``on``."""
 
 
-async def start_graph(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> list[Started]:
-    """Start these operations, in whose order the answer is. All of them wait, be it for nobody.
+async def start_graph(
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], name: str = ""
+) -> list[Started]:
+    """Start these operations, in whose order the answer is. All of them wait, be it for nobody. ``name``: the request
+    id that an OutcomeUnknown names.
 
     Raises as ``submit.submit`` does, for the first operation that is refused; nothing was started then.
     """
     _check(wanted, links)
     began, tries = time.monotonic(), 0
-    while True:
-        try:
-            return await _Insertion(etcd, keys, wanted, links).run()
-        except Lost:
-            tries += 1
-            if overdue(began):
-                raise too_contended(wanted[0]) from None
-            await asyncio.sleep(pause(tries))
+    try:
+        while True:
+            try:
+                return await _Insertion(etcd, keys, wanted, links).run()
+            except Inserting as other:
+                await _until_decided(etcd, keys, other.hold, began)
+            except Lost:
+                tries += 1
+                if overdue(began):
+                    raise too_contended(wanted[0]) from None
+                await asyncio.sleep(pause(tries))
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(
+            "whether the operations were started is not known, because etcd stopped answering: call again with "
+            f"request_id={name or wanted[0].request_id!r}, which starts them only if they were not"
+        ) from error
+
+
+async def _until_decided(etcd: EtcdClient, keys: Keys, hold: str, began: float) -> None:
+    """Wait until an earlier call has inserted all of the graph, or that is given up. Raises OperationStartError where
+    it goes on for long.
+    """
+    while (await graph_holds(etcd, keys, [hold])).get(hold) is HoldState.HELD:
+        if overdue(began):
+            raise OperationStartError(
+                "an earlier call with the same request id inserts these operations still, or died while it did, which "
+                "is noticed after a while: call again"
+            )
+        await asyncio.sleep(LOOK_EVERY)
 
 
 @frozen
@@ -100,7 +134,12 @@ async def in_one(
     Raises as :func:`start_graph` does; InvalidArgument where one transaction does not take them.
     """
     _check(wanted, links)
-    return await _Insertion(etcd, keys, wanted, links, hold).in_one()
+    began = time.monotonic()
+    while True:
+        try:
+            return await _Insertion(etcd, keys, wanted, links, hold).in_one()
+        except Inserting as other:
+            await _until_decided(etcd, keys, other.hold, began)
 
 
 def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
@@ -116,7 +155,7 @@ def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
         if one.request_id in ids:
             raise InvalidArgument(f"two operations of the graph have the request id {one.request_id!r}")
         ids.add(one.request_id)
-        if one.on_duplicate not in ("", "join", "refuse"):
+        if one.on_duplicate not in IN_GRAPHS:
             raise InvalidArgument(
                 f"in a graph a duplicate is joined or refused: start {one.type} on {one.table} by itself, to "
                 f"{one.on_duplicate} another one"
@@ -141,6 +180,14 @@ def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
         )
 
 
+class Inserting(Exception):
+    """An earlier call with the same request ids inserts them, under this hold."""
+
+    def __init__(self, hold: str) -> None:
+        super().__init__(hold)
+        self.hold = hold
+
+
 class _Insertion:
     """One try."""
 
@@ -157,7 +204,12 @@ class _Insertion:
         for n, one in enumerate(wanted):
             self._places.setdefault((one.table, one.type), []).append(n)
         self._objects: list[str] = [""] * len(wanted)
+        self._waits: list[tuple[After, ...]] = []
+        """Whom each of them shall wait for that is not of the graph."""
         self._after: list[tuple[t.Predecessor, ...]] = []
+        """Those of them that have not ended."""
+        self._apart: set[int] = set()
+        """The places of those to whom so many of these edges are to be written that it is done apart."""
         self._asked: dict[int, Asked] = {}
         """Those that take an id."""
         self._standing: dict[int, OperationRef] = {}
@@ -192,8 +244,8 @@ class _Insertion:
         whole = self._in_one()
         if whole is None:
             raise InvalidArgument(
-                f"{len(self._wanted)} operations are more than one transaction takes (31, and 1 MiB of arguments in "
-                "all): start them by themselves (start_operations), or several times fewer"
+                f"{len(self._wanted)} operations are more than one transaction takes (31, 1 MiB of arguments in all, "
+                "and some 60 that they wait for): start them by themselves (start_operations), or several times fewer"
             )
         return Whole(tuple(self._refs), whole)
 
@@ -212,7 +264,9 @@ class _Insertion:
         self._counters[subject] = (await read_type(self._etcd, self._keys, *subject)).counters
 
     async def _earlier(self) -> list[Started] | None:
-        """Where the caller chose the request ids: what an earlier call has started. It has started all, or none."""
+        """Where the caller chose the request ids: what an earlier call has started. It has started all, or none.
+        Raises Inserting.
+        """
         if not any(one.own_id for one in self._wanted):
             return None
         found: dict[int, OperationRef] = {}
@@ -224,6 +278,8 @@ class _Insertion:
             for n, answer in zip(places, answers, strict=True):
                 if isinstance(answer, DistopError):
                     raise answer
+                if isinstance(answer, BeingInserted):
+                    raise Inserting(answer.hold)
                 if answer is not None:
                     found[n] = answer
         if not found:
@@ -233,7 +289,7 @@ class _Insertion:
             name = self._wanted[next(n for n in range(len(self._wanted)) if n not in found)].request_id
             raise OperationStartError(
                 f"an earlier call has started {len(found)} of these {len(self._wanted)} operations, and not {name!r}: "
-                "either it inserts them still, or is given up within minutes; or this is another graph: choose new ids"
+                "this is another graph, so choose new ids"
             )
         return [Started(found[n], earlier=True) for n in range(len(self._wanted))]
 
@@ -300,6 +356,7 @@ class _Insertion:
         self._after = [
             predecessors(after, standing) if n not in self._standing else () for n, after in enumerate(waits)
         ]
+        self._waits = waits
 
     # ------------------------------------------------------------------ build
 
@@ -318,7 +375,7 @@ class _Insertion:
                 t.NewOperation(
                     *(ref, spec, wanted.arg),
                     waits=True,
-                    after=self._after[n],
+                    after=self._after[n] if n not in self._apart else (),
                     takes=asked.takes(ref),
                     options=wanted.options,
                 )
@@ -340,12 +397,16 @@ class _Insertion:
         whole = Txn(
             tuple({compare: None for part in parts for compare in part.compares}),
             (*(op for part in parts for op in part.success), *edges),
-            tuple(Get(self._keys.of(self._refs[n], "spec")) for n in self._new),
+            tuple(Get(key) for n in self._new for key in self._found_at(self._refs[n])),
             "start_graph",
         )
         size = sum(len(put.value) for put in whole.success if isinstance(put, Put))
         fits = max(map(len, (whole.compares, whole.success, whole.failure))) <= MAX_OPERATIONS
         return whole if fits and size <= t.START_BYTES_PER_TXN else None
+
+    def _found_at(self, ref: OperationRef) -> tuple[str, str]:
+        """Where an operation that was started is found by its request id, whether it goes on or has ended."""
+        return self._keys.of(ref, "spec"), self._keys.history(ref)
 
     def _ends(self, pred: int, succ: int) -> tuple[OperationRef, OperationRef]:
         return self._refs[pred], self._refs[succ]
@@ -361,23 +422,32 @@ class _Insertion:
         result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
         if result.succeeded:
             return
-        first = result.responses[0]
-        spec = read(Spec.decode, first.kv) if isinstance(first, GetResult) and first.kv is not None else None
-        if spec is None or spec.request_id != self._wanted[self._new[0]].request_id:
-            raise Lost  # else an earlier copy of this transaction has won (T9)
+        # An earlier copy of this transaction may have won, and what it started have ended since (T9).
+        found = [answer.kv if isinstance(answer, GetResult) else None for answer in result.responses]
+        for n, spec, history in zip(self._new, found[::2], found[1::2], strict=True):
+            wanted, ref = self._wanted[n], self._refs[n]
+            if spec is not None and is_of(read(Spec.decode, spec), wanted, ref):
+                return
+            if history is not None and is_of(read(History.decode, history), wanted, ref):
+                return
+        raise Lost
 
     async def _in_pages(self) -> None:
         """Insert them under a hold. Where something is refused for good, or the caller gives up, the hold is denied."""
         self._hold = str(uuid.uuid4())
-        self._value = Hold("graph", options={"operations": len(self._wanted)}).encode()
-        key = self._keys.hold(self._hold)
-        await self._etcd.commit(Txn((absent(key),), (Put(key, self._value),), (), "hold"), deadline=WRITE_LIMIT)
+        hold = Hold(GRAPH, options={"operations": len(self._wanted)})
+        self._value = hold.encode()
+        await self._etcd.commit(w.hold(self._keys, self._hold, hold, 0), deadline=WRITE_LIMIT)
         self._shown = time.monotonic()
+        self._apart = {n for n, after in enumerate(self._after) if len(after) > AFTER_PER_START}
         try:
             for subject, places in self._places.items():
                 await self._insert(subject, places)
             for first in range(0, len(self._links), EDGES_PER_TXN):
                 await self._connect(self._links[first : first + EDGES_PER_TXN])
+            apart = [(n, one) for n in self._apart for one in self._waits[n]]
+            for first in range(0, len(apart), OUTSIDE_PER_TXN):
+                await self._connect_outside(apart[first : first + OUTSIDE_PER_TXN])
             await self._let_go()
         except BaseException:
             await self._deny()
@@ -392,10 +462,14 @@ class _Insertion:
             page = page[: t.start_together(self._keys, page)]
             result = await self._commit_held(t.starts(self._keys, counters, page, registered=True))
             if not result.succeeded:
-                found = t.found_instead(result)[0].spec
-                wanted = self._wanted[places[first]]
-                if found is None or read(Spec.decode, found).request_id != wanted.request_id:
+                instead, wanted = t.found_instead(result)[0], self._wanted[places[first]]
+                spec = read(Spec.decode, instead.spec) if instead.spec is not None else None
+                if spec is None or (spec.request_id, spec.hold) != (wanted.request_id, self._hold):
                     await self._still_held()
+                    record = read(History.decode, instead.history) if instead.history is not None else None
+                    if record is not None and is_of(record, wanted, page[0].ref):
+                        raise Lost  # it was started by another call, and has ended: what is held here does not end
+                    await self._still_alone(places[first:], counters.next_instance)
                     await self._still_free(subject, places[first : first + len(page)])
                     await self._read_counters(subject)
                     await self._read_predecessors()
@@ -422,6 +496,32 @@ class _Insertion:
                 )
             if isinstance(answer, Exception):
                 raise answer
+
+    async def _still_alone(self, places: Sequence[int], since: int) -> None:
+        """Whoever came first of two calls with the same request ids inserts them. Raises Inserting, Lost."""
+        own = [self._wanted[n] for n in places if self._wanted[n].own_id]
+        for answer in await find_since(self._etcd, self._keys, own, since) if own else ():
+            if isinstance(answer, BeingInserted):
+                raise Inserting(answer.hold)
+            if answer is not None:
+                raise answer if isinstance(answer, InvalidArgument) else Lost
+
+    async def _connect_outside(self, edges: Sequence[tuple[int, After]]) -> None:
+        """Edges to operations of which an operation waits for very many. What has ended well meanwhile is waited for
+        no more. Raises OperationStartError where one ended otherwise.
+        """
+        began = time.monotonic()
+        while True:
+            standing = await standings(self._etcd, self._keys, (one.ref for _, one in edges))
+            left = [(n, pred) for n, one in edges for pred in predecessors([one], standing)]
+            mods = {pred.ref: pred.mod for _, pred in left}
+            compares = tuple(unchanged(self._keys.of(ref, "state"), mod) for ref, mod in sorted(mods.items()))
+            puts = tuple(put for n, pred in left for put in w.link(self._keys, pred.ref, self._refs[n], pred.on))
+            if not puts or (await self._commit_held(Txn(compares, puts, (), "edges"))).succeeded:
+                return
+            await self._still_held()
+            if overdue(began):
+                raise OperationStartError("the operations that are waited for change all the time: try again")
 
     async def _connect(self, links: Sequence[Link]) -> None:
         """Edges between those that are there. Writing them twice is writing them once."""
@@ -461,7 +561,7 @@ class _Insertion:
     async def _deny(self) -> None:
         """What was inserted shall never begin. Where etcd does not answer, daemons see to it."""
         key = self._keys.hold(self._hold)
-        denied = Hold("graph", HoldState.DENIED, "the graph that it was part of was not inserted as a whole")
+        denied = Hold(GRAPH, HoldState.DENIED, "the graph that it was part of was not inserted as a whole")
         with suppress(DistopError):
             await self._etcd.commit(
                 Txn((value_is(key, self._value),), (Put(key, denied.encode()),), (), "deny"), deadline=DENY_LIMIT
