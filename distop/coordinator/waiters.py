@@ -220,6 +220,8 @@ class Waiters:
 
     async def _end(self, ends: Sequence[tuple[OperationRef, History, Txn]]) -> bool:
         """All of these, or none."""
+        if len(ends) == 1 and (ref := ends[0][0]) in self._over:
+            self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
         try:
             applied = await self._commit(w.ends([txn for _, _, txn in ends]))
         except EtcdRejected:
@@ -232,8 +234,6 @@ class Waiters:
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
                 if history.alarm:
                     self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
-            elif len(ends) == 1 and ref in self._over:
-                self._over[ref] = self._over.pop(ref)  # others come before it
         return applied
 
     def _group(self) -> list[w.Beginning]:
