@@ -188,6 +188,10 @@ class Operation:
         """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
         self._loop.run(self._inner.cancel(text))
 
+    def end_series(self, text: str = "") -> str:
+        """End the series that it is of; see :meth:`distop.aio.Operation.end_series`."""
+        return self._loop.run(self._inner.end_series(text))
+
     def pause(self, *, now: bool = False) -> None:
         """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
         checkpoints. Raises as :meth:`cancel` does.

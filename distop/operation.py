@@ -26,18 +26,26 @@ from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
+from distop.errors import (
+    ClusterChanged,
+    EtcdUnavailable,
+    InvalidArgument,
+    NotAllowed,
+    NotFound,
+    WaitTimeout,
+    no_operation,
+)
 from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
-from distop.submission import prepared
+from distop.submission import prepared, series
 from distop.submission.options import changes
 from distop.submission.prepared import never_ran
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
-from distop.submission.submit import WRITE_LIMIT
+from distop.submission.submit import WRITE_LIMIT, pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -55,6 +63,8 @@ _EARLY_POLLS = (0.015, 0.03, 0.06)
 """Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
 etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
 _LONGEST_CANCEL_TEXT = 1_000
+_END_OF_ONE = 60.0
+"""Seconds for which one of a series that is ending is waited for, to cancel the next."""
 _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
 
@@ -278,6 +288,28 @@ class Operation:
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
         await self._command("cancelled", step, why)
+
+    async def end_series(self, text: str = "") -> str:
+        """End the series that it is of (``every``), whichever operation of it goes on by now, and whether this one has
+        ended: that one is cancelled, be it that it waits or that it runs, and none comes after it. Its name. One that
+        is just ending is waited for, to cancel the next. ``text``: why, for the record.
+
+        Raises NotAllowed (it is of no series; the series has ended; or what goes on of it does not come to its end),
+        NotFound, OutcomeUnknown (call again).
+        """
+        check_text(text, "the reason of a cancel")
+        first = await series.first_of(self._etcd, self._keys, self._ref)
+        began, tries = time.monotonic(), 0
+        while (ref := await series.latest_of(self._etcd, self._keys, first)) is not None:
+            try:
+                await Operation(self._etcd, self._keys, ref).cancel(text)
+                return str(ref)
+            except (NotAllowed, NotFound) as error:
+                if time.monotonic() - began > _END_OF_ONE:
+                    raise NotAllowed(f"the series goes on: {error}; call again") from None
+                tries += 1
+                await asyncio.sleep(pause(tries))
+        raise NotAllowed(f"the series that began with {first} has ended")
 
     async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
         """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and

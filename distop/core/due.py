@@ -100,9 +100,13 @@ def ended_waiting(
     return record_of(ref, spec, state, finished, **counts, cancel=why, alarm=alarm, void=void)
 
 
+def series_of(spec: Spec, ref: OperationRef) -> str:
+    """The operation with which the series began that it is of; "": it is of none."""
+    return str(spec.series.get("first") or ref) if spec.series is not None else ""
+
+
 def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:
     """The history record of an operation: what its spec tells of it, and what was ``found``."""
-    series = str(spec.series.get("first") or ref) if spec.series is not None else ""
     return History(
         op=str(ref),
         state=state,
@@ -115,6 +119,6 @@ def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **foun
         follows=spec.follows,
         rerun_of=spec.rerun_of,
         labels=spec.labels,
-        series=series,
+        series=series_of(spec, ref),
         **found,
     )

@@ -162,6 +162,12 @@ async def excluding(
     return own, catalog.excluded_by(type_name, own, {name: found[name] for name in types})
 
 
+async def active_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
+    """The operations of a type on a table that have not gone, in the order of their numbers."""
+    refs = catalog.refs(keys, await _active(etcd, keys, table, type_name))
+    return sorted(refs, key=lambda ref: ref.instance)
+
+
 async def running_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
     """The operations of a type that run on a table (those that only wait or are being cleaned up are left out)."""
     idle = (Phase.WAITING.encode(), Phase.CLEANING.encode())

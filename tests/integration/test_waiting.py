@@ -186,3 +186,21 @@ def test_P3_a_cancel_ends_a_series(group: Daemons) -> None:
 
     group.eventually(cancelled, "the one that waits is cancelled", "e1")
     assert all(one.state != "pending" for one in group.client.operations())
+
+
+def test_P3_a_series_is_ended_by_any_operation_of_it(group: Daemons) -> None:
+    """Whoever wanted to end one had to find out which operation of it goes on, and to be faster than the next."""
+    group.start("e1")
+    first = noop(group, every=0.2)
+    group.eventually(lambda: len(group.client.history(TABLE)) >= 3, "the third of the series has ended", "e1")
+    ended = first.end_series("enough")
+    assert group.client.operation(ended).wait(LIMIT).state == "cancelled"
+    group.eventually(lambda: not group.client.operations(), "nothing goes on", "e1")
+    records = group.client.history(TABLE)
+    assert records[0].op == ended
+    with pytest.raises(NotAllowed, match=f"the series that began with {first.ref} has ended"):
+        group.client.operation(records[1].op).end_series()
+    with pytest.raises(NotAllowed, match="is of no series"):
+        noop(group, delay=60).end_series()
+    with pytest.raises(NotFound):
+        group.client.operation(f"{TABLE}/noop/999").end_series()

@@ -14,10 +14,13 @@ from distop import Start
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.due import ended_waiting
 from distop.core.links import Edge, Hold, HoldState
-from distop.core.model import History, Node, OperationRef, Spec, State
+from distop.core.model import Cancel, History, Node, OperationRef, Spec, State
+from distop.core.series import Series
 from distop.core.txn import Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
+from distop.graphs import requests
 from distop.submission import graph
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
@@ -363,5 +366,47 @@ def test_a_cancel_that_came_behind_another_one_is_told_so() -> None:
         etcd.fates.append(another)
         with pytest.raises(NotAllowed, match="ended as cancelled"):
             await etcd.client.operation(ref).cancel("not wanted")
+
+    run(work)
+
+
+# ---------------------------------------------------------------------- series
+
+
+def test_P3_a_series_is_ended_by_its_first_also_where_another_took_its_place() -> None:
+    async def work(etcd: Etcd) -> None:
+        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0, id="nightly")
+        second = await etcd.client.start_operation(
+            "noop", TABLE, {}, delay=20.0, every=60.0, id="nightly", on_duplicate="replace"
+        )
+        other = await etcd.client.start_operation("noop", TABLE, {}, delay=20.0, every=60.0)
+        assert await first.end_series("enough") == second.ref
+        assert [state_of(etcd, one.ref) for one in (first, second, other)] == ["cancelled", "cancelled", "pending"]
+
+    run(work)
+
+
+def test_P3_one_of_a_series_that_is_ending_is_waited_for_to_cancel_the_next() -> None:
+    async def work(etcd: Etcd) -> None:
+        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
+        ending = asyncio.ensure_future(first.end_series())
+
+        async def meanwhile(txn: Txn) -> TxnResult:
+            """It ends by itself, and the next one comes."""
+            etcd.fates.clear()
+            series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
+            mod = etcd.store.mod(KEYS.of(first.parts, "state"))
+            history = ended_waiting(first.parts, spec_of(etcd, first.ref), State.CANCELLED, "", None)
+            etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
+            wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
+            await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+            etcd.fates.append(etcd.store.apply)
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(meanwhile)
+        assert await ending == "t/noop/2"
+        assert state_of(etcd, "t/noop/2") == "cancelled"
 
     run(work)
