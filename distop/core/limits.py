@@ -35,6 +35,8 @@ class Limits:
     """Jobs of a former run whose claims and outcomes are read at once."""
     pruned: int = 4
     """History records, of up to a megabyte each, that are read and forgotten at once."""
+    denied_kept: float = 3_600.0
+    """Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
     prune_every: float = 60.0
     """Seconds until a table's history is looked at again."""
 

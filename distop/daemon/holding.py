@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 GRAPH_LIMIT = 60.0
 """Seconds for which the hold of a graph may stay as it is, by this node's own clock."""
-DENIED_KEPT = 3_600.0
-"""Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
 FEW = 64
 """Entries of holds that are gone, which are not worth to be looked for."""
 AGAIN = 1.0
@@ -109,7 +107,7 @@ class HoldKeeper:
                 denied = Hold(GRAPH, HoldState.DENIED, _GIVEN_UP, hold.value.options)
                 if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, hold.mod))).succeeded:
                     self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
-            elif state is not HoldState.HELD and age > DENIED_KEPT:
+            elif state is not HoldState.HELD and age > self._ctx.limits.denied_kept:
                 old[id_] = hold.mod
         if old:
             await self._forget(old)

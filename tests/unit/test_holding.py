@@ -12,6 +12,7 @@ import pytest
 
 from distop.core import prepared as p
 from distop.core.draining import NodeState
+from distop.core.limits import DEFAULT
 from distop.core.links import Hold, HoldState
 from distop.core.view import Seen
 from distop.daemon import holding
@@ -30,7 +31,7 @@ class Daemon:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: NodeState) -> None:
         self.now = 0.0
         self.incarnation, self.log = "e1", logging.getLogger("distop.test")
-        self.config = SimpleNamespace(poll=30.0)
+        self.config, self.limits = SimpleNamespace(poll=30.0), DEFAULT
         found = {name: SimpleNamespace(state=state) for name, state in (nodes or {"e1": NodeState.ACTIVE}).items()}
         self.cluster: Any = SimpleNamespace(holds={}, nodes=found)
         monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: self.now))
@@ -125,7 +126,7 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
             etcd.put(KEYS.hold(id_), denied.encode())
             daemon.cluster.holds[id_] = Seen(denied, etcd.store.mod(KEYS.hold(id_)))
         await daemon.keeper.look()
-        etcd.specs, daemon.now = 0, holding.DENIED_KEPT + 1
+        etcd.specs, daemon.now = 0, DEFAULT.denied_kept + 1
         await daemon.keeper.look()
         assert etcd.specs == 21
         assert [KEYS.parse(kv.key).id for kv in etcd.store.range(*KEYS.family("distOpHold"))] == ["used"]
@@ -134,7 +135,7 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
             daemon.now += 30
             await daemon.keeper.look()
         assert etcd.specs == 21
-        daemon.now += holding.DENIED_KEPT
+        daemon.now += DEFAULT.denied_kept
         await daemon.keeper.look()
         assert etcd.specs == 42
         daemon.keeper.close()
