@@ -217,8 +217,9 @@ class Coordinator:
     def _kick(self, refs: Any) -> None:
         if not self._ready:
             return
+        refs = sorted(refs, key=self._turn)
         self._waiters.look(refs)
-        for ref in sorted(refs, key=self._turn):
+        for ref in refs:
             if self._stage(ref) is Stage.WAITING:
                 continue
             if ref in self._driving:

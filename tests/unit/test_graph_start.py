@@ -203,7 +203,7 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
 # ---------------------------------------------------------------- two callers
 
 
-def test_two_callers_of_one_request_id_start_one_graph() -> None:
+def test_L19_two_callers_of_one_request_id_start_one_graph() -> None:
     """They took each other's pages for copies of their own."""
 
     async def work(etcd: Etcd) -> None:
