@@ -31,7 +31,8 @@ from distop.results import Transaction
 from distop.schema import encode_argument
 from distop.submission import prepared
 from distop.submission.dependencies import add_dependencies
-from distop.submission.graph import AFTER_PER_START, IN_GRAPHS, start_graph
+from distop.submission.graph import IN_GRAPHS, start_graph
+from distop.submission.insertion import AFTER_PER_START
 from distop.submission.request import after_one, request, text, whoami
 from distop.submission.starts import Starts
 from distop.submission.submit import WRITE_LIMIT
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from distop.inspection.why import Why
     from distop.results import OperationStatus
     from distop.store.client import EtcdClient
-    from distop.submission.graph import Link
+    from distop.submission.insertion import Link
     from distop.submission.request import Every, Request
     from distop.submission.within import Submission
 

@@ -357,7 +357,7 @@ def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | Non
 
 
 def _waits_for_too_many(new: t.NewOperation) -> InvalidArgument:
-    """Where it takes the place of another one; else the edges are written apart (``submission.graph``)."""
+    """Where it takes the place of another one; else the edges are written apart (``submission.insertion``)."""
     return InvalidArgument(
         f"{new.ref.type} on {new.ref.table} was not started: it would wait for {len(new.after)} operations, more than "
         "one that takes the place of another can: let it wait for a join of them"

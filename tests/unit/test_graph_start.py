@@ -21,7 +21,7 @@ from distop.core.series import Series
 from distop.core.txn import Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
 from distop.graphs import requests
-from distop.submission import graph
+from distop.submission.request import After
 from distop.submission.starts import Starts
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
@@ -310,7 +310,7 @@ def test_what_ends_while_very_many_edges_are_written_counts_as_it_ended(ends_wel
             return etcd.store.apply(txn)
 
         after = [*before[:-1], f"{before[-1]}"]
-        given: Any = after if not ends_well else [graph.After(OperationRef.parse(ref), "end") for ref in after]
+        given: Any = after if not ends_well else [After(OperationRef.parse(ref), "end") for ref in after]
         applied = etcd.store.apply
         etcd.fates.extend([applied, applied, applied, meanwhile])
         if ends_well:
