@@ -95,8 +95,8 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
     """
     table, type_name = wanted[0].table, wanted[0].type
     search = _Search(wanted)
-    active = catalog.refs(keys, await _active(etcd, keys, table, type_name))
-    await _look_through(etcd, keys, search, active)
+    active = await active_refs(etcd, keys, table, type_name)
+    await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
     if not search.over():
         listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, table, type_name), page=_PAGE)
         for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
@@ -110,7 +110,7 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
 async def find_since(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], first: int) -> list[Found]:
     """As :func:`find_earlier`, among the active operations from this number on."""
     search = _Search(wanted)
-    active = catalog.refs(keys, await _active(etcd, keys, wanted[0].table, wanted[0].type))
+    active = await active_refs(etcd, keys, wanted[0].table, wanted[0].type)
     await _look_through(etcd, keys, search, [ref for ref in active if ref.instance >= first])
     return search.found
 

@@ -204,3 +204,24 @@ def test_P3_a_series_is_ended_by_any_operation_of_it(group: Daemons) -> None:
         noop(group, delay=60).end_series()
     with pytest.raises(NotFound):
         group.client.operation(f"{TABLE}/noop/999").end_series()
+
+
+def test_L26_one_waits_for_more_than_one_transaction_compares(group: Daemons) -> None:
+    group.start("e1")
+    before = group.client.start_operations([start() for _ in range(100)])
+    last = noop(group, after=before, request_id="last")
+    assert noop(group, after=before, request_id="last").ref == last.ref
+    assert finished(last) >= max(finished(op) for op in before)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_joins_and_aborts_of_many_ids_end_together(group: Daemons, fails: bool) -> None:
+    """As many as etcd takes, with what gives back their ids."""
+    group.start("e1")
+    first = start(0.5, fail=fails)
+    joins = [Start("join", "@cluster", after=(first,), options={"id": f"j{n}"}) for n in range(80)]
+    ops = group.client.start_operations([first, *joins])
+    assert {op.wait(LIMIT).state for op in ops[1:]} == {"cancelled" if fails else "success"}
+    group.eventually(lambda: not group.client.operations(), "nothing goes on", "e1")
+    again = group.client.start_operations([Start("join", "@cluster", options={"id": "j0"})])
+    assert not again[0].already_started
