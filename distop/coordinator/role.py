@@ -99,8 +99,6 @@ class Coordinator:
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled: they wait for their claims to go."""
         self._watching: asyncio.Task[None] | None = None
-        self._beginning: asyncio.Task[None] | None = None
-        """What the waiters had under way when it was closed."""
         self._ready = False
         self._closed = False
         relist = max(ctx.config.poll, 300.0)
@@ -167,7 +165,7 @@ class Coordinator:
         self._ready, self._closed = False, True
         if self._watching is not None:
             self._watching.cancel()
-        self._beginning = self._waiters.close()
+        self._waiters.close()
         self._placing.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -177,10 +175,9 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Stop, and wait until nothing of this role is under way."""
-        drives = list(self._driving.values())
+        drives = [*self._driving.values(), *self._waiters.under_way()]
         self.close()
-        under_way = [*drives, *((self._beginning,) if self._beginning is not None else ())]
-        await asyncio.gather(*under_way, self._closing, return_exceptions=True)
+        await asyncio.gather(*drives, self._closing, return_exceptions=True)
 
     # ------------------------------------------------------------------- fold
 

@@ -101,13 +101,12 @@ class Waiters:
         for id_ in [one for one in self._held if one not in holds or holds[one].value.state != "held"]:
             self.look(self._held.pop(id_))
 
-    def close(self) -> asyncio.Task[None] | None:
-        """Stop at once. What is under way yet, which was cancelled."""
+    def close(self) -> None:
+        """Stop at once."""
         self._closed = True
         for running in (self._timer, self._work):
             if running is not None:
                 running.cancel()
-        return self._work
 
     def _sort(self, op: OperationView, now: float) -> None:
         """Where it belongs by now: what was ready once may have come to wait for another one since."""
@@ -153,6 +152,10 @@ class Waiters:
         self.look(come)
 
     # ------------------------------------------------------------------- work
+
+    def under_way(self) -> list[asyncio.Task[None]]:
+        """What it does now."""
+        return [self._work] if self._work is not None else []
 
     async def _run(self) -> None:
         trouble, excluded = Backoff(*TROUBLE_PAUSE), Backoff(*EXCLUDED_PAUSE)
