@@ -388,7 +388,17 @@ class TypeView:
             if not deleted:
                 self.foreign[kv.key] = str(error)
             return None
+        if key.name == "after":
+            self._note_broken(op, key.id)
         return key.ref
+
+    @staticmethod
+    def _note_broken(op: OperationView, edge: str) -> None:
+        if text := op.after.get(edge):
+            op.broken = op.broken if op.broken is not None else {}
+            op.broken[edge] = text
+        elif op.broken:
+            op.broken.pop(edge, None)
 
     def _fold_current(self, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         if key.name != "current":
@@ -437,17 +447,11 @@ class TypeView:
     def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         name = key.name
         if name == "after":
-            edge = Edge.decode(kv.value) if not deleted else None
-            text = f"{edge.op} ended as {edge.broken}" if edge is not None and edge.broken else ""
-            if edge is not None:
-                op.after[key.id] = text
-            else:
+            if deleted:
                 op.after.pop(key.id, None)
-            if text:
-                op.broken = op.broken if op.broken is not None else {}
-                op.broken[key.id] = text
-            elif op.broken:
-                op.broken.pop(key.id, None)
+            else:
+                edge = Edge.decode(kv.value)
+                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
         elif name == "next":
             if deleted:
                 op.next.pop(key.id, None)
