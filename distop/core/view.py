@@ -207,6 +207,8 @@ class OperationView:
     plan: Plan | None = None
     chunks: dict[int, int] = field(default_factory=dict)
     planning: Seen[Attempts] | None = None
+    broken: dict[str, str] | None = None
+    """Of ``after``, those with a text: a wide join is not looked through for each that ends."""
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
     altered: Seen[Options] | None = None
@@ -217,8 +219,6 @@ class OperationView:
     """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
     after: dict[str, str] = field(default_factory=dict)
     """What it waits for, by edge: "", or how that ended where it should have gone well."""
-    broken: dict[str, str] | None = None
-    """Those of them that ended so: a wide join is not looked through for each that comes."""
     next: dict[str, Edge] = field(default_factory=dict)
     """What waits for this one, by edge."""
     seen_since: dict[int, tuple[int, float]] = field(default_factory=dict)
