@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from distop import Start
-from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.due import ended_waiting
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State
 from distop.core.series import Series
-from distop.core.txn import Txn, TxnResult
+from distop.core.txn import Delete, Txn, TxnResult
 from distop.errors import EtcdRejected, InvalidArgument, NotAllowed, OperationStartError, OutcomeUnknown
 from distop.graphs import requests
 from distop.submission.request import After
@@ -76,7 +75,8 @@ async def end_for_good(etcd: Etcd, ref: OperationRef) -> None:
     edges = {KEYS.parse(kv.key).id: Edge.decode(kv.value) for kv in etcd.store.range(*KEYS.edges_range(ref, "next"))}
     mod = etcd.store.mod(KEYS.of(ref, "state"))
     assert etcd.store.apply(w.signal(KEYS, ref, guard, mod, State.CANCELLED, edges)).succeeded
-    assert etcd.store.apply(f.end(KEYS, ref, guard, mod, 0)).succeeded
+    left = [kv.key for kv in etcd.store.range(*KEYS.type_range(TABLE, "noop")) if KEYS.parse(kv.key).ref == ref]
+    etcd.store.apply(Txn((), tuple(Delete(key) for key in (*left, KEYS.pending(ref)))))
 
 
 # ------------------------------------------------------------ in one transaction
