@@ -193,10 +193,14 @@ class Waiters:
         ends: list[tuple[OperationRef, History, Txn]] = []
         for ref in list(islice(self._over, self._ctx.limits.ends)):
             end = self._end_of(ref)
-            if end is None:
-                self._over.pop(ref, None)
-            else:
+            if end is not None:
                 ends.append(end)
+                continue
+            self._over.pop(ref, None)
+            if (op := self._view.operations.get(ref)) is not None and op.stage is Stage.WAITING:
+                # Its hold came into view after itself: they are watched apart.
+                self._sort(op, now := time.time())
+                self._set_timer(now)
         if not ends:
             return False
         ends = ends[: w.end_together(self._ctx.keys, [txn for _, _, txn in ends])]

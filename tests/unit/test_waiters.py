@@ -22,7 +22,7 @@ from distop.core.due import Blocked, EndWaiting, Join, fate
 from distop.core.limits import DEFAULT
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, OperationRef, Spec
-from distop.core.txn import MAX_OPERATIONS, KeyValue, Txn, TxnResult, operations, value_is
+from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.core.view import Change, ClusterView, TypeView
 from distop.errors import EtcdRejected
 from tests.support.starting import KEYS, TABLE, Etcd
@@ -294,3 +294,22 @@ def test_what_stops_waits_for_what_is_under_way() -> None:
         assert ended.is_set()
 
     asyncio.run(main())
+
+
+def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten when its hold came into view: until all was listed again."""
+    monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
+
+    async def work(coordinator: Many) -> None:
+        etcd, ref = coordinator.etcd, coordinator.add(1, joins=True, hold="g")
+        etcd.put(KEYS.hold("g"), Hold("graph").encode())
+        coordinator.sees_operations()
+        await etcd.until(lambda: etcd.requests.count("join") == 2)
+        coordinator.sees_holds()
+        while coordinator.waiters.under_way():
+            await asyncio.sleep(0)
+        etcd.store.apply(Txn((), (Delete(KEYS.hold("g")),)))
+        coordinator.sees_holds()
+        await coordinator.until(lambda: etcd.value(KEYS.of(ref, "state")) == b"success")
+
+    run_many(work)
