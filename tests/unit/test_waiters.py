@@ -306,8 +306,7 @@ def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch:
         coordinator.sees_operations()
         await etcd.until(lambda: etcd.requests.count("join") == 2)
         coordinator.sees_holds()
-        while coordinator.waiters.under_way():
-            await asyncio.sleep(0)
+        await asyncio.gather(*coordinator.waiters.under_way())
         etcd.store.apply(Txn((), (Delete(KEYS.hold("g")),)))
         coordinator.sees_holds()
         await coordinator.until(lambda: etcd.value(KEYS.of(ref, "state")) == b"success")
