@@ -222,7 +222,7 @@ class Behavior(ABC):
     large_results: ClassVar[Literal["refuse", "file"]] = "refuse"
     """What becomes of a job's result that is too large for etcd (63 KiB of JSON): the job fails and says so, or the
     result goes to a file below ``shared_dir``, which the outcome names with its size and checksum; completion code and
-    ``Operation.results()`` read it from there. Nothing removes these files: they are the operation's output.
+    ``Operation.results()`` read it from there. It is removed when the history forgets the operation.
     """
     reports_only: ClassVar[bool] = False
     """complete_operation makes its report of the summary and what it reads (and may say what follows), and does nothing
@@ -352,6 +352,7 @@ class Behavior(ABC):
             needs_table=cls.needs_table,
             id_fields=id_fields,
             combine=dict(cls.combine),
+            to_file=cls.large_results == "file",
         )
 
 

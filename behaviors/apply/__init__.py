@@ -46,7 +46,6 @@ class Apply(Behavior):
         check_table(certificate, table)
         if not needed(wanted(certificate).narrowed, certificate):
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
-        check_folder(table)
         planned = super().partitions(table, arg, ctx)
         from distop.tables.iceberg import read_metadata
 
@@ -119,19 +118,8 @@ class Apply(Behavior):
 
     @staticmethod
     def _narrowing(arg: Any, ctx: JobContext) -> Narrowing:
-        from distop_behaviors.apply.hadoop import HadoopTarget
         from distop_behaviors.apply.publishing import Narrowing
+        from distop_behaviors.apply.target import target_of
 
         assert ctx.table is not None
-        return Narrowing(arg, ctx.table, HadoopTarget(ctx.table, ctx), ctx)
-
-
-def check_folder(table: TableRecord) -> None:
-    """Raises InvalidArgument for a table that cannot be rewritten: its catalog alone has its metadata."""
-    from distop.tables.iceberg import folder_of
-
-    if folder_of(table) is None:
-        raise InvalidArgument(
-            f"a column is narrowed by rewriting the table, which is not available yet through a catalog, as of "
-            f"{table.name!r}: certificates with such a check can be applied to Iceberg tables by path alone"
-        )
+        return Narrowing(arg, ctx.table, target_of(ctx.table, ctx), ctx)

@@ -1,6 +1,7 @@
 """The metadata of an Iceberg table that a catalog knows, swapped by the catalog.
 
-No JVM is asked. What is compared is told to the catalog as requirements: the table, the snapshot and the schema that
+No JVM is asked, but where files are replaced: Iceberg's own transaction does that, and the catalog is told its steps.
+What is compared is told to the catalog as requirements: the table, the snapshot and the schema that
 were loaded, the last field id, the partition spec and the sort order. Of table properties the protocol compares none:
 those that others have set meanwhile stay as they are.
 """
@@ -8,18 +9,24 @@ those that others have set meanwhile stay as they are.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.tables import catalogs
+from distop_behaviors.apply.producing import Production, detached
 from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
+from distop_behaviors.reading.iceberg import check_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distop.behavior import TableRecord
+    from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.apply.target import Rewrite
 
+_WRITES = 2
+"""The last version of the format of which pyiceberg writes metadata."""
 _FORMER = ("schema", "partition-spec")
 """What metadata of the first version have twice: no reader of today needs them."""
 
@@ -29,8 +36,9 @@ class CatalogTarget:
     stop.
     """
 
-    def __init__(self, table: TableRecord, check: Callable[[], None]) -> None:
+    def __init__(self, table: TableRecord, ctx: JobContext, check: Callable[[], None]) -> None:
         self._table = table
+        self._ctx = ctx
         self._check = check
 
     def load(self) -> Head:
@@ -40,26 +48,69 @@ class CatalogTarget:
 
     def swap(self, head: Head, change: Change) -> None:
         """See Target."""
-        from pyiceberg.table import update
+        with self._same(head) as found:
+            self._commit(found, list(updates(found.metadata, change)))
 
+    def rewrite(self, head: Head, rewrite: Rewrite) -> None:
+        """See Target. What was written on the way is removed where it was refused."""
+        self._produced(head, lambda production: production.rewritten(rewrite))
+
+    def roll_back(
+        self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
+    ) -> None:
+        """See Target."""
+        self._produced(head, lambda production: production.rolled_back(schema, snapshot, kept, change))
+
+    def _produced(self, head: Head, outcome: Callable[[Production], Any]) -> None:
+        session: Any = self._ctx.spark
+        check_installed(session._jvm)
+        with self._same(head) as found, detached(session, head.source) as table:
+            production = Production(session, table, self._ctx.operation)
+            parser = session._jvm.org.apache.iceberg.MetadataUpdateParser
+            try:
+                steps = [parsed(parser.toJson(step)) for step in outcome(production).changes()]
+                self._commit(found, steps)
+            except Unsure:
+                raise  # it may be the table's by now
+            except BaseException:
+                production.discard()
+                raise
+
+    @contextmanager
+    def _same(self, head: Head) -> Iterator[catalogs.CatalogTable]:
+        """The table, if it is still what was loaded. Raises Moved, and InvalidArgument where a commit would lose
+        something of it.
+        """
         with catalogs.opened(self._table, self._check) as found:
             if found.source != head.base:
                 raise Moved(f"the table {self._table.location!r} has other metadata by now: {found.source}")
             check_kept(found)
-            metadata = found.metadata
-            same = (
-                update.AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id}),
-                update.AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
-                update.AssertDefaultSortOrderId.model_validate(
-                    {"default-sort-order-id": metadata.default_sort_order_id}
-                ),
-            )
-            try:
-                found.commit(list(updates(metadata, change)), same)
-            except catalogs.Changed as error:
-                raise Moved(str(error)) from error
-            except OutcomeUnknown as error:
-                raise Unsure(str(error)) from error
+            yield found
+
+    @staticmethod
+    def _commit(found: catalogs.CatalogTable, steps: Sequence[Any]) -> None:
+        from pyiceberg.table import update
+
+        metadata = found.metadata
+        same = (
+            update.AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id}),
+            update.AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+            update.AssertDefaultSortOrderId.model_validate({"default-sort-order-id": metadata.default_sort_order_id}),
+        )
+        try:
+            found.commit(steps, same)
+        except catalogs.Changed as error:
+            raise Moved(str(error)) from error
+        except OutcomeUnknown as error:
+            raise Unsure(str(error)) from error
+
+
+def parsed(step: str) -> Any:
+    """A step of a change, as JSON, as pyiceberg has it."""
+    from pydantic import TypeAdapter
+    from pyiceberg.table.update import TableUpdate
+
+    return TypeAdapter(TableUpdate).validate_json(str(step))
 
 
 def updates(metadata: Any, change: Change) -> Iterator[Any]:
@@ -114,6 +165,11 @@ def check_kept(found: catalogs.CatalogTable) -> None:
     table = found.loaded
     if isinstance(table.catalog, RestCatalog):
         return
+    if found.metadata.format_version > _WRITES:
+        raise InvalidArgument(
+            f"the table {'.'.join(table.name())!r} is of the format version {found.metadata.format_version} of Iceberg,"
+            f" whose metadata pyiceberg does not write: only of a REST catalog are such beyond {_WRITES} changed"
+        )
     compressor = Compressor.get_compressor(found.source)
     with compressor.stream_decompressor(table.io.new_input(found.source).open()) as file:
         had = json.loads(file.read())

@@ -7,19 +7,20 @@ schema: it builds on whatever is current when it is asked for.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
-from distop.tables.iceberg import NO_SNAPSHOT, folder_of
-from distop_behaviors.apply.target import Change, Head, Moved, Rewrite, Unsure
+from distop.tables.iceberg import folder_of
+from distop_behaviors.apply.producing import Production, properties, uri
+from distop_behaviors.apply.target import Change, Head, Moved, Unsure
 from distop_behaviors.reading.fields import local_path
 from distop_behaviors.reading.iceberg import check_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.apply.target import Rewrite
 
 _PACKAGE = "org.apache.iceberg.exceptions"
 _FAILED, _UNKNOWN, _NONE = (
@@ -45,7 +46,7 @@ class HadoopTarget:
         assert location is not None, "a table whose catalog alone knows its folder"
         try:
             # Loaded anew, so that what is kept by nobody is compared.
-            table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(_uri(location))
+            table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
         except Py4JJavaError as error:
             self._ctx.check_reachable()
             if _name(error) == _NONE:
@@ -63,99 +64,38 @@ class HadoopTarget:
             update.requireColumn(base.schema().findColumnName(field_id))
         for field_id in change.optional:
             update.makeColumnOptional(base.schema().findColumnName(field_id))
-        properties = _properties(jvm, base, change.properties or {})
-        self._commit(operations, base, base.updateSchema(update.apply()).replaceProperties(properties))
+        told = properties(jvm, base, change.properties or {})
+        self._commit(operations, base, base.updateSchema(update.apply()).replaceProperties(told))
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
-        """Replace data files, and the schema with them, in one commit, if the table is still what was loaded. Raises as
-        ``swap`` does; what was written on the way is removed where it was refused.
-
-        The steps are those of a transaction, of which nothing but its outcome is used: its own commit would build on
-        whatever is current by then.
-        """
-        table, _, jvm = head.base
-        iceberg = jvm.org.apache.iceberg
-        operations = table.operations()
-        transaction = iceberg.Transactions.newTransaction(table.name(), operations)
-        base = transaction.startMetadata()
-        if _source(base) != head.source:
-            raise Moved(f"the table has other metadata by now: {_source(base)}")
-        made = transaction.table().operations()
-        if rewrite.schema is not None:
-            schema = iceberg.SchemaParser.fromJson(json.dumps(rewrite.schema))
-            made.commit(base, base.updateSchema(schema))
-        former = base.currentSnapshot()
-        lists = iceberg.relocated.com.google.common.collect.Lists
-        data, deletes, added = (jvm.java.util.HashSet() for _ in range(3))
-        for staged in rewrite.staged:
-            source = iceberg.hadoop.HadoopTables(self._conf()).load(_uri(staged))
-            if (snapshot := source.currentSnapshot()) is not None:
-                added.addAll(lists.newArrayList(snapshot.addedDataFiles(source.io())))
-        if former is not None:
-            for manifest in former.dataManifests(table.io()):
-                reader = iceberg.ManifestFiles.read(manifest, table.io(), base.specsById())
-                files = lists.newArrayList(reader)
-                reader.close()
-                if rewrite.replaced is None:
-                    data.addAll(files)
-                    continue
-                for file in files:
-                    if str(file.location()) in rewrite.replaced:
-                        data.add(file)
-            for manifest in former.deleteManifests(table.io()) if rewrite.replaced is None else ():
-                reader = iceberg.ManifestFiles.readDeleteManifest(manifest, table.io(), base.specsById())
-                deletes.addAll(lists.newArrayList(reader))
-                reader.close()
-        if data.size() or deletes.size():
-            rewriting = transaction.newRewrite().validateFromSnapshot(former.snapshotId())
-            rewriting.rewriteFiles(data, deletes, added, jvm.java.util.HashSet())
-            rewriting.set("distop.operation", self._ctx.operation)
-            rewriting.commit()
-        current = made.current()
-        snapshot = current.currentSnapshot()
-        told = rewrite.properties(str(snapshot.snapshotId()) if snapshot is not None else NO_SNAPSHOT)
+        """See Target. What was written on the way is removed where it was refused."""
+        table, production = self._production(head)
+        outcome = production.rewritten(rewrite)
         try:
-            self._commit(operations, base, current.replaceProperties(_properties(jvm, current, told)))
+            self._commit(table.operations(), production.base, outcome)
         except Moved:
-            if snapshot is not None and (former is None or snapshot.snapshotId() != former.snapshotId()):
-                _remove(table.io(), snapshot)
+            production.discard()
             raise
 
     def roll_back(
         self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
     ) -> None:
-        """Make a former schema and snapshot (None: it is still this one) the current ones again, with the data files
-        ``kept`` of the present one, in one commit. Raises as ``swap`` does.
-        """
-        table, _, jvm = head.base
-        iceberg = jvm.org.apache.iceberg
-        operations = table.operations()
-        transaction = iceberg.Transactions.newTransaction(table.name(), operations)
-        base = transaction.startMetadata()
-        if _source(base) != head.source:
-            raise Moved(f"the table has other metadata by now: {_source(base)}")
-        made = transaction.table().operations()
-        builder = iceberg.TableMetadata.buildFrom(base).setCurrentSchema(schema)
-        if snapshot is not None:
-            builder = builder.setBranchSnapshot(snapshot, "main")
-        made.commit(base, builder.build())
-        if snapshot is not None and kept:
-            appending = transaction.newFastAppend()
-            for file in self._data_files(jvm, table, base):
-                if str(file.location()) in kept:
-                    appending.appendFile(file)
-            appending.commit()
-        current = made.current()
-        self._commit(operations, base, current.replaceProperties(_properties(jvm, current, change)))
+        """See Target."""
+        table, production = self._production(head)
+        outcome = production.rolled_back(schema, snapshot, kept, change)
+        try:
+            self._commit(table.operations(), production.base, outcome)
+        except Moved:
+            production.discard()
+            raise
 
-    @staticmethod
-    def _data_files(jvm: Any, table: Any, metadata: Any) -> Iterator[Any]:
-        """The data files of the current snapshot, with their statistics."""
-        iceberg = jvm.org.apache.iceberg
-        for manifest in metadata.currentSnapshot().dataManifests(table.io()):
-            reader = iceberg.ManifestFiles.read(manifest, table.io(), metadata.specsById())
-            yield from iceberg.relocated.com.google.common.collect.Lists.newArrayList(reader)
-            reader.close()
+    def _production(self, head: Head) -> tuple[Any, Production]:
+        """A transaction on what was loaded. Raises Moved where the table is another one by now."""
+        table, _, _ = head.base
+        production = Production(self._ctx.spark, table, self._ctx.operation)
+        if (source := _source(production.base)) != head.source:
+            raise Moved(f"the table has other metadata by now: {source}")
+        return table, production
 
     def _conf(self) -> Any:
         session: Any = self._ctx.spark
@@ -176,32 +116,10 @@ class HadoopTarget:
             raise
 
 
-def _properties(jvm: Any, base: Any, change: Mapping[str, str | None]) -> Any:
-    properties = jvm.java.util.HashMap(base.properties())
-    for name, value in change.items():
-        if value is None:
-            properties.remove(name)
-        else:
-            properties.put(name, value)
-    return properties
-
-
-def _remove(io: Any, snapshot: Any) -> None:
-    """The manifests of a snapshot that is none of the table."""
-    for manifest in snapshot.allManifests(io):
-        if manifest.snapshotId() == snapshot.snapshotId():
-            io.deleteFile(manifest.path())
-    io.deleteFile(snapshot.manifestListLocation())
-
-
 def _source(metadata: Any) -> str:
     """The file of some metadata, as a plan names it."""
     source = str(metadata.metadataFileLocation())
     return local_path(source) or source
-
-
-def _uri(location: str) -> str:
-    return f"file://{location}" if location.startswith("/") else location
 
 
 def _name(error: Any) -> str:

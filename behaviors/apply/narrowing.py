@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DATA_PATH = "write.data.path"
 NAME_MAPPING = "schema.name-mapping.default"
 _FORMAT = "write.format.default"
-_LAST_VERSION = 2
-"""Of the table format: from 3 on rows have ids, which a rewrite by these means would not keep."""
+_LAST_VERSION = 3
+"""Of the table format: what a later one has besides is not known here."""
 _ELSEWHERE = (
     *("write.object-storage.", "write.location-provider.", "write.metadata.path", "write.folder-storage."),
     *("write.wap.", "write.spark.", "write.metadata.delete-after-commit.", "encryption."),
@@ -41,8 +41,8 @@ def check_narrowable(metadata: Any, narrowed: Sequence[Narrowed]) -> None:
     """Raises InvalidArgument where something else than rows hangs on a column, or the table cannot be rewritten."""
     if metadata.format_version > _LAST_VERSION:
         raise InvalidArgument(
-            f"a column is narrowed by rewriting the table, and in the format version {metadata.format_version} of "
-            "Iceberg its rows would lose their ids: that is not available yet"
+            f"a column is narrowed by rewriting the table, which is available up to the format version {_LAST_VERSION} "
+            f"of Iceberg, and this one is of {metadata.format_version}"
         )
     if local_path(metadata.location) is None:
         raise InvalidArgument(
@@ -70,6 +70,9 @@ def check_narrowable(metadata: Any, narrowed: Sequence[Narrowed]) -> None:
             )
         if one.id in schema.identifier_field_ids:
             raise InvalidArgument(f"{one.check}: {one.name!r} is an identifier field of the table: unset it first")
+        field = tops[one.id]
+        if field.initial_default is not None or field.write_default is not None:
+            raise InvalidArgument(f"{one.check}: {one.name!r} has a default, which is a value of its former type")
         _check_unused(metadata, one)
 
 
@@ -141,7 +144,7 @@ def scratch(metadata: Mapping[str, Any], schema: Mapping[str, Any], location: st
     properties = {n: v for n, v in metadata.get("properties", {}).items() if not n.startswith(_ELSEWHERE)}
     properties.pop(NAME_MAPPING, None)
     return told | {
-        "format-version": _LAST_VERSION,
+        "format-version": max(int(metadata["format-version"]), 2),
         "location": location,
         "schemas": [{**optional(schema), "schema-id": 0}],
         "current-schema-id": 0,

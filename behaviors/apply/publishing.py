@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
-    from distop_behaviors.apply.hadoop import HadoopTarget
     from distop_behaviors.apply.report import Argument
-    from distop_behaviors.apply.target import Head
+    from distop_behaviors.apply.target import Head, Target
     from distop_behaviors.reading.footers import PlannedFile
 
 _LOOK_EVERY = 1.0
@@ -52,9 +51,7 @@ class _Unit:
 class Narrowing(Applying):
     """One job, or the completion, of an application that rewrites its table."""
 
-    _target: HadoopTarget
-
-    def __init__(self, argument: Argument, table: TableRecord, target: HadoopTarget, ctx: JobContext) -> None:
+    def __init__(self, argument: Argument, table: TableRecord, target: Target, ctx: JobContext) -> None:
         super().__init__(argument, table, target, ctx)
         self._narrowed = narrowing.needed(self._wanted.narrowed, self._certificate)
         self._root = ""

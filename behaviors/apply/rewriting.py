@@ -80,7 +80,10 @@ def stage(
     write(f"{location}/metadata/version-hint.text", b"1")
     ctx.status(f"writing {len(files)} files anew")
     try:
-        _write(session, source, files, schema, narrowed, location)
+        if int(raw["format-version"]) >= iceberg.ROW_LINEAGE:
+            _write_with_lineage(session, source, files, schema, narrowed, location)
+        else:
+            _write(session, source, files, schema, narrowed, location)
         metadata = read_metadata(metadata_file(Location.of(location)))[0]
     except BaseException:
         discard(folder, frozenset())
@@ -104,21 +107,58 @@ def _write(
     narrowed: Sequence[Narrowed],
     location: str,
 ) -> None:
-    from pyspark.sql import functions as F
-
     # Iceberg's own default asks Hive's libraries, although a table by path needs no catalog.
     session.conf.set(_CATALOG, "org.apache.iceberg.spark.SparkCatalog")
     session.conf.set(f"{_CATALOG}.type", "hadoop")
     session.conf.set(f"{_CATALOG}.warehouse", location)
     session.conf.set(f"{_CATALOG}.cache-enabled", "false")
+    rows = iceberg.read(session, source, files).select(*_columns(schema, narrowed))
+    with _active(session):
+        rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
+
+
+def _columns(schema: Mapping[str, Any], narrowed: Sequence[Narrowed]) -> list[Any]:
+    from pyspark.sql import functions as F
+
     casts = {one.name: one.spark for one in narrowed}
     columns = []
     for field in schema["fields"]:
         column, name = F.col(quote(field["name"])), field["name"]
         columns.append(column.cast(casts[name]).alias(name) if name in casts else column)
-    rows = iceberg.read(session, source, files).select(*columns)
-    with _active(session):
-        rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
+    return columns
+
+
+def _write_with_lineage(
+    session: Any,
+    source: str,
+    files: Sequence[PlannedFile],
+    schema: Mapping[str, Any],
+    narrowed: Sequence[Narrowed],
+    location: str,
+) -> None:
+    """Rows keep their ids, and the numbers of the commits that changed them last. Iceberg writes these in its own
+    rewrites alone: they are handed a table by its name, and give the files for somebody else to commit.
+    """
+    from pyspark.sql import functions as F
+
+    jvm = session._jvm
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(f"file://{location}")
+    name, cache = f"distop-written-{uuid.uuid4().hex}", iceberg.table_cache(session)
+    written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
+    columns = [*_columns(schema, narrowed), *map(F.col, iceberg.LINEAGE)]
+    rows = iceberg.read(session, source, files, lineage=True).select(*columns)
+    cache.add(name, table)
+    try:
+        with _active(session):
+            rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(name)
+        appending = table.newFastAppend()
+        for file in written.fetchNewFiles(table, name):
+            appending.appendFile(file)
+        appending.commit()
+    finally:
+        cache.remove(name)
+        written.clearRewrite(table, name)
 
 
 @contextmanager

@@ -73,6 +73,18 @@ class Target(Protocol):
     def swap(self, head: Head, change: Change) -> None:
         """Change it, if it is still what was loaded. Raises Moved, Unsure, and what is unexpected."""
 
+    def rewrite(self, head: Head, rewrite: Rewrite) -> None:
+        """Replace data files, and the schema with them, in one commit, if the table is still what was loaded. Raises as
+        ``swap`` does.
+        """
+
+    def roll_back(
+        self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
+    ) -> None:
+        """Make a former schema and snapshot (None: it is still this one) the current ones again, with the data files
+        ``kept`` of the present one, in one commit. Raises as ``swap`` does.
+        """
+
 
 def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> Target:
     """Where this table's schema is changed; ``stoppable``: what waits for a catalog stops where the job is to. Raises
@@ -86,15 +98,16 @@ def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) ->
         return HadoopTarget(table, ctx)
     from distop_behaviors.apply.catalog import CatalogTarget
 
-    return CatalogTarget(table, ctx.check_cancelled if stoppable else lambda: None)
+    return CatalogTarget(table, ctx, ctx.check_cancelled if stoppable else lambda: None)
 
 
 def check_format(table: TableRecord) -> None:
     """Raises InvalidArgument for a table that has no schema to change."""
     if table.format == "spark":
         raise InvalidArgument(
-            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available yet: "
-            "certificates can be applied to Iceberg tables by path, or of a catalog"
+            f"the schema of the table {table.name!r} is changed through Spark's catalog, which is not available: "
+            "certificates can be applied to Iceberg tables that are registered by their folder, or with the option "
+            "'catalog'"
         )
     if table.format != "iceberg":
         raise InvalidArgument(

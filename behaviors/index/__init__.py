@@ -50,8 +50,10 @@ class BuildIndex(Behavior):
         TableUnavailable where files are missing because nothing of the table is to be seen from here.
         """
         from distop_behaviors.index.segments import Job
-        from distop_behaviors.index.table import field_ids
+        from distop_behaviors.index.table import column_ids
 
+        if ctx.table is None:
+            raise InvalidArgument(NO_TABLE)
         argument = _argument(arg)
         ctx.status(f"indexing {partition.name}")
         job = Job(
@@ -59,7 +61,7 @@ class BuildIndex(Behavior):
             partition.files,
             ctx.stage,
             source=partition.source,
-            ids=field_ids(partition.source, argument.columns),
+            ids=column_ids(ctx.table, partition.source, argument.columns),
             check=ctx.check_cancelled,
             reachable=ctx.check_reachable,
         )
@@ -102,20 +104,18 @@ class DropIndex(Behavior):
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
         from distop_behaviors.index.folder import Folder
-        from distop_behaviors.index.table import root_of
 
-        newest = Folder(root_of(table), _name(arg)).newest()
+        newest = Folder(_root(table, ctx), _name(arg)).newest()
         return Planned([PartitionPlan(0, "index", values={AFTER: str(newest.number)} if newest is not None else {})])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
         from distop_behaviors.index.folder import Folder
-        from distop_behaviors.index.table import root_of
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
         name = _name(arg)
-        dropped = Folder(root_of(ctx.table), name).drop(ctx.operation, int(partition.values.get(AFTER, 0)))
+        dropped = Folder(_root(ctx.table, ctx), name).drop(ctx.operation, int(partition.values.get(AFTER, 0)))
         # What builds that were given up have left in their stages: beside this job's own, under their type.
         own = Path(ctx.stage)
         with contextlib.suppress(OSError):
@@ -126,6 +126,12 @@ class DropIndex(Behavior):
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """What the job did."""
         return next((row.result for row in summary.outcomes() if row.success), None)
+
+
+def _root(table: TableRecord, ctx: JobContext) -> str:
+    from distop_behaviors.index.table import root_of
+
+    return root_of(table, ctx.check_cancelled, lambda: ctx.spark)
 
 
 def _name(arg: Any) -> str:

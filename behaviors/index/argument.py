@@ -55,7 +55,7 @@ class NotIndexed(BaseModel):
 
 class BuildResult(BaseModel):
     """Of one job: its journal in the stage, which names the segments. ``bytes`` and ``digest``: of so much of it.
-    ``ids``: by which field ids an Iceberg table had the columns.
+    ``ids``: by which field ids an Iceberg table had the columns, or by which types Spark's catalog.
     """
 
     journal: str
@@ -63,7 +63,7 @@ class BuildResult(BaseModel):
     digest: str
     files: int
     rows: int
-    ids: dict[str, int] | None = None
+    ids: dict[str, int | str] | None = None
 
 
 class BuildReport(BaseModel):

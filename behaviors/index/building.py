@@ -66,11 +66,11 @@ class Completion:
         self._record = record
         self._ctx = ctx
         self._instance = int(ctx.operation.rpartition("/")[2])
-        self._table = listed(record, ctx.check_cancelled)
+        self._table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
         self._folder = Folder(self._table.root, argument.name)
         self._newest = self._folder.newest()
-        self._base = base_of(argument, self._folder, self._table.source)
-        self._ids = ids_now(self._table.source, argument.columns)
+        self._base = base_of(argument, self._folder, self._table)
+        self._ids = ids_now(self._table, argument.columns)
         self._build = ""
         self._next = self._base.next_file if self._base is not None else 0
         self._families: tuple[str | None, ...] = (None,) * len(argument.columns)

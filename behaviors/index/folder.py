@@ -65,7 +65,7 @@ class Generation:
     """A state of an index. ``families``: of its columns, None where no file has the column; ``schema``: the columns of
     the files that it covers (name, Spark type); ``files`` names the list of these files; ``operation`` has made it, and
     ``build`` tells it from others of that name, in another etcd or namespace; ``ids``: the field ids of its columns in
-    an Iceberg table, where names are given anew.
+    an Iceberg table, and their types in Spark's catalog, where names are given anew.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Generation:
     dropped: bool = False
     kind: str = ""
     columns: tuple[str, ...] = ()
-    ids: Mapping[str, int] | None = None
+    ids: Mapping[str, int | str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     families: tuple[str | None, ...] = ()
     schema: tuple[tuple[str, Any], ...] = ()

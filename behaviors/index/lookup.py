@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.behavior import TableRecord
+    from distop.tables import Spark
     from distop_behaviors.index.folder import Generation
     from distop_behaviors.index.keys import Key
     from distop_behaviors.index.postings import Places
@@ -76,7 +77,7 @@ def lookup(
     Raises NotFound where there is no such index, InvalidArgument for keys that are none of the column's type,
     TableUnavailable where the table is not there; what Spark raises where files cannot be read.
     """
-    found = find(table, index, keys)
+    found = find(table, index, keys, lambda: spark)
     if not found.files or not found.keys:
         return _no_rows(spark, found)
     try:
@@ -85,7 +86,8 @@ def lookup(
         log.debug("Spark reads the files: %s", e)
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
-    group = Group(tuple(found.files), found.schema, (), found.table.paths, found.table.root, found.table.source)
+    now = found.table
+    group = Group(tuple(found.files), found.schema, (), now.paths, now.root, now.source, now.values())
     try:
         rows = relation(spark, group, keep=False)
     except Unreadable as e:
@@ -130,9 +132,11 @@ def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
     return frame.withColumns(typed) if typed else frame
 
 
-def find(table: TableRecord | str, index: str, keys: Iterable[Any]) -> Found:
-    """Which files are to be read, as :func:`lookup` decides it; without Spark. Raises what that does."""
-    now = listed(record_of(table))
+def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark | None = None) -> Found:
+    """Which files are to be read, as :func:`lookup` decides it; without Spark, unless its catalog is to say what the
+    table is. Raises what that does.
+    """
+    now = listed(record_of(table), spark=spark)
     folder = Folder(now.root, index)
     given = list(keys)
     tried = None
@@ -142,7 +146,7 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any]) -> Found:
             raise NotFound(f"the table at {now.root!r} has no index {index!r}")
         if generation.number == tried:
             return _Question(now, folder, generation, None).ask(given)
-        if generation.ids != ids_now(now.source, generation.columns):
+        if generation.ids != ids_now(now, generation.columns):
             log.warning("the columns of the index %s are others now: all files are read until it is refreshed", index)
             return _Question(now, folder, generation, None).ask(given)
         try:

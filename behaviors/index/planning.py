@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.index.folder import Folder
-from distop_behaviors.index.table import field_ids, ids_now, listed, name_of, widened
+from distop_behaviors.index.table import column_ids, ids_now, listed, name_of, widened
 from distop_behaviors.index.values import Unindexable, family_of
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
@@ -32,21 +32,21 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
     table does not have or that cannot be indexed, where no index can be written, and where there is another index of
     this name.
     """
-    table = listed(record, ctx.check_cancelled)
+    table = listed(record, ctx.check_cancelled, lambda: ctx.spark)
     check_columns(argument, table)
     folder = Folder(table.root, argument.name)
     folder.check_writable()
-    known = covered(folder, base_of(argument, folder, table.source))
+    known = covered(folder, base_of(argument, folder, table))
     partitions: list[PartitionPlan] = []
     for partition in table.partitions:
         files = tuple(f for f in partition.files if known.get(name_of(f[0], table.root)) != (f[1], f[2]))
         if files:
             size = sum(f[1] for f in files)
             partitions.append(replace(partition, partition=len(partitions), files=files, bytes=size))
-    return Planned(partitions, table.version)
+    return Planned(partitions, table.version, table.options)
 
 
-def base_of(argument: BuildArgument, folder: Folder, source: str) -> Generation | None:
+def base_of(argument: BuildArgument, folder: Folder, table: Listed) -> Generation | None:
     """The generation that is refreshed; None where all is built anew, as where parts of it are gone, or the columns'
     names are those of others now. Raises InvalidArgument where it is of something else, TableUnavailable.
     """
@@ -58,7 +58,7 @@ def base_of(argument: BuildArgument, folder: Folder, source: str) -> Generation 
             f"the index {argument.name!r} is there, as a {current.kind} index of {', '.join(current.columns)} with "
             "other settings than asked for: drop it, or say refresh: full"
         )
-    if not folder.is_whole(current) or current.ids != ids_now(source, current.columns):
+    if not folder.is_whole(current) or current.ids != ids_now(table, current.columns):
         return None
     try:
         file_list(folder, current, ["file"])
@@ -95,7 +95,7 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
         for column in argument.columns:
             if match(column, table.paths) is not None:
                 raise InvalidArgument(
-                    f"the column {column!r} is a partition column: its folders tell which files have a value"
+                    f"the column {column!r} is a partition column: its partitions tell which files have a value"
                 )
         schema = table.columns() or _schema_of_some(table)
         for column in argument.columns:
@@ -106,7 +106,7 @@ def check_columns(argument: BuildArgument, table: Listed) -> None:
                 family_of(schema[name])
             except Unindexable as e:
                 raise InvalidArgument(f"the column {column!r} cannot be indexed: {e}") from None
-        field_ids(table.source, argument.columns)
+        column_ids(table.record, table.source, argument.columns)
     except (Ambiguous, Unreadable) as e:
         raise InvalidArgument(str(e)) from None
 

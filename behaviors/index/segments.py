@@ -94,7 +94,7 @@ class Job:
         stage: str,
         *,
         source: str = "",
-        ids: Mapping[str, int] | None = None,
+        ids: Mapping[str, int | str] | None = None,
         check: Callable[[], None] = lambda: None,
         reachable: Callable[[], None] = lambda: None,
     ) -> None:

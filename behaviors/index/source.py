@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.frozen import frozen
 from distop_behaviors.index.values import Unindexable, canonical, family_of
 from distop_behaviors.reading import footers
-from distop_behaviors.reading.facts import Ambiguous, Unreadable, match
+from distop_behaviors.reading.facts import Ambiguous, Unreadable, ddl, match
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,24 +43,32 @@ class Piece:
     arrays: tuple[Any, ...]
 
 
-def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | None] | None = None) -> Source:
-    """What the footer says. ``ids``: of an Iceberg table, the field id of each key column (None: a file without it
-    cannot be told what it holds). Raises Unreadable where the file is not as planned or is no readable Parquet file,
-    Unindexable where an index cannot be of its columns.
+def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None = None) -> Source:
+    """What the footer says. ``ids``: of an Iceberg table, the field id of each key column (what a file without it holds
+    cannot be told); of one of Spark's catalog its type: what Spark makes of a file of another family is for Spark to
+    say. Raises Unreadable where the file is not as planned or is no readable Parquet file, Unindexable where an index
+    cannot be of its columns.
     """
     (facts,) = footers.read_all([file], frozenset())
     if isinstance(facts, Unreadable):
         raise facts
     names: list[str | None] = []
     families: list[str | None] = []
-    by_id = _field_ids(file[0]) if ids is not None else {}
+    by_id: Mapping[int | None, str] | None = None
     for column in columns:
-        name = _name(column, facts.columns) if ids is None else by_id.get(ids[column])
-        if ids is not None and name is None:
-            raise Unindexable(f"it does not have the column {column!r}")
+        id_ = ids[column] if ids is not None else None
+        if isinstance(id_, int):
+            by_id = _field_ids(file[0]) if by_id is None else by_id
+            name = by_id.get(id_)
+            if name is None:
+                raise Unindexable(f"it does not have the column {column!r}")
+        else:
+            name = _name(column, facts.columns)
         names.append(name)
         try:
             families.append(None if name is None else family_of(facts.columns[name]))
+            if name is not None and isinstance(id_, str) and families[-1] != family_of(id_):
+                raise Unindexable(f"it is {ddl(facts.columns[name])} here, and {id_} in the catalog")
         except Unindexable as e:
             raise Unindexable(f"the column {column!r}: {e}") from None
     return Source(file[0], facts.rows, tuple(names), tuple(families), facts.columns)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import PartitionPlan, TableRecord
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument
-from distop.tables import plan_table
+from distop.tables import Spark, place_of, plan_table
 from distop.tables.iceberg import read_metadata
 from distop.tables.location import Location
 from distop_behaviors.reading import fields
-from distop_behaviors.reading.facts import Ambiguous, match, widest
+from distop_behaviors.reading.facts import Ambiguous, ddl, match, of_json, problem, widest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 
+_PLANNED = ("columns", "partition_types")
+"""The options that planning finds of a table of Spark's catalog."""
+
+
 @frozen
 class Listed:
-    """A listing. ``files``: what an index calls each, and the file; ``source``: as of a plan; ``paths``: the columns
-    that stand in the folders' names, with their types.
+    """A listing. ``record``: with what planning found; ``files``: what an index calls each, and the file; ``source``:
+    as of a plan; ``paths``: the columns of partitions that are in no file, with their types.
     """
 
     record: TableRecord
@@ -34,37 +39,65 @@ class Listed:
     files: Mapping[str, PlannedFile]
     source: str
     paths: Mapping[str, str]
+    options: Mapping[str, Any]
+
+    @property
+    def of_catalog(self) -> bool:
+        """Its columns, and the values of its partitions, are those that Spark's catalog has."""
+        return declared(self.record) is not None
 
     def columns(self) -> Mapping[str, SparkType] | None:
-        """The table's columns, where its metadata tell them; None where its files do. Raises TableUnavailable."""
-        return fields.columns_of(read_metadata(self.source)[0].schema()) if self.source else None
+        """The table's columns, where its metadata or its catalog tell them; None where its files do. Raises
+        TableUnavailable.
+        """
+        if self.source:
+            return fields.columns_of(read_metadata(self.source)[0].schema())
+        return declared(self.record)
+
+    def values(self) -> Mapping[str, tuple[str | None, ...]] | None:
+        """The values of ``paths`` by file, where the folders' names do not have them."""
+        if not self.of_catalog or not self.paths:
+            return None
+        return {f[0]: tuple(p.values[name] for name in self.paths) for p in self.partitions for f in p.files}
 
 
-def root_of(record: TableRecord) -> str:
-    """The folder beside whose data the index lies. Raises InvalidArgument where that is not a local path."""
-    if record.format == "spark" or record.options.get("catalog") is not None:
-        raise InvalidArgument(
-            f"the table {record.name!r} cannot have an index yet: its name in a catalog is all that is known of it, "
-            "and an index lies in its table's folder"
-        )
-    location = Location.of(record.location)
+def declared(record: TableRecord) -> Mapping[str, SparkType] | None:
+    """The columns that Spark's catalog has, but those of partitions; None of other tables. ``record``: with what
+    planning found.
+    """
+    columns = record.options.get("columns")
+    return None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
+
+
+def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> str:
+    """The folder beside whose data the index lies. Raises InvalidArgument where that is not a local path, and as
+    planning does.
+    """
+    place = place_of(record, check, spark) if spark is not None else place_of(record, check)
+    location = Location.of(fields.local_path(place) or place)
     if location.filesystem is not None:
         raise InvalidArgument(
-            f"the table at {record.location!r} cannot have an index yet: it takes a local path, or a file system that "
-            "all nodes have mounted under it"
+            f"the table at {place!r} cannot have an index yet: it takes a local path, or a file system that all nodes "
+            "have mounted under it"
         )
     return location.root
 
 
-def listed(record: TableRecord, check: Callable[[], None] = lambda: None) -> Listed:
-    """The table as it is now. Raises InvalidArgument and TableUnavailable, as planning does."""
-    root = root_of(record)
-    planned = plan_table(record, check)
+def listed(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> Listed:
+    """The table as it is now. ``spark`` gives the session, which tables of Spark's catalog need. Raises InvalidArgument
+    and TableUnavailable, as planning does.
+    """
+    if declared(record) is not None:  # as it is registered: it is planned anew
+        record = replace(record, options={n: v for n, v in record.options.items() if n not in _PLANNED})
+    root = root_of(record, check, spark)
+    planned = plan_table(record, check, spark) if spark is not None else plan_table(record, check)
     source = planned.partitions[0].source if planned.partitions else ""
     files = {name_of(f[0], root): f for p in planned.partitions for f in p.files}
-    types = record.options.get("partition_types") or {}
-    paths = {name: types.get(name, "string") for p in planned.partitions[:1] for name in (() if p.source else p.values)}
-    return Listed(record, root, planned.version, planned.partitions, files, source, paths)
+    found = record.extended(planned.options)
+    types = found.options.get("partition_types") or {}
+    names = types if declared(found) is not None else [n for p in planned.partitions[:1] for n in p.values]
+    paths = {} if source else {name: types.get(name, "string") for name in names}
+    return Listed(found, root, planned.version, planned.partitions, files, source, paths, planned.options)
 
 
 def name_of(path: str, root: str) -> str:
@@ -88,17 +121,20 @@ def on_disk(file: PlannedFile, source: str) -> PlannedFile:
     return path, found.st_size, found.st_mtime_ns
 
 
-def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
-    """By which ids a data file of an Iceberg table has its columns; None for other tables. Raises InvalidArgument for a
-    column that the table does not have or that cannot be indexed, TableUnavailable where its metadata are gone.
+def column_ids(record: TableRecord, source: str, columns: Sequence[str]) -> Mapping[str, int | str] | None:
+    """What the columns are told by from others that have their names some day: of an Iceberg table the ids by which
+    its data files have them, of one of Spark's catalog their types; None for folders. ``record``: with what planning
+    found. Raises InvalidArgument for a column that the table does not have or that cannot be indexed, TableUnavailable
+    where its metadata are gone.
     """
     if not source:
-        return None
+        known = declared(record)
+        return None if known is None else {column: _kind(column, known) for column in columns}
     from pyiceberg.types import UUIDType
 
     metadata, _ = read_metadata(source)
     own = {field.name: field for field in metadata.schema().fields}
-    found: dict[str, int] = {}
+    found: dict[str, int | str] = {}
     for column in columns:
         name = match(column, own)
         if name is None:
@@ -109,12 +145,21 @@ def field_ids(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
     return found
 
 
-def ids_now(source: str, columns: Sequence[str]) -> Mapping[str, int] | None:
-    """As :func:`field_ids`, but empty where the table does not have all of the columns any more: what was indexed is
+def _kind(column: str, known: Mapping[str, SparkType]) -> str:
+    name = match(column, known)
+    if name is None:
+        raise InvalidArgument(f"the table has no column {column!r}")
+    if (why := problem(known[name])) is not None:
+        raise InvalidArgument(f"the column {column!r} cannot be indexed: {why}")
+    return ddl(known[name])
+
+
+def ids_now(table: Listed, columns: Sequence[str]) -> Mapping[str, int | str] | None:
+    """As :func:`column_ids`, but empty where the table does not have all of the columns any more: what was indexed is
     theirs no longer. Raises TableUnavailable.
     """
     try:
-        return field_ids(source, columns)
+        return column_ids(table.record, table.source, columns)
     except InvalidArgument:
         return {}
 

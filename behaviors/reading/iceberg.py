@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FILE, POSITION = "_file", "_pos"
 """Iceberg's metadata columns: the path of a row's file as the manifests have it, and its position in that."""
+LINEAGE = ("_row_id", "_last_updated_sequence_number")
+"""Those by which a row is told, from version 3 of the table format on."""
 
 VERSION = "1.11.0"
 """The release of Iceberg that the tests run with."""
@@ -40,7 +42,7 @@ _REWRITES = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _CATALOG = "spark.sql.catalog.default_rewrite_catalog"
 _SCALA = "2.13"
 """PySpark's."""
-_ROW_LINEAGE = 3
+ROW_LINEAGE = 3
 """The version of the table format from which on rows have ids."""
 _STAGED = 256
 """Sets of tasks that the JVM keeps: a batch has a few, and each is wanted until its query has been planned."""
@@ -60,11 +62,11 @@ class Gone(Unreadable):
     """What the plan was made of is no longer there."""
 
 
-def read(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> DataFrame:
-    """The rows of these files that no delete removes. Raises Gone, FatalError where Spark has no Iceberg, and what
-    Spark raises.
+def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> DataFrame:
+    """The rows of these files that no delete removes; with ``lineage`` their :data:`LINEAGE`, and none of Iceberg's
+    other metadata columns. Raises Gone, FatalError where Spark has no Iceberg, and what Spark raises.
     """
-    name = stage(session, source, files)
+    name = stage(session, source, files, lineage=lineage)
     session.conf.set(_CATALOG, _REWRITES)
     # Iceberg fits it to the cores by itself where it plans a scan, and not where it is handed the tasks.
     size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
@@ -93,14 +95,14 @@ def identity(source: str) -> tuple[str, ...]:
     return (source, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
 
 
-def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> str:
+def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> str:
     """Have the JVM keep the tasks that read these files; the name to read them by. What a frame of that name reads is
     looked up when its query is planned: call it again before one that was made earlier is run.
     """
     digest = hashlib.blake2b(repr(identity(source)).encode(), digest_size=16)
     for path, _, _ in files:
         digest.update(b"\0" + path.encode("utf-8", "surrogateescape"))
-    name, snapshot = f"distop-{digest.hexdigest()}", _snapshot(session, source)
+    name, snapshot = f"distop-{'rows-' * lineage}{digest.hexdigest()}", _snapshot(session, source, lineage=lineage)
     spark: Any = session._jvm.org.apache.iceberg.spark  # type: ignore[union-attr]
     key = (str(session.sparkContext.applicationId), name)
     with _lock:
@@ -108,7 +110,7 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> s
             _staged.move_to_end(key)
             return name
         spark.ScanTaskSetManager.get().stageTasks(snapshot.table, name, snapshot.tasks.some(p for p, _, _ in files))
-        cache = _table_cache(spark.SparkTableCache)
+        cache = table_cache(session)
         cache.add(name, snapshot.table)
         _staged[key] = snapshot.table
         while len(_staged) > _STAGED:
@@ -118,13 +120,15 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> s
     return name
 
 
-def _table_cache(cls: Any) -> Any:
-    """The one SparkTableCache. Of its two methods ``get`` py4j looks at whichever the JVM names first, in an order that
-    differs from one to the next, and finds no static one where that is the other; so it is called without a look.
+def table_cache(session: Any) -> Any:
+    """The tables that are found by their names alone: the one SparkTableCache. Of its two methods ``get`` py4j looks at
+    whichever the JVM names first, in an order that differs from one to the next, and finds no static one where that is
+    the other; so it is called without a look.
     """
     from py4j.java_gateway import JavaMember
     from py4j.protocol import STATIC_PREFIX
 
+    cls = session._jvm.org.apache.iceberg.spark.SparkTableCache
     return JavaMember("get", None, f"{STATIC_PREFIX}{cls._fqn}", cls._gateway_client)()
 
 
@@ -197,11 +201,12 @@ def _class(cls: Any) -> Any:
     return cls._java_lang_class
 
 
-def _snapshot(session: SparkSession, source: str) -> _Snapshot:
-    return _snapshots.get((session, *identity(source)), lambda: _load(session, source))
+def _snapshot(session: SparkSession, source: str, *, lineage: bool = False) -> _Snapshot:
+    key = (session, lineage, *identity(source))
+    return _snapshots.get(key, lambda: _load(session, source, lineage=lineage))
 
 
-def _load(session: SparkSession, source: str) -> _Snapshot:
+def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = session._jvm
@@ -218,7 +223,7 @@ def _load(session: SparkSession, source: str) -> _Snapshot:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
         finally:
             files.close()
-        return _Snapshot(_for_reading(iceberg, table, location), id_, tasks)
+        return _Snapshot(_for_reading(iceberg, table, location, lineage=lineage), id_, tasks)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(gone(source, str(error.java_exception.getMessage()))) from error
@@ -258,8 +263,8 @@ def _minor(spark: str) -> str:
     return ".".join(spark.split(".")[:2])
 
 
-def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
-    """The table for reading alone, whose columns are all optional, and which has no row ids.
+def _for_reading(iceberg: Any, table: Any, location: str, *, lineage: bool) -> Any:
+    """The table for reading alone, whose columns are all optional, and which has no row ids unless they are asked for.
 
     That a column is required is a promise of its writers, and one who began before it was made may break it: Spark
     would believe it, and find no NULL in the column whatever is in its files. With row ids among its columns, as a
@@ -270,7 +275,7 @@ def _for_reading(iceberg: Any, table: Any, location: str) -> Any:
     parser = iceberg.TableMetadataParser
     written = json.loads(parser.toJson(metadata))
     schemas = [optional(schema) for schema in written["schemas"]]
-    version = min(metadata.formatVersion(), _ROW_LINEAGE - 1)
+    version = metadata.formatVersion() if lineage else min(metadata.formatVersion(), ROW_LINEAGE - 1)
     if version == metadata.formatVersion() and schemas == written["schemas"]:
         return table
     told = {name: value for name, value in written.items() if name != "schema"}

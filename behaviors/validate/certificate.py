@@ -48,7 +48,8 @@ class Certified(BaseModel):
 class Certificate(BaseModel):
     """``version``: the table's, as the plan had it. Of Iceberg: ``uuid``, ``metadata`` (the file that was planned
     from), ``schema_id`` and ``columns``, by name those that the checks look at, with what is inside them. Of Parquet
-    folders: ``files``, where the list of the files stands, below the shared directory, and ``partition_types``.
+    folders: ``files``, where the list of the files stands, below the shared directory, and ``partition_types``; of
+    Parquet in Spark's catalog ``files``, and ``types``, those that the catalog had for the columns looked at, as JSON.
 
     ``rows``: how many were looked at, by this operation and by those ``since`` which it went on; null where they were
     not counted.
@@ -70,6 +71,7 @@ class Certificate(BaseModel):
     columns: dict[str, Column] = {}
     files: str | None = None
     partition_types: dict[str, str] = {}
+    types: dict[str, Any] = {}
     where: str | None = None
     null_is: Literal["pass", "fail"] = "pass"
     checks: Annotated[list[Certified], Field(min_length=1)]
@@ -102,8 +104,10 @@ class Certificate(BaseModel):
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """The digest of a certificate's JSON, without the one that it has."""
-    rest = {name: value for name, value in data.items() if name != "digest"}
+    """The digest of a certificate's JSON, without the one that it has, and without ``types`` where there are none: so
+    one that was issued before there were any keeps its own.
+    """
+    rest = {name: value for name, value in data.items() if name != "digest" and (name != "types" or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"blake2b-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan, TableUnavailable
+from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.errors import InvalidArgument
@@ -22,13 +22,15 @@ from distop_behaviors.validate.certificate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext, Planned, Summary, TableRecord
     from distop_behaviors.validate.argument import Argument, Check
     from distop_behaviors.validate.report import Report
 
     File = tuple[str, int, int]
+    Entry = tuple[Any, ...]
+    """A file in a list: its path, size and time, and of a table of Spark's catalog the name of its partition."""
 
 NOTHING_NEW = "nothing-new"
 """The name of the one partition, without files, of an Iceberg table to which nothing came."""
@@ -58,9 +60,7 @@ def _certificate(
         raise Uncertified("only some of the table's partitions were looked at")
     if not summary.version:
         raise Uncertified("its plan tells no version of the table")
-    of_format = {"iceberg": _of_iceberg, "parquet": _of_folders}.get(table.format)
-    if of_format is None:
-        raise Uncertified(f"tables of the format {table.format} have none yet")
+    of_format = _of_files if _columns_of(table) is not None or table.format == "parquet" else _of_iceberg
     since = argument.since
     before = since.rows if since is not None else 0
     certificate = Certificate.issue(
@@ -131,18 +131,41 @@ def _looked_at_by(check: Check, names: Sequence[str]) -> list[str]:
     return [found] if found is not None else []
 
 
-def _of_folders(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
-    # Each once: a job may be over several partitions. Of what is not new the plan says nothing: planning kept the list.
-    planned = summary.partitions() if argument.since is None else iter(())
-    files = dict.fromkeys(file for partition in planned for file in partition.files)
+def _columns_of(table: TableRecord) -> dict[str, Any] | None:
+    """The columns of a table of Spark's catalog, with those of its partitions; None of others, whose files or metadata
+    have them.
+    """
+    found = table.options.get("columns")
+    return None if found is None else {**found, **(table.options.get("partition_types") or {})}
+
+
+def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: JobContext) -> dict[str, Any]:
+    columns = _columns_of(table)
     try:
+        # Of what is not new the plan says nothing: planning kept the list.
         if argument.since is None:
-            keep_files(summary.version, files, ctx)
+            keep_files(summary.version, _listed(summary.partitions(), table), ctx)
         else:
             read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
     except OSError as error:
         raise Uncertified(f"the list of its files cannot be kept: {error}") from error
-    return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
+    if columns is None:
+        return {"files": _list_of(summary.version), "partition_types": dict(table.options.get("partition_types") or {})}
+    named = looked_at(argument, list(columns))
+    return {"files": _list_of(summary.version), "types": {name: columns[name] for name in columns if name in named}}
+
+
+def _listed(partitions: Iterable[PartitionPlan], table: TableRecord) -> list[Entry]:
+    """The files of a plan as their list has them; of a catalog's table each with its partition, which may be another
+    one some day.
+    """
+    found: dict[Entry, str] = {}
+    for partition in partitions:
+        for file in partition.files:
+            # Each once: a job may be over several partitions.
+            if file not in found or not is_wide(partition.name):
+                found[file] = partition.name
+    return list(found) if _columns_of(table) is None else [(*file, name) for file, name in found.items()]
 
 
 def _list_of(version: str) -> str:
@@ -150,7 +173,7 @@ def _list_of(version: str) -> str:
     return f"{_FOLDER}/{version}.json"
 
 
-def keep_files(version: str, files: Iterable[File], ctx: JobContext) -> None:
+def keep_files(version: str, files: Iterable[Entry], ctx: JobContext) -> None:
     """Write the list of a table's files to where certificates of this version say. Twice is once: the version tells
     what is in it. Raises OSError.
     """
@@ -159,13 +182,13 @@ def keep_files(version: str, files: Iterable[File], ctx: JobContext) -> None:
     write(f"{ctx.shared_dir}/{_list_of(version)}", json.dumps(told).encode())
 
 
-def kept_files(certificate: Certificate, ctx: JobContext) -> list[File]:
+def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
     """The files of a certificate. Raises InvalidArgument where its list is gone, or is another."""
     location = f"{ctx.shared_dir}/{certificate.files}"
     try:
         told = json.loads(read(location))
         fits = (told["version"], told["digest"]) == (certificate.version, digest_of({"files": told["files"]}))
-        files = [(str(f[0]), int(f[1]), int(f[2])) for f in told["files"]]
+        files = [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in told["files"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
             f"the list of files {location}, which the certificate of {certificate.operation} names, cannot be read "
@@ -187,17 +210,25 @@ def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, 
 
     Raises InvalidArgument where its columns are not the table's any more, or what it names is gone.
     """
-    if table.format != "iceberg":
+    source = next((partition.source for partition in planned.partitions), "")
+    if bool(source) != (certificate.uuid is not None):
+        raise InvalidArgument(
+            f"the table {table.name!r} is of another format than when {certificate.operation} was run: validate it as "
+            "a whole"
+        )
+    if not source:
+        found = table.extended(planned.options)
+        check_types(certificate, _columns_of(found) or {})
         before = frozenset(kept_files(certificate, ctx))
         try:
-            keep_files(planned.version, (file for partition in planned.partitions for file in partition.files), ctx)
+            keep_files(planned.version, _listed(planned.partitions, found), ctx)
         except OSError as error:
             ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
-        return _only(planned, lambda file: file not in before)
+        named = _columns_of(found) is not None
+        return _only(planned, lambda file, name: ((*file, name) if named else file) not in before)
     from distop.tables.changes import new_files
     from distop.tables.iceberg import read_metadata
 
-    source = planned.partitions[0].source
     metadata, io = read_metadata(source)
     check_columns(certificate, metadata)
     new = new_files(metadata, io, certificate.version, ctx.check_cancelled)
@@ -205,14 +236,14 @@ def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, 
         ctx.log.info("which files are new cannot be told any more: all of them are looked at")
         return planned
     paths = {path for path, _, _ in new}
-    left = _only(planned, lambda file: file[0] in paths)
+    left = _only(planned, lambda file, _: file[0] in paths)
     return left if left.partitions else replace(planned, partitions=[PartitionPlan(0, NOTHING_NEW, source=source)])
 
 
-def _only(planned: Planned, wanted: Callable[[File], bool]) -> Planned:
+def _only(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
     left: list[PartitionPlan] = []
     for partition in planned.partitions:
-        files = tuple(file for file in partition.files if wanted(file))
+        files = tuple(file for file in partition.files if wanted(file, partition.name))
         if files:
             size = sum(file[1] for file in files)
             left.append(replace(partition, partition=len(left), files=files, bytes=size))
@@ -229,6 +260,16 @@ def check_table(certificate: Certificate, table: TableRecord) -> None:
             f"the table {table.name!r} is registered otherwise than when {certificate.operation} was run: validate it "
             "as a whole"
         )
+
+
+def check_types(certificate: Certificate, columns: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument where a catalog has other columns by now than those that a certificate names."""
+    whose = f"since {certificate.operation}"
+    for name, kind in certificate.types.items():
+        if name not in columns:
+            raise InvalidArgument(f"the column {name!r} was dropped or renamed {whose}: validate anew")
+        if columns[name] != kind:
+            raise InvalidArgument(f"the type of {name!r} was changed {whose}: validate anew")
 
 
 def check_columns(certificate: Certificate, metadata: Any) -> None:

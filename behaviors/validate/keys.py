@@ -81,7 +81,7 @@ class KeyChecks:
         """The table itself. Raises Unreadable, and _Errs where ``where`` is wrong."""
         self._ctx.status(f"reading the metadata of {len(self._plan.files)} files")
         wanted = [column for check in self._argument.checks if check.wide for column in check.key]
-        side = Side(self._table, self._plan.files, self._plan.source, wanted, self._stop)
+        side = Side(self._table, self._plan, wanted, self._stop, lambda: self._ctx.spark)
         for column in wanted:
             with contextlib.suppress(Unfit, Ambiguous):  # each check says it of its own
                 side.find(column)
@@ -218,7 +218,7 @@ class KeyChecks:
 
     def _other(self, other: Pinned, columns: Sequence[str]) -> Side:
         try:
-            return Side(other.table, other.files, other.source, columns, self._stop)
+            return Side(other.table, other, columns, self._stop, lambda: self._ctx.spark)
         except Unreadable as e:
             raise _Errs(f"the table {other.table.name!r}: {e}") from e
 

@@ -8,7 +8,7 @@ from distop.behavior import PartitionPlan
 from distop.tables import check_reachable
 from distop.tables.parquet import partition_values
 from distop_behaviors.reading import footers, iceberg, manifests
-from distop_behaviors.reading.facts import Unreadable, match, resolve, split_path, type_at
+from distop_behaviors.reading.facts import Unreadable, match, of_json, resolve, split_path, type_at
 from distop_behaviors.validate import apart, scan
 from distop_behaviors.validate.bounds import Unfit, family, path_value
 from distop_behaviors.validate.part import Columns, Target
@@ -18,47 +18,47 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from distop.behavior import TableRecord
+    from distop.behavior import Pinned, TableRecord
     from distop_behaviors.reading.facts import FileFacts, SparkType
     from distop_behaviors.reading.footers import PlannedFile
-
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of files, whose keys one Spark task groups."""
 
 
 class Side:
-    """All files of a table, or of some of its partitions, as they were planned. ``wanted``: the columns that are named,
-    in any case. Raises Unreadable where one of the files cannot be read, TableUnavailable where the table is not there,
-    and what ``stop`` raises.
+    """All files of a table, or of some of its partitions, as they were planned (``planned``). ``wanted``: the columns
+    that are named, in any case; ``spark`` gives the session. Raises Unreadable where one of the files cannot be read,
+    TableUnavailable where the table is not there, and what ``stop`` raises.
     """
 
     def __init__(
         self,
         table: TableRecord,
-        files: Sequence[PlannedFile],
-        source: str,
+        planned: PartitionPlan | Pinned,
         wanted: Sequence[str],
         stop: Callable[[], None],
+        spark: Callable[[], Any],
     ) -> None:
         self.table = table
-        self.source = source
-        if not source and table.options.get("columns") is not None:
-            raise Unreadable(
-                f"keys of a table of Spark's catalog cannot be compared yet: register the folder of {table.name!r} as "
-                "one of Parquet files"
-            )
-        self._files = {file[0]: file for file in files}
+        self.source = planned.source
+        self._spark = spark
+        self._folders = planned.folders
+        self._files = {file[0]: file for file in planned.files}
+        types: Mapping[str, str] = (table.options.get("partition_types") or {}) if not self.source else {}
+        columns = table.options.get("columns") if not self.source else None
+        self._declared = None if columns is None else {name: of_json(kind) for name, kind in columns.items()}
+        self._depth = len(types)
         try:
-            facts = self._read(files, wanted, stop)
+            facts = self._read(planned.files, wanted, stop)
         except Unreadable:
-            check_reachable(table)
+            self._check_reachable()
             raise
         # A table without files has columns all the same.
         self.facts = [one for one in facts if one.path in self._files]
-        first = next(iter(files), ("", 0, 0))[0]
-        types = (table.options.get("partition_types") or {}) if not source else {}
-        self._columns = Columns(facts, dict.fromkeys(self._values(first)), types)
+        first = next(iter(planned.files), ("", 0, 0))[0]
+        of_path = types if self._declared is not None else self._values(first)
+        self._columns = Columns(facts, dict.fromkeys(of_path), types, self._declared)
         self._wrong: dict[str, Unfit | None] = {}
         self._needed: dict[str, SparkType] = {}
         self._of_path = False
@@ -75,8 +75,17 @@ class Side:
             found.append(facts)
         return found
 
+    def _check_reachable(self) -> None:
+        check_reachable(self.table, self._spark)
+
     def folder(self, path: str) -> str:
-        """The partition that a file is in, by its place below the table's location; "" where that does not tell."""
+        """The partition that a file is in, by its place below the table's location, or as the plan has it of a table of
+        Spark's catalog; "" where that does not tell.
+        """
+        if self._declared is not None:
+            place = path.rpartition("/")[0]
+            parts = place.rsplit("/", self._depth)[1:] if self._depth else []
+            return self._folders.get(place) or "/".join(parts)
         if self.source or not path.startswith(self.table.location):
             return ""
         return path[len(self.table.location) :].lstrip("/").rpartition("/")[0]
@@ -127,6 +136,7 @@ class Side:
         if match(target.path[0], self._columns.of_path) is not None:
             return self._values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
+        # Of a catalog's columns those that have a default are not read at all.
         if mine is None or facts.rows == 0:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
@@ -164,7 +174,10 @@ class Side:
         of_path: Mapping[str, Any] = self._columns.of_path if self._of_path else {}
         columns = {n: t for n, t in sorted(self._needed.items()) if match(n, of_path) is None}
         planned = tuple(self._files[facts.path] for facts in files)
-        return scan.Group(planned, columns, tuple(absent), of_path, self.table.location, self.source)
+        values = None
+        if of_path and self._declared is not None:
+            values = {file[0]: tuple(self._values(file[0])[name] for name in of_path) for file in planned}
+        return scan.Group(planned, columns, tuple(absent), of_path, self.table.location, self.source, values)
 
     def check_unchanged(self, files: Sequence[FileFacts]) -> None:
         """Raises Unreadable where a file is not as it was planned, TableUnavailable where the table is not there."""
@@ -174,7 +187,7 @@ class Side:
             for facts in files:
                 footers.unchanged(*self._files[facts.path])
         except Unreadable:
-            check_reachable(self.table)
+            self._check_reachable()
             raise
 
     def check_there(self, session: SparkSession, files: Sequence[FileFacts]) -> None:

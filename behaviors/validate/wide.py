@@ -51,7 +51,12 @@ def jobs(
 
 def _over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
     files = tuple(file for partition in partitions for file in partition.files)
-    return PartitionPlan(0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source)
+    folders: dict[str, str] = {}
+    for partition in partitions:
+        if partition.values and not partition.source:
+            own = {file[0].rpartition("/")[0] for file in partition.files}
+            folders |= {folder: partition.name for folder in own if not folder.endswith(f"/{partition.name}")}
+    return PartitionPlan(0, name, sum(p.bytes for p in partitions), files, source=partitions[0].source, folders=folders)
 
 
 def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
@@ -65,7 +70,8 @@ def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
         record = ctx.other_table(name)
         planned = plan_table(record, ctx.check_cancelled, lambda: ctx.spark)
         whole = _over(TABLE, planned.partitions)
-        pinned.append(Pinned(record.extended(planned.options), planned.version, whole.files, source=whole.source))
+        found = record.extended(planned.options)
+        pinned.append(Pinned(found, planned.version, whole.files, source=whole.source, folders=whole.folders))
     return tuple(pinned)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import random, time
 from distop.coordinator.finishes import Finishes
 from distop.coordinator.keeping import kept_with
+from distop.coordinator.reaping import table_of
 from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import finishing as f
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
@@ -143,7 +144,7 @@ class Ending:
         Where ``decision`` is not written yet, the code only makes a report, and the finish decides as well.
         """
         assert op.spec is not None
-        ref, spec, decision_mod = op.ref, op.spec, op.decision.mod if op.decision is not None else 0
+        ref, decision_mod = op.ref, op.decision.mod if op.decision is not None else 0
         if not self._ctx.serves(ref.type):
             return False
         decided, worker = decision, self._ctx.worker
@@ -160,7 +161,7 @@ class Ending:
                     str(ref),
                     ref.type,
                     argument,
-                    spec.table.to_json() if spec.table else None,
+                    table_of(op),
                     str(decided.verdict),
                     decided.total,
                     decided.success,

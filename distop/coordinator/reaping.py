@@ -69,7 +69,7 @@ class Reaper:
             for row in rows.of(sorted(p for p, _, _ in claims))
             if (seen := op.claims.get(row["partition"])) is not None
         ]
-        table = op.spec.table.to_json() if op.spec.table else None
+        table = table_of(op)
         arg = await self._ctx.argument(ref)
         try:
             await self._call(ref, Stage.CANCELLING, lambda: worker.cleanup(str(ref), ref.type, arg, table, items))
@@ -90,6 +90,13 @@ class Reaper:
             result.succeeded and all(isinstance(one, TxnResult) and one.succeeded for one in result.responses)
             for result in results
         )
+
+
+def table_of(op: OperationView) -> Mapping[str, Any] | None:
+    """The record of an operation's table as its jobs have it: with what planning found, where it was planned."""
+    if op.spec is None or op.spec.table is None:
+        return None
+    return op.spec.table.extended(op.plan.options if op.plan is not None else {}).to_json()
 
 
 class PlanRows:

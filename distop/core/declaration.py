@@ -69,6 +69,8 @@ class Declaration:
     """The fields of the argument from whose values an operation's id is computed (``core.ids``); None: it has none."""
     combine: Mapping[str, str] = field(default_factory=dict)
     """Field of the argument → the rule by which two values of it become one (``core.ids.RULES``)."""
+    to_file: bool = False
+    """Results that are too large for etcd go to files, which are removed when the history forgets their operation."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -85,6 +87,7 @@ class Declaration:
                 "needs_table": self.needs_table,
                 **({"id_fields": list(self.id_fields)} if self.id_fields is not None else {}),
                 **({"combine": dict(self.combine)} if self.combine else {}),
+                **({"large_results": "file"} if self.to_file else {}),
                 **self.rules().to_json(),
             }
         )
@@ -116,6 +119,7 @@ class Declaration:
             rules.code,
             tuple(data["id_fields"]) if data.get("id_fields") is not None else None,
             data.get("combine") or {},
+            data.get("large_results") == "file",
         )
 
     def rules(self) -> Rules:

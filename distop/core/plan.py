@@ -45,6 +45,8 @@ class Pinned:
     files: tuple[tuple[str, int, int], ...] = ()
     files_at: str = ""
     source: str = ""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """As in PartitionPlan."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"table": self.table.to_json(), "version": self.version}
@@ -54,6 +56,8 @@ class Pinned:
             data["files"] = [list(f) for f in self.files]
         if self.source:
             data["source"] = self.source
+        if self.folders:
+            data["folders"] = dict(self.folders)
         return data
 
     @classmethod
@@ -64,6 +68,7 @@ class Pinned:
             files_of(data.get("files", ())),
             data.get("files_at", ""),
             data.get("source", ""),
+            data.get("folders") or {},
         )
 
 
@@ -87,6 +92,10 @@ class PartitionPlan:
     """
     beside: tuple[Pinned, ...] = ()
     """Other tables that the job reads."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Of a job over several partitions of a catalog: those folders that are not called as their partitions are, each
+    with the name of its partition. They are spilled with the files.
+    """
 
     def lists(self) -> list[PartitionPlan | Pinned]:
         """Whatever of it has a list of files."""
@@ -104,6 +113,8 @@ class PartitionPlan:
             data["source"] = self.source
         if self.beside:
             data["beside"] = [other.to_json() for other in self.beside]
+        if self.folders:
+            data["folders"] = dict(self.folders)
         return data
 
     @classmethod
@@ -117,6 +128,7 @@ class PartitionPlan:
             data.get("values") or {},
             data.get("source", ""),
             tuple(map(Pinned.from_json, data.get("beside", ()))),
+            data.get("folders") or {},
         )
 
 

@@ -27,6 +27,7 @@ from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.pruning import HistoryPruner
+from distop.daemon.sweeping import ResultSweeper
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor.reconciling import Reconciler
 from distop.executor.role import Executor
@@ -117,7 +118,8 @@ class Incarnation(Context):
         """The record that etcd has taken."""
         self._announcing = asyncio.Lock()
         self._saying: asyncio.Task[None] | None = None
-        self._pruner = HistoryPruner(self)
+        self._sweeper = ResultSweeper(self)
+        self._pruner = HistoryPruner(self, self._sweeper.tell)
         self._holds = HoldKeeper(self)
         self._feeds: list[Feed] = []
         self._caught_up = False
@@ -154,6 +156,7 @@ class Incarnation(Context):
         declarations = await self.worker.start()
         self.types = frozenset(d.type_name for d in declarations)
         self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
+        self._sweeper.types = frozenset(d.type_name for d in declarations if d.to_file)
         await self._publish(declarations)
         self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
         self.session = Session(
@@ -188,6 +191,7 @@ class Incarnation(Context):
             self._reconciler.begin(),
             self.executor.run(),
             self._poll(),
+            *([self._sweeper.run()] if self._sweeper.types else []),
             *([self._pruner.keep_young(age)] if age is not None else []),
             *(feed.wait() for feed in self._feeds),
         )

@@ -20,7 +20,7 @@ from distop.core.txn import Get
 from distop.errors import Compacted, DistopError, InvalidArgument, SessionLost, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distop.core.model import OperationRef
     from distop.node.context import Context
@@ -39,8 +39,10 @@ Record = tuple[int, "OperationRef"]
 class HistoryPruner:
     """Deletes history records beyond the limit of their table, and those beyond the age, seldom."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, on_forgotten: Callable[[Sequence[OperationRef]], None] = lambda _: None) -> None:
         self._ctx = ctx
+        self._on_forgotten = on_forgotten
+        """Told of operations whose records were deleted, or replaced since they were read."""
         self._last: dict[str, float] = {}
         """Tables that were looked at lately, and when."""
 
@@ -126,6 +128,7 @@ class HistoryPruner:
             old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]
             if old:
                 await ctx.commit(f.forget(ctx.keys, old))
+                self._on_forgotten([ref for ref, _ in old])
             if any(at is not None and at >= oldest for at in finished):
                 return False  # what follows is younger still
         return True

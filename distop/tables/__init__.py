@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from distop.core.model import TableRecord
     from distop.core.plan import Planned
 
-__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "plan_table"]
+__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "place_of", "plan_table"]
 
 Spark = Callable[[], Any]
 """Gives the Spark session, which is made when it is first asked for."""
 
 
 class Format(Protocol):
-    """What a module of a format offers: the three functions below, for tables of its format."""
+    """What a module of a format offers: the four functions below, for tables of its format."""
 
     def check_table(self, record: TableRecord) -> TableRecord: ...
 
     def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned: ...
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None: ...
+
+    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str: ...
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -64,6 +66,13 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
 def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
     """Raises TableUnavailable where nothing of the table can be seen from here."""
     _format(table).check_reachable(table, spark)
+
+
+def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:
+    """The folder that is the table's own, where its data lies unless somebody has put it elsewhere: a path or a URL.
+    Raises as planning does.
+    """
+    return _format(table).place_of(table, check, spark)
 
 
 def _format(record: TableRecord) -> Format:

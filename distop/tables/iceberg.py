@@ -124,6 +124,15 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
         read_metadata(source)
 
 
+def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+    """Its folder, which of a table of a catalog the metadata tell. Raises as planning does."""
+    folder = folder_of(table)
+    if folder is not None:
+        return folder
+    with catalogs.opened(table, check) as found:
+        return str(found.metadata.location)
+
+
 def folder_of(table: TableRecord) -> str | None:
     """Where the table's folder is; None where its catalog alone knows that. Raises InvalidArgument for a record that
     names no table.

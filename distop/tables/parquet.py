@@ -94,6 +94,11 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
     Location.of(table.location).check()
 
 
+def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+    """Its location."""
+    return table.location
+
+
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that puts ``day=2`` before ``day=10``; the text itself decides between ``01`` and ``1``."""
     parts = _DIGITS.split(text)

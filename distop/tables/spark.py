@@ -107,6 +107,17 @@ def check_reachable(table: TableRecord, spark: Spark) -> None:
         raise reason
 
 
+def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+    """Where the catalog has it. Raises as planning does."""
+    check()
+    described = sparkcatalog.describe(spark(), table.location, partitions=False)
+    if described.metadata:
+        from distop.tables import iceberg
+
+        return str(iceberg.read_metadata(sparkcatalog.path_of(described.metadata))[0].location)
+    return described.location
+
+
 def plan(
     described: Described,
     name: str,

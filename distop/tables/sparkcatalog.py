@@ -44,13 +44,14 @@ class Described:
     metadata: str = ""
 
 
-def describe(session: Any, name: str) -> Described:
-    """The table of this name: ``db.table``, or ``catalog.db.table``.
+def describe(session: Any, name: str, *, partitions: bool = True) -> Described:
+    """The table of this name: ``db.table``, or ``catalog.db.table``; without its ``partitions``, where these are not
+    wanted.
 
     Raises InvalidArgument where the catalog does not have it, TableUnavailable where the catalog cannot be asked.
     """
     try:
-        return _describe(session, name)
+        return _describe(session, name, partitions=partitions)
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
@@ -80,7 +81,7 @@ def missing(session: Any, name: str) -> str:
     return text
 
 
-def _describe(session: Any, name: str) -> Described:
+def _describe(session: Any, name: str, *, partitions: bool) -> Described:
     state = session._jsparkSession.sessionState()
     parts = [str(part) for part in _listed(state.sqlParser().parseMultipartIdentifier(name))]
     catalog = parts.pop(0) if len(parts) > 2 else "spark_catalog"
@@ -95,10 +96,10 @@ def _describe(session: Any, name: str) -> Described:
         return Described("iceberg", metadata=str(found.table().operations().current().metadataFileLocation()))
     if kind != "V1Table":
         return Described(f"{found.name()} ({kind})")
-    return _of_session_catalog(session, state, found.v1Table())
+    return _of_session_catalog(session, state, found.v1Table(), partitions=partitions)
 
 
-def _of_session_catalog(session: Any, state: Any, table: Any) -> Described:
+def _of_session_catalog(session: Any, state: Any, table: Any, *, partitions: bool) -> Described:
     if str(table.tableType().name()) == "VIEW":
         return Described("view")
     provider = str(table.provider().get()).lower() if table.provider().isDefined() else "hive"
@@ -114,8 +115,8 @@ def _of_session_catalog(session: Any, state: Any, table: Any) -> Described:
     columns = json.loads(str(table.schema().json()))["fields"]
     of_partitions = tuple(str(name) for name in _listed(table.partitionColumnNames()))
     location = path_of(str(table.location().toString()))
-    if not of_partitions:
-        return Described(provider, location, columns)
+    if not of_partitions or not partitions:
+        return Described(provider, location, columns, of_partitions)
     if not table.tracksPartitionsInCatalog():
         raise InvalidArgument(
             f"the catalog does not have the partitions of {table.identifier().unquotedString()}: Spark looks for them "
@@ -123,10 +124,10 @@ def _of_session_catalog(session: Any, state: Any, table: Any) -> Described:
         )
     none = session._jvm.scala.Option.empty()
     listed = json.loads(_mapper(session).writeValueAsString(state.catalog().listPartitions(table.identifier(), none)))
-    partitions = [
+    known = [
         CatalogPartition(_values(one["spec"], of_partitions), path_of(one["storage"]["locationUri"])) for one in listed
     ]
-    return Described(provider, location, columns, of_partitions, partitions)
+    return Described(provider, location, columns, of_partitions, known)
 
 
 def _values(spec: Mapping[str, str | None], names: Sequence[str]) -> dict[str, str | None]:

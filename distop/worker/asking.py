@@ -89,6 +89,14 @@ class Asking:
         message = protocol.SweepMessage(t="sweep", call=0, op=op, table=table)
         await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
 
+    async def sweep_results(self, ops: Sequence[str], table: Mapping[str, Any] | None, *, remove: bool) -> list[str]:
+        """Which operations have results in files, these and earlier ones beside them; with ``remove``, remove those of
+        these. Raises WorkerError.
+        """
+        message = protocol.ResultsMessage(t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=remove)
+        value, _ = await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+        return list(value)
+
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
         """Ask a verifier, which has ``limit`` seconds. Raises WorkerError where the child did not see to it."""
         message = protocol.VerifyMessage(

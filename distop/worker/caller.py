@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         | protocol.CompleteMessage
         | protocol.CleanupMessage
         | protocol.SweepMessage
+        | protocol.ResultsMessage
         | protocol.VerifyMessage
     )
     Answer = tuple[Any, list[bytes]]
@@ -35,6 +36,7 @@ WORDS = {
     "complete": "the completion",
     "cleanup": "the cleanup",
     "sweep": "the sweep",
+    "results": "the sweep of results",
     "verify": "the verification",
 }
 

@@ -66,6 +66,8 @@ class Call:
                 value = verifying.verify(self._message)
             elif self._message["t"] == "sweep":
                 shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
+            elif self._message["t"] == "results":
+                value = self._results(shared.shared_of(self._env.shared_dir, self._table))
             else:
                 behavior = self._env.behavior(self._message["type"])
                 kinds: dict[str, Callable[[Behavior, Any], Any]] = {
@@ -88,6 +90,16 @@ class Call:
             self._env.outbox.send(protocol.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
         finally:
             self._env.spark.unbind()
+
+    def _results(self, where: str) -> list[str]:
+        if not where:
+            return []
+        if not self._message["remove"]:
+            return shared.with_results(where, self._message["ops"])
+        for op in self._message["ops"]:
+            self._check()
+            shared.remove_results(where, op)
+        return []
 
     def _context(self, **fields: Any) -> Context:
         ctx = Context(self._env, self._message["op"], self._table, cancelled=lambda _: self._stop.is_set(), **fields)

@@ -90,7 +90,7 @@ class Child:
                 run.add(message)
             if not message["more"]:
                 self._start(f"run-{run.number}", run, self._runs)
-        elif kind in ("plan", "complete", "cleanup", "sweep", "verify"):
+        elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify"):
             call = self._calls.get(message["call"])
             if call is None:
                 call = self._calls[message["call"]] = Call(env, message, self._spark_died)

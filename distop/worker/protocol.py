@@ -177,6 +177,19 @@ class SweepMessage(TypedDict):
     table: Mapping[str, Any] | None
 
 
+class ResultsMessage(TypedDict):
+    """Whose results stand in files, of these operations and of those that came before them in the same folders: its
+    result is a list of references. With ``remove``: remove what there is of these, and of no other.
+    """
+
+    t: Literal["results"]
+    call: int
+    op: str
+    table: Mapping[str, Any] | None
+    ops: list[str]
+    remove: bool
+
+
 class VerifyMessage(TypedDict):
     """Ask a verifier whether the transaction of this external id was completed: its result is {completed: true, false
     or null (nobody can tell), why}. ``limit``: seconds."""
@@ -219,6 +232,7 @@ ToChild = (
     | CompleteMessage
     | CleanupMessage
     | SweepMessage
+    | ResultsMessage
     | VerifyMessage
     | ReplyMessage
     | StopMessage

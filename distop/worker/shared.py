@@ -6,19 +6,24 @@ import contextlib
 import shutil
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from distop.core.codec import dumps, loads
 from distop.core.keys import encode
 from distop.core.model import OperationRef
-from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, files_of
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument
 from distop.files import local_path, read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from distop.core.model import TableRecord
+
+_RESULTS = "results"
+L = TypeVar("L", PartitionPlan, Pinned)
+"""What has a list of files."""
 
 
 def shared_of(configured: str, table: TableRecord | None) -> str:
@@ -63,22 +68,22 @@ def spill(partitions: Iterable[PartitionPlan], shared: str, op: str) -> list[Par
                     "give the executors a --shared-dir"
                 )
             place = f"{_plans(op)}/{partition.partition:06d}"
-            beside = tuple(replace(p, files=(), files_at=_written(p.files, shared, place)) for p in partition.beside)
-            at = _written(partition.files, shared, place)
-            partition = replace(partition, files=(), files_at=at, beside=beside)
+            beside = tuple(_spilled(p, shared, place) for p in partition.beside)
+            partition = replace(_spilled(partition, shared, place), beside=beside)
         kept.append(partition)
     return kept
 
 
-def _written(files: Sequence[tuple[str, int, int]], shared: str, place: str) -> str:
+def _spilled(listed: L, shared: str, place: str) -> L:
     path = f"{place}-{uuid.uuid4().hex}.json"
-    write(f"{shared}/{path}", dumps([list(f) for f in files]))
-    return path
+    files = [list(f) for f in listed.files]
+    write(f"{shared}/{path}", dumps({"files": files, "folders": dict(listed.folders)} if listed.folders else files))
+    return replace(listed, files=(), folders={}, files_at=path)
 
 
 def result_path(shared: str, op: str, partition: int, fence: int, incarnation: str) -> str:
     """Where the result of an attempt stands that is too large for etcd: a file of that attempt's own."""
-    return f"{shared}/results/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
+    return f"{shared}/{_RESULTS}/{operation_path(op)}/{partition:06d}-{fence}-{folder(incarnation)}.json"
 
 
 def _plans(op: str) -> str:
@@ -86,9 +91,47 @@ def _plans(op: str) -> str:
     return f"plans/{operation_path(op)}"
 
 
+def with_results(shared: str, ops: Iterable[str]) -> list[str]:
+    """The operations whose results stand in files: of those of one table, type and object up to the newest of ``ops``.
+    Raises OSError.
+    """
+    newest: dict[str, OperationRef] = {}
+    for op in ops:
+        ref, folder_of = OperationRef.parse(op), operation_path(op).rpartition("/")[0]
+        if folder_of not in newest or newest[folder_of].instance < ref.instance:
+            newest[folder_of] = ref
+    found = []
+    for place, ref in newest.items():
+        numbers = {int(name) for name in _names(f"{shared}/{_RESULTS}/{place}") if name.isascii() and name.isdigit()}
+        found += [str(replace(ref, instance=n)) for n in sorted(numbers) if n <= ref.instance]
+    return found
+
+
+def remove_results(shared: str, op: str) -> None:
+    """Remove the results of an operation that stand in files; none there is fine. Raises OSError."""
+    _remove(f"{shared}/{_RESULTS}/{operation_path(op)}")
+
+
 def remove_plans(shared: str, op: str) -> None:
     """Remove the file lists of all plannings of an operation; none there is fine. Raises OSError."""
-    location = f"{shared}/{_plans(op)}"
+    _remove(f"{shared}/{_plans(op)}")
+
+
+def _names(location: str) -> list[str]:
+    """What is in a folder; nothing where there is none."""
+    path = local_path(location)
+    if path is not None:
+        try:
+            return [one.name for one in Path(path).iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    from pyarrow import fs
+
+    filesystem, inner = fs.FileSystem.from_uri(location)
+    return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
+
+
+def _remove(location: str) -> None:
     path = local_path(location)
     if path is not None:
         with contextlib.suppress(FileNotFoundError):
@@ -105,9 +148,12 @@ def with_files(partition: PartitionPlan, shared: str) -> PartitionPlan:
     """The partition with its file lists, read from the shared directory where the plan left it there."""
     if not partition.files_at:
         return partition
-    beside = tuple(replace(one, files=_listed(f"{shared}/{one.files_at}")) for one in partition.beside)
-    return replace(partition, files=_listed(f"{shared}/{partition.files_at}"), beside=beside)
+    beside = tuple(_listed(one, shared) for one in partition.beside)
+    return replace(_listed(partition, shared), beside=beside)
 
 
-def _listed(location: str) -> tuple[tuple[str, int, int], ...]:
-    return files_of(loads(read(location)))
+def _listed(spilled: L, shared: str) -> L:
+    told = loads(read(f"{shared}/{spilled.files_at}"))
+    if isinstance(told, list):
+        return replace(spilled, files=files_of(told))
+    return replace(spilled, files=files_of(told["files"]), folders=told["folders"])

@@ -19,7 +19,7 @@ from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import MARK, ROUNDS, Applying
 from distop_behaviors.apply.catalog import CatalogTarget, lost
 from distop_behaviors.validate import Validate
-from tests.support.applying import At, after_the_change, before_the_change, crashes
+from tests.support.applying import At, Staging, after_the_change, before_the_change, crashes
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.icebergrest import RestCatalogServer
 from tests.support.lake import MAVEN, Folder, jar
@@ -85,7 +85,7 @@ class Bench:
     def context(self) -> FakeContext:
         """Of a new operation."""
         self._number += 1
-        ctx = FakeContext(self._folder, self.record, self._spark)
+        ctx = Staging(self._folder, self.record, self._spark)
         ctx.operation = f"t/apply/{self._number}"
         return ctx
 
@@ -261,6 +261,74 @@ def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: p
         assert (bench.required, bench.mark, dict(bench.loaded.properties)) == (False, None, before)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_a_column_is_narrowed_through_a_catalog(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    need(jar(), MAVEN)
+    fits = {"fits": {"column": "id", "type": "int"}}
+    with opened(kind, tmp_path, spark) as bench:
+
+        def state() -> tuple[str, list[int]]:
+            table = bench.loaded
+            return str(table.schema().find_field("id").field_type), sorted(table.scan().to_arrow()["id"].to_pylist())
+
+        def left() -> set[str]:
+            """Manifests and data files that the table does not have any more, nor its snapshots."""
+            table = bench.loaded
+            known = {str(path) for path in table.inspect.all_files()["file_path"].to_pylist()}
+            for snapshot in table.metadata.snapshots:
+                known |= {snapshot.manifest_list, *(m.manifest_path for m in snapshot.manifests(table.io))}
+            folder = Path(str(table.location()).removeprefix("file://"))
+            known |= {entry.metadata_file for entry in table.metadata.metadata_log} | {table.metadata_location}
+            found = {str(path) for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}
+            return {Path(path).name for path in found} - {Path(path).name for path in known}
+
+        # A writer comes first.
+        certificate, before = bench.certificate(fits, POSITIVE), bench.loaded.metadata
+        at = At(CatalogTarget, "rewrite", 1, "before", lambda: bench.loaded.append(ROWS))
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogTarget, "rewrite", at.wrapped)
+            ran = bench.apply(certificate)
+        assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2), ran.message
+        assert state() == ("int", [1, 1, 2, 2])
+        after = bench.loaded.metadata
+        assert after.schema().find_field("id").field_id > before.schema().find_field("id").field_id
+        assert str(after.current_snapshot().summary.operation.value) == "replace"
+        assert [f.name for f in after.schema().fields] == ["id", "c", "s"]
+        former = bench.loaded.scan(snapshot_id=before.current_snapshot_id).to_arrow()
+        assert (str(former.schema.field("id").type), former.num_rows) == ("int64", 2)
+        assert left() == set()
+    # Of one who began before, a row is in the way: the change is taken back, and the row is there. Then the answer to
+    # what was committed is lost.
+    with opened(kind, tmp_path / "second", spark) as bench:
+        before = bench.loaded.metadata
+        certificate = bench.certificate(fits, NOT_NULL)
+        at = At(CatalogTarget, "rewrite", 1, "after", bench.append_null)
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogTarget, "rewrite", at.wrapped)
+            ran = bench.apply(certificate)
+        assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
+        assert state() == ("long", [1, 2, 100])
+        assert (bench.loaded.schema(), bench.mark) == (before.schema(), None)
+        if kind == "rest":
+            with monkeypatch.context() as patch:
+                former = CatalogTarget.rewrite
+
+                def lost(self: CatalogTarget, *args: Any) -> None:
+                    bench.server.lose_answers = True
+                    try:
+                        former(self, *args)
+                    finally:
+                        bench.server.lose_answers = False
+
+                patch.setattr(CatalogTarget, "rewrite", lost)
+                ran = bench.apply(bench.certificate(fits))
+            assert (ran.report["verdict"], state()) == ("applied", ("int", [1, 2, 100])), ran.message
+
+
 def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
     certificate = bench.certificate()
     if bench.record.options["catalog"]["type"] == "rest":
@@ -268,9 +336,6 @@ def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
         with pytest.raises(TableUnavailable, match="cannot be reached"):
             bench.apply(certificate)
         bench.server.status = 0
-    narrow = bench.certificate({"fits": {"column": "id", "type": "int"}})
-    with pytest.raises(InvalidArgument, match="rewriting the table, which is not available yet through a catalog"):
-        bench.apply(narrow)
     bench.server.tables.drop_table(NAME)
     with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped"):
         bench.apply(certificate)
@@ -304,5 +369,10 @@ def test_metadata_that_pyiceberg_would_not_write_whole_are_left_alone(tmp_path: 
         with open(source, "w") as file:
             json.dump(had, file)
         with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow., which pyiceberg does not know"):
+            bench.apply(certificate)
+        del had["snapshots"][0]["of-tomorrow"]
+        with open(source, "w") as file:
+            json.dump({**had, "format-version": 3, "next-row-id": 2}, file)
+        with pytest.raises(InvalidArgument, match="format version 3 of Iceberg, whose metadata pyiceberg does not"):
             bench.apply(certificate)
         assert not bench.required

@@ -20,7 +20,8 @@ from distop_behaviors.apply.publishing import Narrowing
 from distop_behaviors.apply.target import Unsure
 from distop_behaviors.validate import Validate
 from tests.support.applying import At
-from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.applying import Staging as Context
+from tests.support.context import Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -36,21 +37,6 @@ FITS = {"fits": {"column": "n", "type": "int"}}
 COLUMNS = "id bigint, n bigint comment 'how many', k string"
 BIG = 1 << 40
 """Fits no int."""
-
-
-class Context(FakeContext):
-    """Of one operation, whose attempts are numbered: each has a stage of its own."""
-
-    fence = 1
-
-    @property
-    def stage(self) -> str:
-        assert self.partition is not None
-        table, kind, instance = self.operation.split("/")
-        path = Path(self.shared_dir) / "stage" / table / kind / instance / f"{self.partition.partition:06}"
-        path = path / f"{self.fence}-inc"
-        path.mkdir(parents=True, exist_ok=True)
-        return str(path)
 
 
 class Bench:
@@ -483,7 +469,6 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
     refuse("sorted", plain, "the table's sort order is made of 'n'")
     refuse("branched", plain, "the branch 'other' of the table would keep")
     refuse("equal", plain, "equality deletes that still apply compare 'n'")
-    refuse("third", plain, "in the format version 3 of Iceberg its rows would lose their ids", version=3)
     inside = {"fits": {"column": "s.a", "type": "int"}}
     refuse("nested", "id bigint, s struct<a:bigint>", "'s.a' is inside another column", inside)
     refuse(
@@ -497,6 +482,41 @@ def test_what_cannot_be_narrowed_is_refused_in_a_sentence(lake: Lake, spark: Spa
     refuse("both", plain, "the column 'n' cannot have both types", FITS, two)
     text = ({"fits": {"column": "c", "type": "int"}}, {"matches": {"column": "c", "pattern": "^[0-9]"}})
     refuse("text", "id bigint, c string", "c_matches looks at 'c' as the text that it is", *text)
+
+
+def test_in_the_third_version_of_the_format_rows_keep_their_ids(
+    lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With deletion vectors, several partitions, and what comes at the last moment and from those who began before."""
+
+    def ids() -> dict[int, tuple[int, int]]:
+        found = lake.spark.sql("select id, _row_id, _last_updated_sequence_number from lake.db.third").collect()
+        return {row[0]: (row[1], row[2]) for row in found}
+
+    def kept(of: dict[int, tuple[int, int]]) -> dict[int, int]:
+        return {n: row for n, (row, _) in of.items()}
+
+    for name in ("third", "third_late"):
+        lake.create(name, COLUMNS, "partitioned by (k)", 3)
+    lake.sql("insert into {third} values (1, 10, 'a'), (2, 20, 'a'), (3, null, 'b'), (4, 40, 'b'), (5, 50, null)")
+    lake.sql("insert into {third} values (6, 60, 'b')")
+    lake.delete("third", "id in (2, 3)")
+    assert lake.delete_files("third")
+    lake.sql("insert into {third_late} values (7, 70, 'a')")
+    bench, (late,) = Bench(lake, spark, tmp_path, "third"), lake.files("third_late")
+    certificate, before = bench.certificate(), ids()
+    assert len(set(kept(before).values())) == 4
+    at = At(HadoopTarget, "rewrite", 1, "after", lambda: lake.append("third", late))
+    monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], bench.kind, bench.metadata.format_version) == ("applied", "int", 3), ran.message
+    assert bench.rows() == [(1, 10, "a"), (4, 40, "b"), (5, 50, None), (6, 60, "b"), (7, 70, "a")]
+    assert {n: row for n, row in ids().items() if n != 7} == before
+    assert lake.delete_files("third") == 0
+    lake.sql("insert into {third} values (8, 80, 'a')")
+    assert kept(ids()).items() >= kept(before).items()
+    assert len(set(kept(ids()).values())) == 6
+    bench.clean()
 
 
 def order_by(lake: Lake, name: str, column: str) -> None:

@@ -55,7 +55,9 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
     conf = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as found:
-        found.start("ann", ttl=10, options=("--spark-master", "local[2]", *conf))
+        found.start(
+            "ann", ttl=10, options=("--spark-master", "local[2]", "--shared-dir", str(tmp_path / "shared"), *conf)
+        )
         yield found
 
 
@@ -74,3 +76,17 @@ def test_register_and_validate_on_the_command_line(group: Daemons) -> None:
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 2, group.tails()
     assert [s["partition"] for c in report["checks"] for s in c["samples"]] == ["day=2"] * 2
     assert report["rows"] == 3
+    # What holds is certified; with keys, by the job of the whole table; and gone on from.
+    argument = json.dumps({"checks": [{"not_null": "id"}, {"unique": ["id", "day"]}]})
+    report = json.loads(distop(group, "start", "validate", "orders", "--arg", argument, "--wait", "--json").stdout)[
+        "report"
+    ]
+    assert report["certificate"]["types"] == {"id": "int", "day": "int"}, (report, group.tails())
+    since = ("--since", "orders/validate/2", "--arg", json.dumps({"checks": [{"not_null": "id"}]}))
+    report = json.loads(distop(group, "start", "validate", "orders", *since, "--wait", "--json").stdout)["report"]
+    assert (report["verdict"], report["rows"], report["certificate"]["rows"]) == ("valid", 0, 3), group.tails()
+    argument = json.dumps({"name": "words", "columns": ["word"]})
+    report = json.loads(distop(group, "start", "build-index", "orders", "--arg", argument, "--wait", "--json").stdout)[
+        "report"
+    ]
+    assert (report["files"], report["rows"], report["not_indexed_files"]) == (3, 3, 0), group.tails()

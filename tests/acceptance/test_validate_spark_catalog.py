@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
 from distop.tables import check_reachable, plan_table
 from distop.tables.spark import EMPTY
+from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate
 from tests.support.checked import between
 from tests.support.context import FakeContext, Ran, run_operation
@@ -237,6 +239,15 @@ def test_a_table_that_is_dropped_in_the_middle_is_an_error_that_says_so(shop: Sh
     assert "is gone since the operation was planned" in str(ran.outcomes[0].result["reasons"][0])
     with pytest.raises(InvalidArgument, match="'shop.brief': it was dropped or renamed"):
         shop.plan("brief")
+    # One that is renamed takes its folder with it.
+    shop.sql("create table {former} (id int) using parquet")
+    shop.sql("insert into {former} values (1)")
+    planned = shop.plan("former")
+    shop.sql("alter table {former} rename to {renamed}")
+    keys = [replace(partition, name="@table") for partition in planned.partitions]
+    ran = shop.run("former", {"unique": "id"}, planned=replace(planned, partitions=keys))
+    assert "is gone since the operation was planned" in str(ran.report["checks"][0]["error"])
+    assert shop.run("renamed", {"not_null": "id"}).report["verdict"] == "valid"
 
 
 def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_path: Path) -> None:
@@ -252,3 +263,92 @@ def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_
     argument = {"checks": [{"not_null": "c"}]}
     ran = run_operation(Validate(), table, argument, shop.context, partitions=planned.partitions)
     assert verdicts(ran) == [("violated", 18)]
+
+
+def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
+    """Each count is that of Spark's own query on the table."""
+    shop.sql("create table {orders} (id bigint, word string) using parquet partitioned by (Day int, region string)")
+    shop.sql("insert into {orders} values (1, 'a', 1, 'x:y'), (2, null, 1, 'x:y'), (3, 'b', 2, null), (1, 'c', 2, 'z')")
+    # Places and names that say something else than the catalog; narrower types, another case, and a column too few.
+    for place, ids in (("Day=9/region=no", [1, 7]), ("odd", [8, 8])):
+        (tmp_path / place).mkdir(parents=True)
+        pq.write_table(pa.table({"ID": pa.array(ids, pa.int32())}), tmp_path / place / "f.parquet")
+    shop.sql(f"alter table {{orders}} add partition (day = 4, region = 'z') location '{tmp_path}/Day=9/region=no'")
+    shop.sql(f"alter table {{orders}} add partition (day = 5, region = 'z') location '{tmp_path}/odd'")
+    shop.sql("create table {days} (number bigint, Name string) using parquet partitioned by (k int)")
+    shop.sql("insert into {days} values (1, 'a', 0), (4, 'b', 0), (5, null, 1)")
+    rows, keys = "shop.orders", [["id"], ["day", "id"], ["region"], ["word", "id"]]
+    expected = [
+        shop.spark.sql(
+            f"select coalesce(sum(n - 1), 0) from (select count(*) n from {rows} where "
+            f"{' and '.join(f'{c} is not null' for c in key)} group by {', '.join(key)})"
+        ).collect()[0][0]
+        for key in keys
+    ]
+    assert expected == [3, 1, 5, 0]
+    days = {"references": {"column": "day", "table": "days", "to": "number"}}
+    words = {"references": {"columns": ["word", "day"], "table": "days", "to": ["name", "number"]}}
+    context = shop.context
+
+    def with_days(table: TableRecord) -> FakeContext:
+        ctx = context(table)
+        ctx.tables = {"days": shop.record("days")}
+        return ctx
+
+    for mode in ("auto", "never"):
+        checks = [*({"unique": key} for key in keys), days, words]
+        argument = {"checks": checks, "statistics": mode, "sample": 4 if mode == "auto" else 0}
+        ran = run_operation(Validate(), shop.record("orders"), argument, with_days)
+        assert [c["error"] for c in ran.report["checks"]] == [None] * 6
+        # Both rows of the day 2; and the words 'b' and 'c', which that table has with no such number.
+        assert [c["violations"] for c in ran.report["checks"]] == [*expected, 2, 2]
+        assert [o.name for o in ran.outcomes] == ["@table"]
+        if mode == "never":
+            continue
+        shown = ran.report["checks"][1]["samples"]
+        assert {(s["partition"], s["values"]["day"], s["values"]["id"]) for s in shown} == {("Day=5/region=z", 5, 8)}
+    picked = run_operation(
+        Validate(), shop.record("orders"), {"checks": [{"unique": "id"}], "where": "region = 'z'"}, with_days
+    )
+    assert picked.report["checks"][0]["violations"] == 2
+
+
+def test_certificates_go_on_from_files_partitions_and_types_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
+    place = f"using parquet partitioned by (k int) location '{tmp_path}/proved'"  # what is dropped keeps its files
+    shop.sql(f"create table {{proved}} (id bigint, word string) {place}")
+    shop.sql("insert into {proved} values (1, 'a', 1), (2, 'b', 2)")
+
+    def validate(*checks: dict[str, Any], **arg: Any) -> Ran:
+        return run_operation(Validate(), shop.record("proved"), {"checks": list(checks), **arg}, shop.context)
+
+    first = validate({"not_null": "word"}, {"check": "k + id < 100"}, {"unique": "id"})
+    certificate = first.report["certificate"]
+    assert certificate["types"] == {"id": "bigint", "word": "string", "k": "int"}
+    assert (certificate["uuid"], certificate["rows"]) == (None, 2)
+    checks = ({"not_null": "word"}, {"check": "k + id < 100"})
+    again = validate(*checks, since=certificate)
+    assert (again.report["verdict"], again.report["rows"], again.outcomes) == ("valid", 0, [])
+    # A new file, and a partition whose rows get another value: they are looked at, and nothing else.
+    shop.sql("insert into {proved} values (3, 'c', 3)")
+    shop.sql("alter table {proved} drop partition (k = 2)")
+    shop.sql(f"alter table {{proved}} add partition (k = 99) location '{tmp_path}/proved/k=2'")
+    second = validate(*checks, since=certificate)
+    assert [o.name for o in second.outcomes] == ["k=3", "k=99"]
+    assert [(c["verdict"], c["violations"]) for c in second.report["checks"]] == [("valid", 0), ("violated", 1)]
+    shop.sql("alter table {proved} drop partition (k = 99)")
+    third = validate(*checks, since=certificate)
+    assert ([o.name for o in third.outcomes], third.report["certificate"]["since"]) == (
+        ["k=3"],
+        certificate["operation"],
+    )
+    assert third.report["certificate"]["types"] == certificate["types"]
+    # One more column is of no concern; one that is another now is.
+    shop.sql("alter table {proved} add columns (more int)")
+    assert validate(*checks, since=third.report["certificate"]).report["rows"] == 0
+    shop.sql("drop table {proved}")
+    shop.sql(f"create table {{proved}} (id int, word string) {place}")
+    shop.sql("alter table {proved} recover partitions")
+    with pytest.raises(InvalidArgument, match="the type of 'id' was changed since"):
+        validate(*checks, since=certificate)
+    with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available"):
+        run_operation(Apply(), shop.record("proved"), {"certificate": certificate}, shop.context)

@@ -283,16 +283,18 @@ def test_some_of_the_partitions(group: Daemons) -> None:
     assert "nowhere" in missing.errors[0]["text"]
 
 
-def test_what_planning_finds_of_the_table_reaches_every_job_and_no_record(
+def test_what_planning_finds_of_the_table_reaches_every_job_the_completion_and_no_record(
     group: Daemons, sample_env: dict[str, str]
 ) -> None:
     group.start("ann", "bob", env=sample_env)
     group.client.add_table(distop.TableRecord("own", "parquet", str(group.folder), {"group_files": 2}), check=False)
     wide = {"columns": {f"c{n}": ["array", "int"] for n in range(2_000)}}
     names = [str(n) for n in range(8)]
-    argument = {"names": names, "does": dict.fromkeys(names, "options"), "options": wide}
+    argument = {"names": names, "does": {**dict.fromkeys(names, "options"), "table": ""}, "options": wide}
     operation = group.client.start_operation("sample", "own", argument)
-    assert operation.wait(60).state == "success", group.tails()
+    ended = operation.wait(60)
+    assert ended.state == "success", group.tails()
+    assert ended.report == {"group_files": 2, **wide}
     outcomes = Written(group.endpoint, OperationRef.parse(operation.ref)).outcomes
     results = [json.loads(written[0])["result"] for written in outcomes.values()]
     assert results == [{"group_files": 2, **wide}] * len(names)

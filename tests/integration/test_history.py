@@ -22,15 +22,17 @@ from distop.graphs import Start
 from distop.inspection import history as past
 from distop.submission.request import Every
 from tests.integration.conftest import TABLE
+from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, own_etcd, shared_etcd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
 
-__all__ = ["own_etcd", "shared_etcd"]
+__all__ = ["own_etcd", "sample_env", "shared_etcd"]
 
 pytestmark = pytest.mark.etcd
 
@@ -295,3 +297,30 @@ def test_the_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daem
     group.client.start_operations([Start("noop", TABLE, options={"labels": {"team": "y"}})])
     group.eventually(lambda: len(group.client.history(labels={"team": "x"})) == 2, "both of the series have ended")
     group.eventually(lambda: len(group.client.history(labels={"team": "y"})) == 1, "that of the graph has ended")
+
+
+def test_C30_results_in_files_go_with_the_record_and_none_that_a_record_names(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """With those that were left by a daemon that died before it had removed them; what is no operation stays."""
+    results, size, now = tmp_path / "shared" / "results" / "t" / "large", 200_000, time.time()
+    for name in (
+        "80",
+        "85",
+        "90",
+        "95",
+        "notes",
+    ):  # left behind; of a record; of one that goes; of later ones; no one's
+        (results / name).mkdir(parents=True)
+        (results / name / "000000-7-i.json").write_text("{}")
+    write_now(group, record("t/large/85", now - HOUR))
+    shared = ("--shared-dir", str(tmp_path / "shared"))
+    (daemon,) = group.start("a", options=shared, env=sample_env)
+    assert group.client.start_operation("large", "t", {"sizes": [size, 3]}).wait(60).success
+    assert daemon.stop() == 0
+    write_now(group, record("t/large/90", now - 5 * HOUR))
+    group.start("b", options=(*shared, "--history-age", "4h"), env=sample_env)
+    group.eventually(lambda: not (results / "90").exists() and not (results / "80").exists(), "they are gone")
+    assert {path.name for path in results.iterdir()} == {"1", "85", "95", "notes"}
+    assert [path.stat().st_size > size for path in (results / "1").iterdir()] == [True]
+    assert "t/large/90" not in ops(group.client.history())

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from distop.behavior import Behavior, PartitionPlan
     from distop_behaviors.index.argument import BuildReport
 
@@ -22,9 +24,14 @@ class Attempt(FakeContext):
     """The context of one attempt: the stage has its fence, and what it saves outlives it."""
 
     def __init__(
-        self, indexes: Indexes, operation: str, partition: PartitionPlan | None = None, fence: int = 1
+        self,
+        indexes: Indexes,
+        operation: str,
+        partition: PartitionPlan | None = None,
+        fence: int = 1,
+        table: TableRecord | None = None,
     ) -> None:
-        super().__init__(indexes.shared, indexes.record, None, partition)
+        super().__init__(indexes.shared, table or indexes.record, indexes.spark, partition)
         self.operation = operation
         self.fence = fence
         self.stop_after = -1
@@ -55,12 +62,13 @@ class Operation:
         indexes.instances += 1
         self.name = f"t/{behavior.type_name}/{arg['name']}/{indexes.instances}"
         self.planned = behavior.partitions(indexes.record, self.arg, Attempt(indexes, self.name))
+        self.table = indexes.record.extended(self.planned.options)
         self.progress: dict[int, MemoryProgress] = {}
         self.outcomes: dict[int, OutcomeRow] = {}
 
     def attempt(self, partition: PartitionPlan, fence: int = 1) -> Attempt:
         """The context of an attempt at a job, with the checkpoint of those before it."""
-        made = Attempt(self.indexes, self.name, partition, fence)
+        made = Attempt(self.indexes, self.name, partition, fence, self.table)
         made.progress = self.progress.setdefault(partition.partition, MemoryProgress())
         return made
 
@@ -81,8 +89,8 @@ class Operation:
         """The completion; what it gives."""
         rows = [self.outcomes[n] for n in sorted(self.outcomes)]
         summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows), self.planned.version)
-        ctx = Attempt(self.indexes, self.name)
-        return self.behavior.complete_operation(self.arg, self.indexes.record, summary, ctx)
+        ctx = Attempt(self.indexes, self.name, table=self.table)
+        return self.behavior.complete_operation(self.arg, self.table, summary, ctx)
 
 
 class Indexes:
@@ -91,6 +99,8 @@ class Indexes:
     def __init__(self, location: Path, shared: Path, **options: Any) -> None:
         self.record = TableRecord("t", "parquet", str(location), options)
         self.shared = shared
+        self.spark: SparkSession | None = None
+        """For what asks Spark's catalog."""
         self.instances = 0
 
     def plan(self, name: str = "i", **arg: Any) -> Operation:

@@ -122,6 +122,8 @@ class Sample(Behavior):
         if "plan" in arg.does:
             planned = [[p.partition, p.name, len(p.files)] for p in summary.partitions()]
             return {"version": summary.version, "whole": summary.whole, "planned": planned}
+        if "table" in arg.does:
+            return dict(table.options) if table is not None else {}
         if "follow" in arg.does:
             ctx.start_operation("sample", "t", SampleArg(names=["a"]), partitions=["a"])
         if "no" in arg.does:

@@ -21,6 +21,7 @@ case "$*" in
     *sys.version*) echo "3.12.0 (a fake)" ;;
     *ensurepip*) exit {without_venv} ;;
     "-m venv"*) mkdir -p "$4/bin" && cat "$0" >"$4/bin/python" && chmod +x "$4/bin/python" ;;
+    *spark_archive.py*) exit {archive} ;;
     "-m pip"*) echo "pip $*" >>"$PIP_CALLS"; echo "pip's own reason" >&2; exit {pip} ;;
 esac
 """
@@ -49,8 +50,10 @@ class Clone:
         path.write_text(text)
         path.chmod(0o755)
 
-    def python(self, name: str = "python3", *, old: bool = False, without_venv: bool = False, pip: int = 0) -> None:
-        self.program(name, PYTHON.format(old=int(old), without_venv=int(without_venv), pip=pip))
+    def python(
+        self, name: str = "python3", *, old: bool = False, without_venv: bool = False, pip: int = 0, archive: int = 0
+    ) -> None:
+        self.program(name, PYTHON.format(old=int(old), without_venv=int(without_venv), pip=pip, archive=archive))
 
     def java(self, version: str) -> None:
         self.program("java", f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
@@ -88,6 +91,13 @@ def test_an_environment_of_another_place_is_not_made_anew(clone: Clone, tmp_path
     link.symlink_to(others)
     assert clone.refusal() == f"{link} is a link to an environment of another place: remove the link."
     assert [file.name for file in others.iterdir()] == ["kept"]
+
+
+def test_without_its_archive_spark_starts_more_slowly_and_all_else_goes_on(clone: Clone) -> None:
+    clone.python(archive=1)
+    ran = clone.run(SPARK_SUBMIT_OPTS="-Dmine=1")
+    assert ran.returncode == 0, ran
+    assert ran.stderr.endswith("distop: that failed; Spark starts more slowly\n")
 
 
 NEEDS_JAVA = "Java 17 or newer is needed by Spark and "

@@ -250,7 +250,7 @@ def test_a_result_says_why_it_has_no_certificate() -> None:
 def test_a_table_that_spark_s_catalog_alone_changes_or_without_a_schema_is_refused() -> None:
     from distop_behaviors.apply.target import check_format
 
-    with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available yet"):
+    with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available"):
         check_format(TableRecord("t", "spark", "db.t"))
     with pytest.raises(InvalidArgument, match="is a folder of parquet files, which has no schema to change"):
         check_format(TableRecord("t", "parquet", "/t"))

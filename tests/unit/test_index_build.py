@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -446,6 +447,39 @@ def test_where_nothing_can_be_written_the_plan_says_so(indexes: Indexes) -> None
     (Path(indexes.record.location) / "_distop").write_text("")
     with pytest.raises(InvalidArgument, match=r"/_distop/index/i cannot be written .*: an index lies beside its table"):
         indexes.plan(columns=["k"])
+
+
+def test_a_folder_that_takes_nothing_any_more_costs_nothing_but_time(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a build has begun: in the stage of a job, then beside the table. (To who may do anything, as a test may run,
+    no folder is read-only: the one call that makes a file says it.)
+    """
+    indexes.build(columns=["k"])
+    add(Path(indexes.record.location), 3)
+    operation = indexes.plan(columns=["k"])
+    (partition,) = operation.planned.partitions
+    former = pq.write_table
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fails(run: Callable[[], object]) -> None:
+        monkeypatch.setattr(pq, "write_table", refused)
+        with pytest.raises(OSError, match="Read-only file system"):
+            run()
+        monkeypatch.setattr(pq, "write_table", former)
+        current = indexes.folder().current()
+        assert current is not None
+        assert {path.name for path in indexes.folder().data.iterdir()} == {one.name for one in current.named()}
+        assert [Path(f[0]).stem for f in find(indexes.record, "i", [107]).files] == ["1", "3"]
+
+    fails(lambda: operation.run(partition))
+    operation.run(partition, operation.attempt(partition, fence=2))
+    fails(operation.complete)
+    assert operation.complete().files == 4
+    holds(indexes, files=("0", "1", "2", "3"))
+    clean(indexes)
 
 
 def test_files_that_cannot_be_read_are_named_and_left_to_lookups(indexes: Indexes) -> None:

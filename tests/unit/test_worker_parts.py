@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,13 +14,14 @@ from hypothesis import strategies as st
 
 from distop.core.codec import MAX_ERROR_TEXT, dumps
 from distop.core.model import TableRecord
-from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, select
+from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, select
 from distop.errors import DistopError, InvalidArgument, TableUnavailable, describe
 from distop.worker import logs, shared
 from distop.worker.explain import explain, headline
 from distop.worker.gate import Gate, halves
 from distop.worker.model import WorkerError
 from distop.worker.spark import SparkUnavailable, check_java, settings
+from distop_behaviors.validate.wide import _over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,3 +226,21 @@ def test_spark_executors_elsewhere_stop_before_their_jobs_are_taken_over(tmp_pat
 
 def test_a_local_spark_has_no_heartbeats_of_ours(tmp_path: Path) -> None:
     assert not [name for name in settings("local[2]", "ex", tmp_path, 2.0, {}) if "heartbeat" in name]
+
+
+def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> None:
+    """Of the table, and of one beside it."""
+    partitions = [
+        PartitionPlan(n, f"k={n}", files=((f"/{'k=' if n % 2 else 'odd'}{n}/f", 1, 2),), values={"k": str(n)})
+        for n in range(20_000)
+    ]
+    over = _over("@table", partitions)
+    assert (len(over.files), len(over.folders), over.folders["/odd4"]) == (20_000, 10_000, "k=4")
+    beside = Pinned(TableRecord("u", "spark", "db.u"), "v", over.files, folders=over.folders)
+    (spilled,) = shared.spill([replace(over, beside=(beside,))], str(tmp_path), "t/sample/1")
+    assert (spilled.files, spilled.folders, spilled.beside[0].folders) == ((), {}, {})
+    came = shared.with_files(PartitionPlan.from_json(json.loads(json.dumps(spilled.to_json()))), str(tmp_path))
+    assert (came.files, came.folders) == (over.files, over.folders)
+    assert (came.beside[0].files, came.beside[0].folders) == (over.files, over.folders)
+    small = replace(over, files=over.files[:3], folders={"/odd0": "k=0"})
+    assert PartitionPlan.from_json(json.loads(json.dumps(small.to_json()))) == small

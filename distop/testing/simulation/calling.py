@@ -128,6 +128,10 @@ class Calling(Keeping):
     async def sweep(self, op: str, table: Any) -> None:
         """Nothing is left anywhere but in memory."""
 
+    async def sweep_results(self, ops: Any, table: Any, *, remove: bool) -> list[str]:
+        """No result is so large."""
+        return []
+
     async def complete(
         self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
         fetch: Any, first: Any = None, plan: Any = None,

@@ -1,0 +1,152 @@
+"""The metadata that a rewrite, or its undoing, makes of an Iceberg table: by Iceberg's own transaction in the JVM.
+
+Of the transaction nothing but its outcome is used: its own commit would build on whatever is current by then. Who asks
+for it commits that outcome, in whichever way compares with what was loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.files import write
+from distop.tables.iceberg import NO_SNAPSHOT
+from distop_behaviors.reading.fields import local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from distop_behaviors.apply.target import Rewrite
+
+FOLDER = "distop-"
+"""How the folder begins that a commit through a catalog has its manifests in."""
+
+
+class Production:
+    """One transaction on a table as it was loaded. ``operation``: for whom, as the snapshot says."""
+
+    def __init__(self, session: Any, table: Any, operation: str) -> None:
+        self._jvm = session._jvm
+        self._conf = session._jsparkSession.sessionState().newHadoopConf()
+        self._table = table
+        self._operation = operation
+        self._transaction = self._iceberg.Transactions.newTransaction(table.name(), table.operations())
+        self._made = self._transaction.table().operations()
+        self.base = self._transaction.startMetadata()
+
+    @property
+    def _iceberg(self) -> Any:
+        return self._jvm.org.apache.iceberg
+
+    def rewritten(self, rewrite: Rewrite) -> Any:
+        """With data files in the place of others, and the schema with them."""
+        lists = self._iceberg.relocated.com.google.common.collect.Lists
+        data, deletes, added = (self._jvm.java.util.HashSet() for _ in range(3))
+        if rewrite.schema is not None:
+            schema = self._iceberg.SchemaParser.fromJson(json.dumps(rewrite.schema))
+            self._made.commit(self.base, self.base.updateSchema(schema))
+        for staged in rewrite.staged:
+            source = self._iceberg.hadoop.HadoopTables(self._conf).load(uri(staged))
+            if (snapshot := source.currentSnapshot()) is not None:
+                added.addAll(lists.newArrayList(snapshot.addedDataFiles(source.io())))
+        former = self.base.currentSnapshot()
+        if former is not None:
+            for file in self._data_files():
+                if rewrite.replaced is None or str(file.location()) in rewrite.replaced:
+                    data.add(file)
+            for manifest in former.deleteManifests(self._table.io()) if rewrite.replaced is None else ():
+                reader = self._iceberg.ManifestFiles.readDeleteManifest(
+                    manifest, self._table.io(), self.base.specsById()
+                )
+                deletes.addAll(lists.newArrayList(reader))
+                reader.close()
+        if data.size() or deletes.size():
+            rewriting = self._transaction.newRewrite().validateFromSnapshot(former.snapshotId())
+            rewriting.rewriteFiles(data, deletes, added, self._jvm.java.util.HashSet())
+            rewriting.set("distop.operation", self._operation)
+            rewriting.commit()
+        snapshot = self._made.current().currentSnapshot()
+        return self._with(rewrite.properties(str(snapshot.snapshotId()) if snapshot is not None else NO_SNAPSHOT))
+
+    def rolled_back(
+        self, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
+    ) -> Any:
+        """With a former schema and snapshot (None: it is still this one) as the current ones, and the data files
+        ``kept`` of the present one.
+        """
+        builder = self._iceberg.TableMetadata.buildFrom(self.base).setCurrentSchema(schema)
+        if snapshot is not None:
+            builder = builder.setBranchSnapshot(snapshot, "main")
+        self._made.commit(self.base, builder.build())
+        if snapshot is not None and kept:
+            appending = self._transaction.newFastAppend()
+            for file in self._data_files():
+                if str(file.location()) in kept:
+                    appending.appendFile(file)
+            appending.commit()
+        return self._with(change)
+
+    def discard(self) -> None:
+        """Remove what was written on the way: nobody has taken the outcome."""
+        snapshot = self._made.current().currentSnapshot()
+        if snapshot is None or self.base.snapshot(snapshot.snapshotId()) is not None:
+            return
+        io = self._table.io()
+        for manifest in snapshot.allManifests(io):
+            if manifest.snapshotId() == snapshot.snapshotId():
+                io.deleteFile(manifest.path())
+        io.deleteFile(snapshot.manifestListLocation())
+
+    def _data_files(self) -> Iterator[Any]:
+        """Those of the snapshot that was loaded, with their statistics."""
+        for manifest in self.base.currentSnapshot().dataManifests(self._table.io()):
+            reader = self._iceberg.ManifestFiles.read(manifest, self._table.io(), self.base.specsById())
+            yield from self._iceberg.relocated.com.google.common.collect.Lists.newArrayList(reader)
+            reader.close()
+
+    def _with(self, change: Mapping[str, str | None]) -> Any:
+        current = self._made.current()
+        return current.replaceProperties(properties(self._jvm, current, change))
+
+
+def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any:
+    """Those of some metadata with a change."""
+    changed = jvm.java.util.HashMap(metadata.properties())
+    for name, value in change.items():
+        if value is None:
+            changed.remove(name)
+        else:
+            changed.put(name, value)
+    return changed
+
+
+@contextmanager
+def detached(session: Any, source: str) -> Iterator[Any]:
+    """The table of a metadata file that a catalog knows, for a :class:`Production`, without that catalog: as one by
+    path, in a folder of its own below the table's metadata, where the manifests that are written stay. ``source``: as a
+    plan names it. Nothing but those is left.
+    """
+    jvm = session._jvm
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    loaded = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(source)).operations().current()
+    place = f"{str(loaded.location()).rstrip('/')}/metadata/{FOLDER}{uuid.uuid4().hex}"
+    folder = Path(local_path(place) or place) / "metadata"
+    write(str(folder / "v1.metadata.json"), str(jvm.org.apache.iceberg.TableMetadataParser.toJson(loaded)).encode())
+    write(str(folder / "version-hint.text"), b"1")
+    try:
+        yield jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place))
+    finally:
+        for name in ("v1.metadata.json", "version-hint.text"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / f".{name}.crc").unlink(missing_ok=True)
+        with suppress(OSError):  # unless there are manifests
+            folder.rmdir()
+            folder.parent.rmdir()
+
+
+def uri(location: str) -> str:
+    """A planned path as Hadoop is to take it."""
+    return f"file://{location}" if location.startswith("/") else location
