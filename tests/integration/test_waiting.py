@@ -149,7 +149,7 @@ def test_L19_a_graph_of_many_transactions_is_started_once(group: Daemons) -> Non
 
 def test_L26_dependencies_are_added_to_what_has_not_begun(group: Daemons) -> None:
     group.start("e1")
-    first, late = noop(group, sleep=0.5), noop(group, delay=0.2)
+    first, late = noop(group, sleep=2), noop(group, delay=1)
     other = noop(group, after=[late])
     group.client.add_dependencies([(first, late)])
     with pytest.raises(InvalidArgument, match="circle"):
