@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.client import Client, connect
+from distop.client import Client
+from distop.connecting import connect
 from distop.operation import Operation
 
 if TYPE_CHECKING:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.claims import model as claims
 from distop.claims import types as declared
 from distop.clock import time, uuid
-from distop.config import ClientConfig, Settings, client_config
-from distop.core import catalog
 from distop.core import keys as K
 from distop.core.declaration import Declaration
 from distop.core.keys import Keys
 from distop.core.labels import labels as check_labels
-from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
-from distop.core.records import read
+from distop.core.model import OperationRef, TableRecord
 from distop.draining import drain, undo
-from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
+from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.graphs import Start, requests, steps
 from distop.inspection import asking
 from distop.inspection import history as past
@@ -29,24 +25,25 @@ from distop.operation import Operation, parse_ref
 from distop.reading import left_out, readable
 from distop.results import Transaction
 from distop.schema import encode_argument
-from distop.submission import prepared
+from distop.submission import prepared, registry
 from distop.submission.dependencies import add_dependencies
-from distop.submission.graph import start_graph
-from distop.submission.request import after_one, request, text, whoami
+from distop.submission.graph import IN_GRAPHS, start_graph
+from distop.submission.insertion import AFTER_PER_START
+from distop.submission.request import after_one, request, whoami
 from distop.submission.starts import Starts
-from distop.submission.submit import WRITE_LIMIT
 from distop.submission.within import commit_with, own, submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
     from distop.claims.model import OfferedJob, OwnedJob
     from distop.claims.owner import Owner
+    from distop.config import ClientConfig
     from distop.core.declaration import Retry
     from distop.core.model import Node
-    from distop.core.txn import Compare, Txn
+    from distop.core.txn import Compare
     from distop.core.txn import Operation as TxnOperation
     from distop.graphs import Step
     from distop.inspection.history import HistoryPage
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
     from distop.inspection.why import Why
     from distop.results import OperationStatus
     from distop.store.client import EtcdClient
-    from distop.submission.graph import Link
+    from distop.submission.insertion import Link
     from distop.submission.request import Every, Request
     from distop.submission.within import Submission
 
@@ -63,11 +60,14 @@ _AT_ONCE = 8
 
 def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[Request], list[Link], str]:
     """What shall be started, and the request id of all together: where the caller chose none, one that it can be
-    told.
+    told. Those that have one of their own keep it.
     """
-    name = request_id if request_id is not None else str(uuid.uuid4())
-    wanted, links = requests(steps(starts), name)
-    return [replace(one, own_id=one.own_id and request_id is not None) for one in wanted], links, name
+    if request_id is not None:
+        return *requests(steps(starts), request_id), request_id
+    name = str(uuid.uuid4())
+    wanted, links = requests(steps(starts), None)
+    named = [one if one.own_id else replace(one, request_id=f"{name}#{n}") for n, one in enumerate(wanted)]
+    return named, links, name
 
 
 class Client:
@@ -197,7 +197,10 @@ class Client:
             one_off=one_off,
             on_duplicate=on_duplicate,
         )
-        started = await self._starts.start(wanted)
+        if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
+            (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
+        else:
+            started = await self._starts.start(wanted)
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
@@ -210,8 +213,8 @@ class Client:
         Raises as :meth:`start_operation` does, for the first that is refused; InvalidArgument for a cycle, and for more
         than 100,000.
         """
-        wanted, links = requests(starts, request_id)
-        started = await start_graph(self._etcd, self._keys, wanted, links)
+        wanted, links, name = _once(starts, request_id)
+        started = await start_graph(self._etcd, self._keys, wanted, links, name)
         return [Operation(self._etcd, self._keys, one.ref, already_started=one.earlier) for one in started]
 
     async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -577,176 +580,11 @@ class Client:
 
         Raises InvalidArgument, NotAllowed (another record is there), OutcomeUnknown.
         """
-        if not isinstance(record, TableRecord):
-            raise InvalidArgument(f"a table is registered as a TableRecord, not {record!r}")
-        for value, what in (
-            (record.name, "the name of a table"),
-            (record.format, "the format of a table"),
-            (record.location, "the location of a table"),
-        ):
-            text(value, what)
-        if record.name == CLUSTER_TABLE:
-            raise InvalidArgument(f"{CLUSTER_TABLE} stands for operations without a table: choose another name")
-        self._keys.table(record.name)
-        if check:
-            from distop.tables import check_table
-
-            record = await asyncio.to_thread(check_table, record)
-        while True:
-            seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, record.name))
-            if seen.kv is not None:
-                there = read(TableRecord.decode, seen.kv)
-                if there == record:
-                    return record
-                if not replace:
-                    raise NotAllowed(
-                        f"the table {record.name!r} is registered already, as {there.format} at {there.location}: "
-                        "replace it on purpose (--replace), or choose another name"
-                    )
-            if await self._done(catalog.put_table(self._keys, record, seen.kv, run_ops.kv)):
-                return record
+        return await registry.add(self._etcd, self._keys, record, replace=replace, check=check)
 
     async def remove_table(self, name: str) -> None:
         """Remove a table from the registry; its data and its operations' history stay.
 
         Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
         """
-        text(name, "the name of a table")
-        removed = False
-        while True:
-            seen, run_ops = await self._etcd.read(*catalog.read_table(self._keys, name))
-            if seen.kv is None:
-                if removed:
-                    return
-                raise NotFound(f"there is no table {name!r}")
-            running = catalog.running(run_ops.kv)
-            if running:
-                count = sum(running.values())
-                raise NotAllowed(
-                    f"{count} operation{'s' if count != 1 else ''} ({', '.join(sorted(running))}) "
-                    f"run{'s' if count == 1 else ''} on {name!r}: wait for the end, or cancel first"
-                )
-            if await self._done(catalog.remove_table(self._keys, name, seen.kv, run_ops.kv)):
-                return
-            removed = True  # by us, if an earlier copy won; by another, with the same effect
-
-    async def _done(self, txn: Txn) -> bool:
-        return (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded
-
-
-# ------------------------------------------------------------------ connecting
-
-
-def configure(
-    endpoints: str | Iterable[str] | None = None,
-    *,
-    client: Any = None,
-    namespace: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    ca_cert: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    connect_timeout: float | None = None,
-) -> ClientConfig:
-    """The settings of a client; what is left out comes from ``DISTOP_<NAME>``. Raises InvalidArgument.
-
-    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken. It keeps neither the password nor the
-    certificate files that it was made with, so those are given here as well.
-    """
-    if client is not None:
-        if endpoints is not None:
-            raise InvalidArgument("give either the endpoints or an etcd3 client, not both")
-        endpoints = _address_of(client, bool(username), bool(ca_cert or cert))
-    if endpoints is not None and not isinstance(endpoints, str):
-        try:
-            endpoints = list(endpoints)
-        except TypeError:
-            raise InvalidArgument(f"the endpoints are a text, or a list of texts, not {endpoints!r}") from None
-    flags = {
-        "etcd": endpoints,
-        "namespace": namespace,
-        "user": username,
-        "password": password,
-        "cacert": ca_cert,
-        "cert": cert,
-        "key": key,
-        "connect_timeout": connect_timeout,
-    }
-    names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
-    return client_config(Settings(flags, file=False, names={name: names.get(name, name) for name in flags}))
-
-
-def _address_of(client: Any, user: bool, tls: bool) -> str:
-    address = getattr(client, "_url", None)
-    if not isinstance(address, str) or not address:
-        raise InvalidArgument(f"{type(client).__name__} is no etcd3.Etcd3Client: pass one, or the endpoints")
-    if getattr(client, "call_credentials", None) is not None and not (user or os.environ.get("DISTOP_USER")):
-        raise InvalidArgument("the etcd3 client has a user, but keeps no password: pass username and password as well")
-    if getattr(client, "uses_secure_channel", False):
-        if not (tls or os.environ.get("DISTOP_CACERT")):
-            raise InvalidArgument("the etcd3 client speaks TLS, but keeps no certificate: pass ca_cert as well")
-        return f"https://{address}"
-    return address
-
-
-class Connecting:
-    """``await`` it, or enter it with ``async with``, for a connected :class:`Client`."""
-
-    def __init__(self, config: ClientConfig) -> None:
-        self._config = config
-        self._client: Client | None = None
-
-    def __await__(self) -> Generator[Any, None, Client]:
-        return self._connect().__await__()
-
-    async def _connect(self) -> Client:
-        client = Client(self._config)
-        try:
-            await client.connect()
-        except BaseException:
-            await client.close()
-            raise
-        return client
-
-    async def __aenter__(self) -> Client:
-        self._client = await self._connect()
-        return self._client
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._client is not None:
-            await self._client.close()
-
-
-def connect(
-    endpoints: str | Iterable[str] | None = None,
-    *,
-    client: Any = None,
-    namespace: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    ca_cert: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    connect_timeout: float | None = None,
-) -> Connecting:
-    """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
-
-    See :func:`configure` for the parameters. Raises InvalidArgument; awaiting it raises EtcdUnavailable when etcd does
-    not answer within ``connect_timeout`` seconds (default 10), and PermissionDenied.
-    """
-    return Connecting(
-        configure(
-            endpoints,
-            client=client,
-            namespace=namespace,
-            username=username,
-            password=password,
-            ca_cert=ca_cert,
-            cert=cert,
-            key=key,
-            connect_timeout=connect_timeout,
-        )
-    )
+        await registry.remove(self._etcd, self._keys, name)

@@ -17,7 +17,7 @@ from distop.core import waiting as w
 from distop.core.codec import rfc3339, shorten
 from distop.core.due import ended_waiting
 from distop.core.keys import Keys
-from distop.core.links import Hold, HoldState
+from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Cancel, Decision, History, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options, Terms
 from distop.core.plan import Gate
@@ -26,18 +26,26 @@ from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
 from distop.core.txn import Get
-from distop.errors import ClusterChanged, EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout, no_operation
+from distop.errors import (
+    ClusterChanged,
+    EtcdUnavailable,
+    InvalidArgument,
+    NotAllowed,
+    NotFound,
+    WaitTimeout,
+    no_operation,
+)
 from distop.inspection.outcomes import outcomes
 from distop.inspection.status import JobStates, status
 from distop.inspection.why import why
 from distop.results import OperationResult, OperationStatus, check_model
-from distop.submission import prepared
+from distop.submission import prepared, series
 from distop.submission.options import changes
 from distop.submission.prepared import never_ran
 from distop.submission.request import seconds, whoami
 from distop.submission.request import text as check_text
 from distop.submission.rerun import rerun
-from distop.submission.submit import WRITE_LIMIT
+from distop.submission.submit import WRITE_LIMIT, pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -55,6 +63,8 @@ _EARLY_POLLS = (0.015, 0.03, 0.06)
 """Seconds from one to the next of the first reads beside a new watch: where something is written just as it is created,
 etcd serves it with those that are behind, every 0.1 s, though it was asked for what comes from now on."""
 _LONGEST_CANCEL_TEXT = 1_000
+_END_OF_ONE = 60.0
+"""Seconds for which one of a series that is ending is waited for, to cancel the next."""
 _PAUSE = (0.1, 2.0)
 """Seconds of back-off while etcd does not answer, first and longest."""
 
@@ -277,7 +287,29 @@ class Operation:
                 return await self._not_begun(mod, why)
             return None if state is State.CANCELLING else t.cancel(self._keys, self._ref, mod, why)
 
-        await self._command("cancelled", step)
+        await self._command("cancelled", step, why)
+
+    async def end_series(self, text: str = "") -> str:
+        """End the series that it is of (``every``), whichever operation of it goes on by now, and whether this one has
+        ended: that one is cancelled, be it that it waits or that it runs, and none comes after it. Its name. One that
+        is just ending is waited for, to cancel the next. ``text``: why, for the record.
+
+        Raises NotAllowed (it is of no series; the series has ended; or what goes on of it does not come to its end),
+        NotFound, OutcomeUnknown (call again).
+        """
+        check_text(text, "the reason of a cancel")
+        first = await series.first_of(self._etcd, self._keys, self._ref)
+        began, tries = time.monotonic(), 0
+        while (ref := await series.latest_of(self._etcd, self._keys, first)) is not None:
+            try:
+                await Operation(self._etcd, self._keys, ref).cancel(text)
+                return str(ref)
+            except (NotAllowed, NotFound) as error:
+                if time.monotonic() - began > _END_OF_ONE:
+                    raise NotAllowed(f"the series goes on: {error}; call again") from None
+                tries += 1
+                await asyncio.sleep(pause(tries))
+        raise NotAllowed(f"the series that began with {first} has ended")
 
     async def _not_begun(self, mod: int, why: Cancel, *, held: bool = False) -> Txn:
         """The end of one that still waits: nothing of it runs. Raises NotAllowed while its graph is being inserted, and
@@ -292,11 +324,12 @@ class Operation:
         record = read(Hold.decode, kv) if kv is not None else None
         if record is None and held:
             raise NotAllowed(f"{self.ref} was confirmed: cancel it, if it shall not run")
-        if record is not None and record.kind == "graph":
+        void = record is not None and record.kind == GRAPH
+        if record is not None and void and record.state is HoldState.HELD:
             raise NotAllowed(f"{self.ref} is being inserted together with others: cancel it once they all are there")
         terms = Prepared.of(record) if record is not None else None
         alarm = record.text if record is not None and terms is not None and terms.alarm else ""
-        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm)
+        history = ended_waiting(ref, spec, State.CANCELLED, rfc3339(time.time()), why, alarm, void=void)
         end = w.end_waiting(keys, ref, mod, history, why)
         if kv is None or record is None or terms is None or record.state is not HoldState.HELD:
             return end
@@ -438,22 +471,35 @@ class Operation:
         )
         return Operation(self._etcd, self._keys, started.ref, already_started=started.earlier)
 
-    async def _command(self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]]) -> None:
+    async def _command(
+        self, done: str, step: Callable[[State, int, bool, bytes], Awaitable[Txn | None]], why: Cancel | None = None
+    ) -> None:
+        """``why``: what a cancel writes. By that its own is known again where the answer was lost, and the operation
+        has ended since.
+        """
         keys, ref = self._keys, self._ref
+        repeated = False
         while True:
             state, decision, plan, history, pending = await self._etcd.read(
                 *(Get(keys.of(ref, name)) for name in ("state", "decision", "plan")),
                 Get(keys.history(ref)),
                 Get(keys.pending(ref)),
             )
+            record = read(History.decode, history.kv) if repeated and history.kv is not None else None
+            if record is not None and why is not None and record.cancel == why:
+                return
             word = self._going_on(done, state, decision, history)
             phase = pending.kv.value if pending.kv is not None else b""
             try:
                 txn = await step(read(word_of(State), word), word.mod_revision, plan.kv is not None, phase)
             except _Ended:
                 continue
-            if txn is None or (await self._etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+            if txn is None:
                 return
+            result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
+            if result.succeeded:
+                return
+            repeated = repeated or result.repeated
             # Somebody else changed its state, or an earlier copy of ours did: what stands there now decides.
 
     def _going_on(self, done: str, state: GetResult, decision: GetResult, history: GetResult) -> KeyValue:

@@ -52,8 +52,8 @@ class Context:
     def with_client(self, work: Callable[[Client], Awaitable[T]], **flags: Any) -> T:
         """Connect, do the work, disconnect. Raises what either raises."""
         from distop.cli.interrupts import run
-        from distop.client import Connecting
         from distop.config import client_config
+        from distop.connecting import Connecting
 
         config = client_config(self.settings(**flags))
 

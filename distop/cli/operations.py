@@ -241,10 +241,26 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
 
 
 def cancel(
-    op: OP, text: Annotated[str, typer.Option("--text", metavar="TEXT", help="Why, for the record.")] = ""
+    op: OP,
+    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="Why, for the record.")] = "",
+    series: Annotated[
+        bool, typer.Option("--series", help="End the series that it is of, whichever of it goes on by now.")
+    ] = False,
 ) -> None:
-    """Cancel an operation. Its jobs stop and clean up."""
-    _command(op, "cancel", "cancelling", text)
+    """Cancel an operation. Its jobs stop and clean up. None comes after one of a series that is cancelled."""
+    if not series:
+        _command(op, "cancel", "cancelling", text)
+        return
+    ref = parse(op)
+
+    async def work(client: Client) -> str:
+        return await client.operation(ref).end_series(text)
+
+    ended = current.with_client(work)
+    if current.json:
+        output.write_json({"op": ended, "state": "cancelling"})
+    else:
+        output.say(f"{ended} is cancelling, and the series has ended")
 
 
 def pause(

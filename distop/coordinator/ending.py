@@ -19,6 +19,7 @@ from distop.core import finishing as f
 from distop.core.claiming import guarded
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import parse_time
+from distop.core.due import record_of
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
@@ -54,8 +55,6 @@ ERRORS_KEPT = 10
 """Errors in a history record; all of them stand in the jobs' outcomes until cleanup."""
 ERROR_TEXT = 2_000
 MAX_HISTORY_BYTES = 1024 * 1024
-SUBMITTER_KEPT = 1_000
-"""Characters: follow-ups are submitted by an operation, whose name may be long."""
 FOLLOW_UP_TIME = 600.0
 """Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
@@ -276,26 +275,16 @@ class Ending:
             errors.insert(0, {"partition": None, "text": shorten(failure, ERROR_TEXT), **answered})
         if decision.error:
             errors.insert(0, {"partition": None, "text": shorten(decision.error, ERROR_TEXT)})
-        history = History(
-            op=str(ref),
-            state=state,
-            started=op.spec.time,
-            finished=rfc3339(time.time()),
+        history = record_of(
+            *(ref, op.spec, state, rfc3339(time.time())),
             total=decision.total,
             success=decision.success,
             failed=decision.failed,
             report=report,
             errors=tuple(errors[:ERRORS_KEPT]),
             failed_ranges=decision.failed_ranges,
-            request_id=op.spec.request_id,
-            request_digest=op.spec.request_digest,
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
-            rerun_of=op.spec.rerun_of,
-            id=op.spec.id,
-            follows=op.spec.follows,
-            submitter=shorten(op.spec.submitter, SUBMITTER_KEPT),
-            labels=op.spec.labels,
         )
         value = history.encode()
         size = len(value)

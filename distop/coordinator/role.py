@@ -175,7 +175,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Stop, and wait until nothing of this role is under way."""
-        drives = list(self._driving.values())
+        drives = [*self._driving.values(), *self._waiters.under_way()]
         self.close()
         await asyncio.gather(*drives, self._closing, return_exceptions=True)
 
@@ -216,8 +216,9 @@ class Coordinator:
     def _kick(self, refs: Any) -> None:
         if not self._ready:
             return
+        refs = sorted(refs, key=self._turn)
         self._waiters.look(refs)
-        for ref in sorted(refs, key=self._turn):
+        for ref in refs:
             if self._stage(ref) is Stage.WAITING:
                 continue
             if ref in self._driving:

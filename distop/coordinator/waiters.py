@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.backoff import Backoff
@@ -16,20 +17,19 @@ from distop.clock import time
 from distop.core import catalog
 from distop.core import waiting as w
 from distop.core.codec import rfc3339
-from distop.core.declaration import Declaration
 from distop.core.due import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
 from distop.core.model import CLUSTER_TABLE, State
 from distop.core.options import rank
 from distop.core.plan import whole_plan
-from distop.core.records import read
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
+from distop.submission.earlier import excluding
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from distop.core.model import OperationRef
+    from distop.core.model import History, OperationRef
     from distop.core.txn import Compare, Txn
     from distop.core.view import OperationView, TypeView
     from distop.node.context import Context
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 EXCLUDED_PAUSE = (0.05, 2.0)
 """Seconds between two looks at what runs on the table, while that excludes those that are ready."""
 TROUBLE_PAUSE = (0.5, 10.0)
+FEW = 64
+"""Times of operations that wait no more, which are not worth to be looked for."""
 
 
 class Waiters:
@@ -86,6 +88,8 @@ class Waiters:
             else:
                 self._ready.pop(ref, None)
                 self._over.pop(ref, None)
+                self._due_at.pop(ref, None)
+        self._forget_times()
         self._changed.set()
         self._set_timer(now)
         if (self._ready or self._over) and self._work is None and not self._closed:
@@ -126,6 +130,12 @@ class Waiters:
 
     # ------------------------------------------------------------------ times
 
+    def _forget_times(self) -> None:
+        """Those of operations that wait no more, once they are the most."""
+        if len(self._times) > 2 * len(self._due_at) + FEW:
+            self._times = [one for one in self._times if self._due_at.get(one[1]) == one[0]]
+            heapq.heapify(self._times)
+
     def _set_timer(self, now: float) -> None:
         """One timer for the earliest time. It looks again with each poll: a wall clock may be set meanwhile."""
         if self._timer is not None:
@@ -139,19 +149,28 @@ class Waiters:
         self._timer = None
         now, come = time.time(), []
         while self._times and self._times[0][0] <= now:
-            come.append(heapq.heappop(self._times)[1])
-            self._due_at.pop(come[-1], None)
+            due, ref = heapq.heappop(self._times)
+            if self._due_at.get(ref) == due:
+                del self._due_at[ref]
+                come.append(ref)
         self.look(come)
 
     # ------------------------------------------------------------------- work
 
+    def under_way(self) -> list[asyncio.Task[None]]:
+        """What it does now."""
+        return [self._work] if self._work is not None else []
+
     async def _run(self) -> None:
         trouble, excluded = Backoff(*TROUBLE_PAUSE), Backoff(*EXCLUDED_PAUSE)
+        # Thousands that end hold up none that begin, nor do those that etcd refuses; nor the other way round.
+        turns = [self._begin_some, self._end_some]
         try:
             while self._ready or self._over:
                 self._changed.clear()
                 try:
-                    done = await self._end_some() or await self._begin_some()
+                    turns.reverse()
+                    done = any([await work() for work in turns])
                 except SessionLost:
                     return
                 except (DistopError, OSError) as error:
@@ -174,29 +193,59 @@ class Waiters:
             self._work = None
 
     async def _end_some(self) -> bool:
-        """End one that never will begin, or does nothing but wait; False: there is none, or the view was behind."""
-        keys = self._ctx.keys
-        for ref in list(self._over):
-            op = self._view.operations.get(ref)
-            decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
-            if op is None or op.stage is not Stage.WAITING or not isinstance(decided, Join | EndWaiting):
-                self._over.pop(ref, None)
+        """End some that never will begin, or do nothing but wait; False: there are none, or the view was behind."""
+        ends: list[tuple[OperationRef, History, Txn]] = []
+        for ref in list(islice(self._over, self._ctx.limits.ends)):
+            end = self._end_of(ref)
+            if end is not None:
+                ends.append(end)
                 continue
-            assert op.spec is not None
-            now = rfc3339(time.time())
-            if isinstance(decided, Join):
-                history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
-                txn = w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
-            else:
-                history = ended_waiting(ref, op.spec, State.CANCELLED, now, decided.why, decided.alarm)
-                txn = w.end_waiting(keys, ref, op.state_mod, history, decided.why, self._guard)
-            if await self._commit(txn):
+            self._over.pop(ref, None)
+            if (op := self._view.operations.get(ref)) is not None and op.stage is Stage.WAITING:
+                # Its hold came into view after itself: they are watched apart.
+                self._sort(op, now := time.time())
+                self._set_timer(now)
+        if not ends:
+            return False
+        ends = ends[: w.end_together(self._ctx.keys, [txn for _, _, txn in ends])]
+        if len(ends) > 1 and await self._end(ends):
+            return True
+        # One of them holds up the others: an edge or a hold that this view does not show yet.
+        return any([await self._end([one]) for one in ends])
+
+    def _end_of(self, ref: OperationRef) -> tuple[OperationRef, History, Txn] | None:
+        """Its record, and what ends it; None: it goes on."""
+        op, keys = self._view.operations.get(ref), self._ctx.keys
+        decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
+        if op is None or op.stage is not Stage.WAITING or op.spec is None:
+            return None
+        now = rfc3339(time.time())
+        if isinstance(decided, Join):
+            history = ended_waiting(ref, op.spec, State.SUCCESS, now, None)
+            return ref, history, w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
+        if isinstance(decided, EndWaiting):
+            why, alarm, void = decided.why, decided.alarm, decided.void
+            history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, void=void)
+            return ref, history, w.end_waiting(keys, ref, op.state_mod, history, why, self._guard)
+        return None
+
+    async def _end(self, ends: Sequence[tuple[OperationRef, History, Txn]]) -> bool:
+        """All of these, or none."""
+        if len(ends) == 1 and (ref := ends[0][0]) in self._over:
+            self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
+        try:
+            applied = await self._commit(w.ends([txn for _, _, txn in ends]))
+        except EtcdRejected:
+            if len(ends) == 1:
+                raise
+            return False  # etcd takes none of them together
+        for ref, history, _ in ends:
+            if applied:
                 self._over.pop(ref, None)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
                 if history.alarm:
                     self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
-                return True
-        return False
+        return applied
 
     def _group(self) -> list[w.Beginning]:
         """Those that may begin in one transaction, the most urgent first: of each object that works one at a time, the
@@ -250,8 +299,8 @@ class Waiters:
         keys, table = self._ctx.keys, self._view.table
         (found,) = await self._ctx.client.read(Get(keys.run_ops(table)))
         running = catalog.running(found.kv)
-        own, excluded = await self._excluded(running)
-        if excluded:
+        own, excluded_by = await excluding(self._ctx.client, keys, self._view.type, running)
+        if excluded_by:
             return False
         if self._view.type in own:
             group = group[:1]  # those of this type exclude each other
@@ -275,15 +324,3 @@ class Waiters:
             # One of them holds up the others: an edge or a hold that this view does not show yet.
             self._apart = True
         return refused.moved  # the next look is made from what stands there now
-
-    async def _excluded(self, running: dict[str, int]) -> tuple[tuple[str, ...], bool]:
-        """The types that exclude this one by its own declaration; and whether one that runs on the table does."""
-        own = self._view.type
-        names = sorted({own, *running})
-        answers = await self._ctx.client.read(*(Get(self._ctx.keys.behavior(name)) for name in names))
-        declared = {
-            name: read(Declaration.decode, one.kv).conflicts_with if one.kv is not None else ()
-            for name, one in zip(names, answers, strict=True)
-        }
-        others = {name: declared[name] for name in running}
-        return declared[own], bool(catalog.excluded_by(own, declared[own], others))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from distop.core.codec import shorten
 from distop.core.decide import newer, parse_time
 from distop.core.frozen import frozen
-from distop.core.links import HoldState
+from distop.core.links import GRAPH, HoldState
 from distop.core.model import Cancel, History, State
 from distop.core.prepared import Terms
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from distop.core.links import Hold
     from distop.core.model import OperationRef, Spec
     from distop.core.view import OperationView, Seen
+
+
+SUBMITTER_KEPT = 1_000
+"""Characters in a history record: an operation that submits others may have a long name."""
 
 
 @frozen
@@ -35,6 +40,8 @@ class EndWaiting:
     why: Cancel
     alarm: str = ""
     """What people have to be told of."""
+    void: bool = False
+    """Its graph never was there as a whole."""
 
 
 @frozen
@@ -63,15 +70,13 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
         return None
     hold = holds.get(spec.hold) if spec.hold else None
     if hold is not None and hold.value.state is HoldState.DENIED:
-        terms = Terms.of(hold.value)
-        return EndWaiting(
-            Cancel("aborted", hold.value.text), hold.value.text if terms is not None and terms.alarm else ""
-        )
+        terms, text = Terms.of(hold.value), hold.value.text
+        alarm = text if terms is not None and terms.alarm else ""
+        return EndWaiting(Cancel("aborted", text), alarm, void=hold.value.kind == GRAPH)
     if hold is not None:
         return Blocked(spec.hold)
-    broken = next((text for text in op.after.values() if text), "")
-    if broken:
-        return EndWaiting(Cancel("aborted", broken))
+    if op.broken:
+        return EndWaiting(Cancel("aborted", next(iter(op.broken.values()))))
     if op.after:
         return Blocked()
     due = parse_time(spec.not_before)
@@ -81,28 +86,39 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
 
 
 def ended_waiting(
-    ref: OperationRef, spec: Spec, state: State, finished: str, why: Cancel | None, alarm: str = ""
+    ref: OperationRef,
+    spec: Spec,
+    state: State,
+    finished: str,
+    why: Cancel | None,
+    alarm: str = "",
+    *,
+    void: bool = False,
 ) -> History:
-    """The history record of an operation that ended without having begun."""
+    """The history record of an operation that ended without having begun. ``void``: as in it."""
+    counts = {"total": 0, "success": 0, "failed": 0}
+    return record_of(ref, spec, state, finished, **counts, cancel=why, alarm=alarm, void=void)
+
+
+def series_of(spec: Spec, ref: OperationRef) -> str:
+    """The operation with which the series began that it is of; "": it is of none."""
+    return str(spec.series.get("first") or ref) if spec.series is not None else ""
+
+
+def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:
+    """The history record of an operation: what its spec tells of it, and what was ``found``."""
     return History(
         op=str(ref),
         state=state,
         started=spec.time,
         finished=finished,
-        total=0,
-        success=0,
-        failed=0,
         request_id=spec.request_id,
         request_digest=spec.request_digest,
-        cancel=why,
-        submitter=spec.submitter[:SUBMITTER_KEPT],
-        alarm=alarm,
+        submitter=shorten(spec.submitter, SUBMITTER_KEPT),
         id=spec.id,
         follows=spec.follows,
         rerun_of=spec.rerun_of,
         labels=spec.labels,
+        series=series_of(spec, ref),
+        **found,
     )
-
-
-SUBMITTER_KEPT = 1_000
-"""Characters in a history record: an operation that submits others may have a long name."""

@@ -17,6 +17,7 @@ from distop.core.cluster_invariants import ClusterTrace, Ids, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.limit_invariants import limit_faults
+from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
     FOLLOWS,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys, ParsedKey
-    from distop.core.links import Edge
     from distop.core.txn import KeyValue
 
 _LATE = "written after its operation was finished and cleaned up"
@@ -238,7 +238,8 @@ class Checker:
                     self._recorded(ref, change)
             return
         op = self._trace(ref)
-        before, had_plan, decided, edges = op.state, op.plan is not None, op.decision, dict(op.after)
+        before, had_plan, decided = op.state, op.plan is not None, op.decision
+        edges = {key.id: op.after[key.id] for key, _ in writes if key.name == "after" and key.id in op.after}
         created = before is None
         history: Change | None = None
         new_plan = False
@@ -332,6 +333,10 @@ class Checker:
 
     def _request(self, op: OperationTrace, where: str, request: str) -> None:
         first = self._requests.began(op.ref, request)
+        former = self._operations.get(first)
+        if first != op.ref and former is not None and former.spec and former.spec.hold in self._cluster.denied:
+            self._requests.forget(first)  # it never was there, with its graph
+            first = self._requests.began(op.ref, request)
         if first != op.ref:
             self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
 
@@ -341,7 +346,9 @@ class Checker:
             self._requests.forget(ref)
         elif self._quiet:
             with suppress(*UNREADABLE):
-                self._requests.began(ref, History.decode(change.kv.value).request_id)
+                record = History.decode(change.kv.value)
+                if not record.void:
+                    self._requests.began(ref, record.request_id)
 
     def _elected(self, op: OperationTrace, where: str) -> None:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
@@ -384,18 +391,35 @@ class Checker:
         except UNREADABLE as error:
             self._found(0, history.kv.key, f"the record cannot be read: {error}", op)
             return
+        if record.void:
+            self._requests.forget(op.ref)
+            if op.spec is None or op.spec.hold not in self._cluster.denied:
+                self._found(14, history.kv.key, "tells that it never was started, and its graph was not denied", op)
         for number, text in unfit_record(op, record):
             self._found(number, history.kv.key, text, op)
 
     def _waited(self, op: OperationTrace, where: str) -> None:
         """It waits no longer (15)."""
         if op.state is State.CANCELLED:
+            if text := self._without_cause(op):
+                self._found(15, where, text, op)
             return
         if op.after:
             left = ", ".join(sorted(edge.op for edge in op.after.values())[:3])
             self._found(15, where, f"went on although it waits for {left}", op)
         if op.spec is not None and op.spec.hold in self._cluster.holds:
             self._found(15, where, f"went on although the hold {op.spec.hold} is there", op)
+
+    def _without_cause(self, op: OperationTrace) -> str:
+        """What is wrong about the end of one that had not begun, or ""."""
+        why = op.cancel
+        if why is None:
+            return "was cancelled, and nothing tells why"
+        if why.reason == "user" or why.replaced_by or any(edge.broken for edge in op.after.values()):
+            return ""
+        if op.spec is not None and op.spec.hold in self._cluster.denied:
+            return ""
+        return f"was {why.reason} ({why.text}), and nothing that it waits for ended, or was denied"
 
     def _denied_gone(self, id_: str, where: str) -> None:
         """What a denied hold held would begin without it (15)."""
@@ -406,13 +430,25 @@ class Checker:
     def _let_go(
         self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
     ) -> None:
-        """Edges of one that waits, taken away: the operation at their other end has ended as it should (15)."""
+        """Edges of one that waits, taken away: the operation at their other end has ended as it should; or broken: it
+        has ended otherwise (15).
+        """
         for key, change in writes:
+            if key.name == "after" and not change.deleted:
+                self._broken(op, change)
             edge = edges.get(key.id) if key.name == "after" and change.deleted else None
             pred = self._operations.get(OperationRef.parse(edge.op)) if edge is not None else None
             if edge is not None and (pred is None or pred.state is None or not edge.satisfied_by(pred.state)):
                 state = pred.state if pred is not None else None
                 self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
+
+    def _broken(self, op: OperationTrace, change: Change) -> None:
+        with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+            edge = Edge.decode(change.kv.value)
+            pred = self._operations.get(OperationRef.parse(edge.op)) if edge.broken else None
+            state = pred.state if pred is not None else None
+            if edge.broken and (state is None or str(state) != edge.broken or edge.satisfied_by(state)):
+                self._found(15, change.kv.key, f"told that {edge.op} ended as {edge.broken}, which is {state}", op)
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:

@@ -25,6 +25,8 @@ class Limits:
     """Seconds that the jobs of those may take in all."""
     reports: int = claiming.REPORTS_PER_TXN
     begins: int = waiting.BEGINS_PER_TXN
+    ends: int = waiting.ENDS_PER_TXN
+    """Of operations that have not begun."""
     finishes: int = finishing.FINISHES_PER_TXN
     reaped: int = claiming.CLAIMS_PER_REAP
     cleaned: int = finishing.ORDINALS_PER_CLEAN
@@ -39,6 +41,8 @@ class Limits:
     """Jobs of a former run whose claims and outcomes are read at once."""
     pruned: int = 4
     """History records, of up to a megabyte each, that are read and forgotten at once."""
+    denied_kept: float = 3_600.0
+    """Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
     prune_every: float = 60.0
     """Seconds until a table's history is looked at again."""
 

@@ -48,6 +48,10 @@ class HoldState(StrEnum):
     """No hold, but the receipt of one that was taken away (``core.prepared``)."""
 
 
+GRAPH = "graph"
+"""The kind of a hold of operations that are being inserted in several transactions."""
+
+
 @frozen
 class Hold:
     """``distOpHold.<id>``: operations that name it in their spec do not begin while it is there; its absence lets them.

@@ -413,6 +413,10 @@ class History:
     """As in the spec."""
     follows: str = ""
     """As in the spec."""
+    series: str = ""
+    """The operation with which the series began that it was of."""
+    void: bool = False
+    """It was of a graph that never was there as a whole: its request has started nothing, and may be repeated."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -433,7 +437,7 @@ class History:
             data["cancel"] = self.cancel.to_json()
         if self.failed_truncated:
             data["failed_truncated"] = True
-        for name in ("rerun_of", "alarm", "id", "follows"):
+        for name in ("rerun_of", "alarm", "id", "follows", "series", "void"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -469,4 +473,6 @@ class History:
             labels=data.get("labels") or {},
             id=data.get("id", ""),
             follows=data.get("follows", ""),
+            series=data.get("series", ""),
+            void=data.get("void") is True,
         )

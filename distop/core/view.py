@@ -252,6 +252,8 @@ class OperationView:
     plan: Plan | None = None
     chunks: Mapping[int, int] = field(default_factory=lambda: NOTHING)
     planning: Seen[Attempts] | None = None
+    broken: dict[str, str] | None = None
+    """Of ``after``, those with a text: a wide join is not looked through for each that ends."""
     cancel: Cancel | None = None
     decision: Seen[Decision] | None = None
     altered: Seen[Options] | None = None
@@ -461,7 +463,17 @@ class TypeView:
             if not deleted:
                 self.foreign[kv.key] = str(error)
             return None
+        if key.name == "after":
+            self._note_broken(op, key.id)
         return key.ref
+
+    @staticmethod
+    def _note_broken(op: OperationView, edge: str) -> None:
+        if text := op.after.get(edge):
+            op.broken = op.broken if op.broken is not None else {}
+            op.broken[edge] = text
+        elif op.broken:
+            op.broken.pop(edge, None)
 
     def _fold_current(self, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
         if key.name != "current":

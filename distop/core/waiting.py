@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 BEGINS_PER_TXN = 31
 """Operations that one transaction begins at most: four compares of each, the election and runOps (T1)."""
 BEGIN_BYTES_PER_TXN = 1024 * 1024
+ENDS_PER_TXN = 31
+"""Operations that one transaction ends at most that have not begun."""
+NESTED_OF_AN_END = 5
+"""Operations, and compares, of what gives back an id at most (``unique.freed``)."""
 SIGNALS_PER_TXN = 60
 """Edges that one transaction takes away at most: two keys of each (T1)."""
 SEEN_PER_TXN = 60
@@ -275,6 +279,36 @@ def joined(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, his
     )
 
 
+def end_together(keys: Keys, ends: Sequence[Txn]) -> int:
+    """How many of these ends, of one type on one table, one transaction takes, from the first one on (T1, T2), and one
+    at least. Of one id it takes one: two would write the key of that.
+    """
+    compares: set[Compare] = set()
+    count, size, ids = 0, 0, set[str]()
+    for n, end in enumerate(ends):
+        compares |= set(end.compares)
+        count += len(end.success)
+        size += sum(len(op.value) for op in end.success if isinstance(op, Put))
+        own = {op.compares[0].key for op in end.success if isinstance(op, Txn)}
+        listed = max(len(compares), count) + NESTED_OF_AN_END
+        if n and (listed > MAX_OPERATIONS or size > BEGIN_BYTES_PER_TXN or own & ids):
+            return n
+        ids |= own
+    return len(ends)
+
+
+def ends(several: Sequence[Txn]) -> Txn:
+    """All of these ends of operations that have not begun, or none."""
+    if len(several) == 1:
+        return several[0]
+    return Txn(
+        tuple(dict.fromkeys(compare for end in several for compare in end.compares)),
+        tuple(op for end in several for op in end.success),
+        tuple(op for end in several for op in end.failure),
+        several[0].label,
+    )
+
+
 # ----------------------------------------------------------------------- holds
 
 
@@ -282,9 +316,3 @@ def hold(keys: Keys, id_: str, record: Hold, seen_mod: int) -> Txn:
     """Write a hold, or write it again as it was seen (``seen_mod``; 0: it is new)."""
     key = keys.hold(id_)
     return Txn((unchanged(key, seen_mod),), (Put(key, record.encode()),), (Get(key),), "hold")
-
-
-def release(keys: Keys, id_: str, seen_mod: int) -> Txn:
-    """Take a hold away: what it held goes on. ``seen_mod``: it is neither denied nor written again meanwhile."""
-    key = keys.hold(id_)
-    return Txn((unchanged(key, seen_mod), exists(key)), (Delete(key),), (Get(key),), "release_hold")

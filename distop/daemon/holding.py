@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import catalog, prepared, waiting
 from distop.core import keys as K
-from distop.core.links import Hold, HoldState
+from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Phase, Spec
 from distop.core.records import read
 from distop.core.txn import Delete, Get, Txn, unchanged
@@ -19,14 +19,12 @@ from distop.daemon.verifying import Verifying
 from distop.errors import UnreadableRecord, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from distop.node.context import Context
 
 GRAPH_LIMIT = 60.0
 """Seconds for which the hold of a graph may stay as it is, by this node's own clock."""
-DENIED_KEPT = 3_600.0
-"""Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
 FEW = 64
 """Entries of holds that are gone, which are not worth to be looked for."""
 AGAIN = 1.0
@@ -101,33 +99,43 @@ class HoldKeeper:
         """Raises SessionLost."""
         self.changed()
         now = time.monotonic()
+        old: dict[str, int] = {}
         for id_, hold in list(self._ctx.cluster.holds.items()):
             _, since = self._seen.get(id_, (0, now))
             age, state = now - since, hold.value.state
-            if hold.value.kind == "graph" and state is HoldState.HELD and age > GRAPH_LIMIT:
-                denied = Hold("graph", HoldState.DENIED, _GIVEN_UP, hold.value.options)
+            if hold.value.kind == GRAPH and state is HoldState.HELD and age > GRAPH_LIMIT:
+                denied = Hold(GRAPH, HoldState.DENIED, _GIVEN_UP, hold.value.options)
                 if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, hold.mod))).succeeded:
                     self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
-            elif state is not HoldState.HELD and age > DENIED_KEPT:
-                await self._forget(id_, hold.mod)
+            elif state is not HoldState.HELD and age > self._ctx.limits.denied_kept:
+                old[id_] = hold.mod
+        if old:
+            await self._forget(old)
 
-    async def _forget(self, id_: str, mod: int) -> None:
-        """Delete a denied hold that nothing is held by any more, or a receipt of one: no operation can come to it."""
-        ctx = self._ctx
+    async def _forget(self, old: Mapping[str, int]) -> None:
+        """Delete denied holds that nothing is held by any more, and receipts of such: no operation can come to them.
+        The others are looked at again after as long: what waits is read for all of them at once, and not at each poll.
+        """
+        ctx, now = self._ctx, time.monotonic()
+        for id_, mod in old.items():
+            self._seen[id_] = mod, now
         try:
-            if not await self._in_use(prepared.held_as(id_)):
+            used = await self._in_use()
+        except UnreadableRecord as error:
+            ctx.log.warning("denied holds are kept: %s", describe(error))
+            return
+        for id_, mod in old.items():
+            if prepared.held_as(id_) not in used:
                 key = ctx.keys.hold(id_)
                 await ctx.commit(Txn((unchanged(key, mod),), (Delete(key),), (), "forget_hold"))
-        except UnreadableRecord as error:
-            ctx.log.warning("a denied hold is kept: %s", describe(error))
 
-    async def _in_use(self, id_: str) -> bool:
-        ctx = self._ctx
+    async def _in_use(self) -> set[str]:
+        """The holds that operations which wait name."""
+        ctx, used = self._ctx, set[str]()
         listing = await ctx.client.list(*ctx.keys.family(K.PENDING))
         waits = catalog.refs(ctx.keys, [kv for kv in listing.kvs if kv.value == Phase.WAITING.encode()])
         for n in range(0, len(waits), _PAGE):
             page = waits[n : n + _PAGE]
             specs = await ctx.client.read(*(Get(ctx.keys.of(ref, "spec")) for ref in page))
-            if any(one.kv is not None and read(Spec.decode, one.kv).hold == id_ for one in specs):
-                return True
-        return False
+            used |= {read(Spec.decode, one.kv).hold for one in specs if one.kv is not None}
+        return used

@@ -14,6 +14,7 @@ from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
+from distop.core.links import GRAPH
 from distop.core.model import Attempts, Phase
 from distop.core.options import fits
 from distop.core.states import Stage
@@ -191,7 +192,7 @@ def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
     """What an operation in the state ``pending`` has before it."""
     snapshot = view.snapshot
     if snapshot.hold is not None:
-        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == "graph" else "its submission to be confirmed"
+        yield Code.HELD, "the rest of its graph" if snapshot.hold.kind == GRAPH else "its submission to be confirmed"
     if snapshot.predecessors:
         number, named = snapshot.predecessors, ", ".join(snapshot.behind)
         more = " and others" if number > len(snapshot.behind) else ""

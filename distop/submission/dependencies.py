@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.core import waiting as w
-from distop.core.links import Edge, Hold
+from distop.core.links import GRAPH, Edge, Hold
 from distop.core.model import OperationRef, Spec, State
 from distop.core.records import read
 from distop.core.txn import Get
@@ -87,7 +87,7 @@ async def _check_holds(etcd: EtcdClient, keys: Keys, refs: Collection[OperationR
     for ref, answer in zip(sorted(refs), specs, strict=True):
         spec = read(Spec.decode, answer.kv) if answer.kv is not None else None
         held = await etcd.get(keys.hold(spec.hold)) if spec is not None and spec.hold else None
-        if held is not None and read(Hold.decode, held).kind == "graph":
+        if held is not None and read(Hold.decode, held).kind == GRAPH:
             raise NotAllowed(f"{ref} is being inserted together with others: add dependencies once they all are there")
 
 

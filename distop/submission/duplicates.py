@@ -15,7 +15,7 @@ from distop.core.codec import rfc3339
 from distop.core.digest import request_digest
 from distop.core.due import ended_waiting
 from distop.core.frozen import frozen
-from distop.core.links import Edge, Hold
+from distop.core.links import GRAPH, Edge, Hold
 from distop.core.model import Cancel, OperationRef, Spec, State
 from distop.core.records import read, word
 from distop.core.series import Series
@@ -164,7 +164,7 @@ async def _by_policy(
     held = await _held(etcd, keys, holder)
     if policy == "refuse":
         raise _taken(wanted, id_, holder, "")
-    if held == "graph":
+    if held == GRAPH:
         return Undecided()  # whether it will ever have been is not known yet
     if policy == "join":
         _check_same(declaration, wanted, id_, holder)

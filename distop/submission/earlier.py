@@ -1,14 +1,21 @@
 """Which operation a request has started before, and which operations run: looked for among those of one type on one
 table.
+
+There is no key for a request id, on purpose: it would be one more to write with each start, whoever repeats it or not,
+and to delete with each history record. So a repetition reads the specs of what is active and, where it is not among
+those, the history; only requests whose callers chose the id are looked for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import catalog
 from distop.core import keys as K
+from distop.core.declaration import Declaration
 from distop.core.digest import request_digest
+from distop.core.frozen import frozen
+from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import History, OperationRef, Phase, Spec
 from distop.core.records import read
 from distop.core.txn import Get
@@ -16,12 +23,27 @@ from distop.errors import InvalidArgument
 from distop.reading import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
     from distop.store.client import EtcdClient
     from distop.submission.request import Request
+
+_PAGE = 100
+
+
+@frozen
+class BeingInserted:
+    """An earlier call inserts the operation with its graph, under this hold: whether it will have been started is not
+    known yet.
+    """
+
+    ref: OperationRef
+    hold: str
+
+
+Found: TypeAlias = "OperationRef | BeingInserted | InvalidArgument | None"
 
 
 def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
@@ -40,44 +62,110 @@ class _Search:
     """What was found of these requests so far."""
 
     def __init__(self, wanted: Sequence[Request]) -> None:
-        self.found: list[OperationRef | InvalidArgument | None] = [None] * len(wanted)
+        self.found: list[Found] = [None] * len(wanted)
         self._left: dict[str, list[tuple[int, Request]]] = {}
         for n, one in enumerate(wanted):
             self._left.setdefault(one.request_id, []).append((n, one))
 
-    def over(self, record: Spec | History, ref: OperationRef) -> bool:
-        """Take this operation into account; True once nothing is left to look for."""
+    def over(self) -> bool:
+        """Nothing is left to look for."""
+        return not self._left
+
+    def concerns(self, record: Spec | History) -> bool:
+        """The operation has one of the request ids that are looked for."""
+        return record.request_id in self._left
+
+    def take(self, record: Spec | History, ref: OperationRef, inserted: str = "") -> None:
+        """Take this operation into account. ``inserted``: the hold under which its graph is being inserted."""
         for n, one in self._left.pop(record.request_id, ()):
             try:
                 is_of(record, one, ref)
-                self.found[n] = ref
+                self.found[n] = BeingInserted(ref, inserted) if inserted else ref
             except InvalidArgument as error:
                 self.found[n] = error
-        return not self._left
 
 
-async def find_earlier(
-    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]
-) -> list[OperationRef | InvalidArgument | None]:
+async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) -> list[Found]:
     """For each of these requests, of one type on one table, the operation that it has started before, if any; an
-    InvalidArgument where its id was used for another request.
+    InvalidArgument where its id was used for another request. What was part of a graph that was given up was never
+    started.
 
     It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
     the start fail. Active ones first, then the history, since an operation goes from there to here.
     """
     table, type_name = wanted[0].table, wanted[0].type
     search = _Search(wanted)
-    active = catalog.refs(keys, await _active(etcd, keys, table, type_name))
-    for n in range(0, len(active), 100):
-        page = active[n : n + 100]
-        for ref, answer in zip(page, await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page)), strict=True):
-            if answer.kv is not None and search.over(read(Spec.decode, answer.kv), ref):
-                return search.found
-    listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, table, type_name), page=100)
-    for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
-        if search.over(record, catalog.refs(keys, [kv])[0]):
-            break
+    active = await active_refs(etcd, keys, table, type_name)
+    await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
+    if not search.over():
+        listing = await etcd.list(*catalog.type_family(keys, K.HISTORY, table, type_name), page=_PAGE)
+        for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if catalog.refs(keys, [kv]))):
+            if search.concerns(record) and not record.void:
+                search.take(record, catalog.refs(keys, [kv])[0])
+                if search.over():
+                    break
     return search.found
+
+
+async def find_since(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], first: int) -> list[Found]:
+    """As :func:`find_earlier`, among the active operations from this number on."""
+    search = _Search(wanted)
+    active = await active_refs(etcd, keys, wanted[0].table, wanted[0].type)
+    await _look_through(etcd, keys, search, [ref for ref in active if ref.instance >= first])
+    return search.found
+
+
+async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: Sequence[OperationRef]) -> None:
+    for n in range(0, len(active), _PAGE):
+        if search.over():
+            return
+        page = active[n : n + _PAGE]
+        answers = await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page))
+        specs = ((ref, read(Spec.decode, one.kv)) for ref, one in zip(page, answers, strict=True) if one.kv is not None)
+        concerned = [(ref, spec) for ref, spec in specs if search.concerns(spec)]
+        holds = await graph_holds(etcd, keys, {spec.hold for _, spec in concerned})
+        for ref, spec in concerned:
+            state = holds.get(spec.hold)
+            if state is not HoldState.DENIED:
+                search.take(spec, ref, spec.hold if state is HoldState.HELD else "")
+
+
+async def graph_holds(etcd: EtcdClient, keys: Keys, names: Iterable[str]) -> dict[str, HoldState]:
+    """Those of these holds that are there, and of graphs."""
+    wanted = sorted(set(names) - {""})
+    found: dict[str, HoldState] = {}
+    for n in range(0, len(wanted), _PAGE):
+        page = wanted[n : n + _PAGE]
+        for name, one in zip(page, await etcd.read(*(Get(keys.hold(name)) for name in page)), strict=True):
+            record = read(Hold.decode, one.kv) if one.kv is not None else None
+            if record is not None and record.kind == GRAPH:
+                found[name] = record.state
+    return found
+
+
+async def excluding(
+    etcd: EtcdClient, keys: Keys, type_name: str, running: Iterable[str], declared: Sequence[str] | None = None
+) -> tuple[Sequence[str], list[str]]:
+    """The types that this one excludes by its own declaration (``declared``; None: it is read); and those that run on
+    the table (``running``) and exclude it, by that or by theirs.
+    """
+    types = sorted(running)
+    if declared is not None and types in ([], [type_name]):
+        return declared, types if type_name in declared else []
+    names = types if declared is not None else sorted({type_name, *types})
+    answers = await etcd.read(*(Get(keys.behavior(name)) for name in names))
+    found = {
+        name: read(Declaration.decode, answer.kv).conflicts_with if answer.kv is not None else ()
+        for name, answer in zip(names, answers, strict=True)
+    }
+    own = declared if declared is not None else found[type_name]
+    return own, catalog.excluded_by(type_name, own, {name: found[name] for name in types})
+
+
+async def active_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:
+    """The operations of a type on a table that have not gone, in the order of their numbers."""
+    refs = catalog.refs(keys, await _active(etcd, keys, table, type_name))
+    return sorted(refs, key=lambda ref: ref.instance)
 
 
 async def running_refs(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> list[OperationRef]:

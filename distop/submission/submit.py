@@ -19,7 +19,7 @@ from distop.core.frozen import frozen
 from distop.core.model import CLUSTER_TABLE, History, OperationRef, Spec, TableRecord
 from distop.core.plan import whole_plan
 from distop.core.records import read, word
-from distop.core.txn import Get, GetResult
+from distop.core.txn import MAX_OPERATIONS, Get, GetResult, operations
 from distop.errors import (
     DistopError,
     EtcdRejected,
@@ -32,7 +32,7 @@ from distop.errors import (
     UnreadableRecord,
 )
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
-from distop.submission.earlier import find_earlier, is_of, running_refs
+from distop.submission.earlier import BeingInserted, excluding, find_earlier, is_of, running_refs
 from distop.submission.waiting import predecessors, standings
 from distop.suggest import command
 
@@ -288,6 +288,9 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         new = new[: t.start_together(keys, new)]
     chosen = chosen[: len(new)]
     txn = t.starts(keys, counters, new, registered=True)
+    if operations(txn) > MAX_OPERATIONS:
+        chosen[0].verdict = _waits_for_too_many(new[0])
+        return
     try:
         result = await etcd.commit(txn, deadline=WRITE_LIMIT)
     except OutcomeUnknown as error:
@@ -411,7 +414,10 @@ async def _look_back(etcd: EtcdClient, keys: Keys, own: Sequence[Try]) -> None:
     """Callers that chose their request ids may have made these calls before."""
     try:
         for one, found in zip(own, await find_earlier(etcd, keys, [one.wanted for one in own]), strict=True):
-            one.verdict = Started(found, earlier=True) if isinstance(found, OperationRef) else found
+            if isinstance(found, BeingInserted):
+                one.verdict = Lost()  # until it is there with its graph, or that is given up
+            else:
+                one.verdict = Started(found, earlier=True) if isinstance(found, OperationRef) else found
     except DistopError as error:
         _share(own, error)
 
@@ -433,6 +439,14 @@ def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | Non
             return error
     log.debug("start of %s on %s lost the race for instance %d", wanted.type, wanted.table, ref.instance)
     return Lost()
+
+
+def _waits_for_too_many(new: t.NewOperation) -> InvalidArgument:
+    """Where it takes the place of another one; else the edges are written apart (``submission.insertion``)."""
+    return InvalidArgument(
+        f"{new.ref.type} on {new.ref.table} was not started: it would wait for {len(new.after)} operations, more than "
+        "one that takes the place of another can: let it wait for a join of them"
+    )
 
 
 def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
@@ -582,23 +596,15 @@ async def _check_conflicts(
     etcd: EtcdClient, keys: Keys, wanted: Request, declaration: Declaration, running: Mapping[str, int]
 ) -> None:
     """``conflicts_with``, both ways. The guard on runOps makes what is seen here hold at the start."""
-    types = sorted(running)
-    if not types or (types == [wanted.type] and wanted.type not in declaration.conflicts_with):
+    _, types = await excluding(etcd, keys, wanted.type, running, declaration.conflicts_with)
+    if not types:
         return
-    answers = await etcd.read(*(Get(keys.behavior(name)) for name in types))
-    others = {
-        name: read(Declaration.decode, answer.kv).conflicts_with if answer.kv is not None else ()
-        for name, answer in zip(types, answers, strict=True)
-    }
-    excluding = catalog.excluded_by(wanted.type, declaration.conflicts_with, others)
-    if not excluding:
-        return
-    holders = [ref for name in excluding for ref in await running_refs(etcd, keys, wanted.table, name)]
+    holders = [ref for name in types for ref in await running_refs(etcd, keys, wanted.table, name)]
     if not holders:
         raise Lost  # it ended between the two reads
     names = " and ".join(map(str, holders[:3])) + (" and others" if len(holders) > 3 else "")
     run = "runs" if len(holders) == 1 else "run"
     raise Incompatible(
         f"{wanted.type} on {wanted.table} cannot start while {names} {run}: {wanted.type} and "
-        f"{' and '.join(excluding)} exclude each other"
+        f"{' and '.join(types)} exclude each other"
     )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
     from distop.core.txn import KeyValue, Operation, Result
     from distop.store.client import EtcdClient
-    from distop.submission.graph import Link, Whole
+    from distop.submission.insertion import Link, Whole
     from distop.submission.request import Request
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import distop
 from distop import aio
-from distop.client import configure
+from distop.connecting import configure
 from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get

@@ -149,7 +149,7 @@ def test_L19_a_graph_of_many_transactions_is_started_once(group: Daemons) -> Non
 
 def test_L26_dependencies_are_added_to_what_has_not_begun(group: Daemons) -> None:
     group.start("e1")
-    first, late = noop(group, sleep=0.5), noop(group, delay=0.2)
+    first, late = noop(group, sleep=2), noop(group, delay=1)
     other = noop(group, after=[late])
     group.client.add_dependencies([(first, late)])
     with pytest.raises(InvalidArgument, match="circle"):
@@ -186,3 +186,42 @@ def test_P3_a_cancel_ends_a_series(group: Daemons) -> None:
 
     group.eventually(cancelled, "the one that waits is cancelled", "e1")
     assert all(one.state != "pending" for one in group.client.operations())
+
+
+def test_P3_a_series_is_ended_by_any_operation_of_it(group: Daemons) -> None:
+    """Whoever wanted to end one had to find out which operation of it goes on, and to be faster than the next."""
+    group.start("e1")
+    first = noop(group, every=0.2)
+    group.eventually(lambda: len(group.client.history(TABLE)) >= 3, "the third of the series has ended", "e1")
+    ended = first.end_series("enough")
+    assert group.client.operation(ended).wait(LIMIT).state == "cancelled"
+    group.eventually(lambda: not group.client.operations(), "nothing goes on", "e1")
+    records = group.client.history(TABLE)
+    assert records[0].op == ended
+    with pytest.raises(NotAllowed, match=f"the series that began with {first.ref} has ended"):
+        group.client.operation(records[1].op).end_series()
+    with pytest.raises(NotAllowed, match="is of no series"):
+        noop(group, delay=60).end_series()
+    with pytest.raises(NotFound):
+        group.client.operation(f"{TABLE}/noop/999").end_series()
+
+
+def test_L26_one_waits_for_more_than_one_transaction_compares(group: Daemons) -> None:
+    group.start("e1")
+    before = group.client.start_operations([start() for _ in range(100)])
+    last = noop(group, after=before, request_id="last")
+    assert noop(group, after=before, request_id="last").ref == last.ref
+    assert finished(last) >= max(finished(op) for op in before)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_joins_and_aborts_of_many_ids_end_together(group: Daemons, fails: bool) -> None:
+    """As many as etcd takes, with what gives back their ids."""
+    group.start("e1")
+    first = start(0.5, fail=fails)
+    joins = [Start("join", "@cluster", after=(first,), options={"id": f"j{n}"}) for n in range(80)]
+    ops = group.client.start_operations([first, *joins])
+    assert {op.wait(LIMIT).state for op in ops[1:]} == {"cancelled" if fails else "success"}
+    group.eventually(lambda: not group.client.operations(), "nothing goes on", "e1")
+    again = group.client.start_operations([Start("join", "@cluster", options={"id": "j0"})])
+    assert not again[0].already_started

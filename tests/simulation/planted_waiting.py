@@ -9,7 +9,7 @@ from distop.coordinator import waiters
 from distop.core import due
 from distop.core import finishing as f
 from distop.core import waiting as w
-from distop.core.model import State
+from distop.core.model import Cancel, State
 from distop.core.txn import Compare, KeyValue
 from distop.core.view import OperationView, TypeView
 from distop.testing.simulation import Scenario
@@ -60,6 +60,15 @@ def what_waits_for_others_begins(patch: Patch) -> None:
 
     wrap(patch, waiters, "fate", alone)
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
+
+
+@bug("invariant 15", shape=in_a_row)
+def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
+    def too_soon(decided: due.Fate, given: Any) -> due.Fate:
+        waits = isinstance(decided, due.Blocked) and not decided.hold
+        return due.EndWaiting(Cancel("aborted", "it waits")) if waits else decided
+
+    wrap(patch, waiters, "fate", too_soon)
 
 
 @bug("liveness", shape=in_a_row)

@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import transitions as t
+from distop.core import waiting as w
 from distop.core.declaration import Retry, Rules
 from distop.core.digest import plan_digest
+from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import prefix_range
-from distop.core.model import Attempts, Decision, History, OperationRef, Spec, State
+from distop.core.links import Edge
+from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State
 from distop.core.options import Options
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
 from distop.core.txn import Delete, Put, Txn
@@ -573,6 +576,32 @@ def one_that_waits_for_another_begins(world: World, ref: OperationRef) -> None:
         Put(keys.pending(behind), b"planning"),
         Put(keys.run_ops(TABLE), b'{"noop":2}'),
     )
+
+
+@plant(15)
+def one_is_aborted_without_cause(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(world.submit(behind, ref))
+    why = Cancel("aborted", f"{ref} ended as failed")
+    history = ended_waiting(behind, world.own_spec(behind), State.CANCELLED, TIME, why)
+    world.do(w.end_waiting(world.keys, behind, world.mod(behind, "state"), history, why, world.election))
+
+
+@plant(15)
+def one_is_told_that_another_failed_which_runs(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(world.submit(behind, ref))
+    (put, _) = w.link(world.keys, ref, behind, "success")
+    world.tamper(Put(put.key, Edge(str(ref), "success", "failed").encode()))
+
+
+@plant(14)
+def one_is_told_never_to_have_been_started(world: World, ref: OperationRef) -> None:
+    waiting = world.next_ref()
+    world.do(world.start_of("x", waits=True))
+    why = Cancel("user")
+    history = ended_waiting(waiting, world.own_spec(waiting), State.CANCELLED, TIME, why, void=True)
+    world.do(w.end_waiting(world.keys, waiting, world.mod(waiting, "state"), history, why))
 
 
 @plant(18)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distop.client import configure
 from distop.config import Settings, client_config, executor_config, pairs
+from distop.connecting import configure
 from distop.errors import InvalidArgument
 
 

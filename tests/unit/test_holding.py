@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 
 from distop.core import prepared as p
 from distop.core.draining import NodeState
-from distop.core.links import HoldState
+from distop.core.limits import DEFAULT
+from distop.core.links import Hold, HoldState
 from distop.core.view import Seen
 from distop.daemon import holding
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.verifying import Verifying
+from distop.graphs import requests
+from distop.submission.starts import Starts
+from tests.support.starting import KEYS, TABLE, Etcd, noop
 
 TERMS = p.Terms("x", "t/noop/1", "", "orders", 60.0)
 
@@ -26,7 +31,7 @@ class Daemon:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: NodeState) -> None:
         self.now = 0.0
         self.incarnation, self.log = "e1", logging.getLogger("distop.test")
-        self.config = SimpleNamespace(poll=30.0)
+        self.config, self.limits = SimpleNamespace(poll=30.0), DEFAULT
         found = {name: SimpleNamespace(state=state) for name, state in (nodes or {"e1": NodeState.ACTIVE}).items()}
         self.cluster: Any = SimpleNamespace(holds={}, nodes=found)
         monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: self.now))
@@ -96,3 +101,43 @@ def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeyp
         assert daemon.at(when + 0.1 if when == 60.0 else when + 5.1) == [("prepared:x", 5)]
 
     run(monkeypatch, work, e1=NodeState.DRAINED, e2=other)
+
+
+def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them was looked for in all that waits, with each poll, as long as something named it."""
+
+    class Keeping(Etcd):
+        specs = 0
+
+        async def read(self, *gets: Any) -> Any:
+            self.specs += sum(get.key.endswith(".spec") for get in gets)
+            return await super().read(*gets)
+
+    async def main() -> None:
+        etcd, daemon = Keeping(), Daemon(monkeypatch)
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        denied = Hold("graph", HoldState.DENIED, "given up")
+        etcd.client._starts = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        wanted = replace(requests([noop()], None)[0][0], hold="used")
+        await etcd.client._starts.start(wanted)
+        for _ in range(20):
+            await etcd.client.start_operation("noop", TABLE, {}, delay=100.0)
+        for id_ in ["used", *(f"gone-{n}" for n in range(10))]:
+            etcd.put(KEYS.hold(id_), denied.encode())
+            daemon.cluster.holds[id_] = Seen(denied, etcd.store.mod(KEYS.hold(id_)))
+        await daemon.keeper.look()
+        etcd.specs, daemon.now = 0, DEFAULT.denied_kept + 1
+        await daemon.keeper.look()
+        assert etcd.specs == 21
+        assert [KEYS.parse(kv.key).id for kv in etcd.store.range(*KEYS.family("distOpHold"))] == ["used"]
+        daemon.cluster.holds = {"used": daemon.cluster.holds["used"]}
+        for _ in range(10):
+            daemon.now += 30
+            await daemon.keeper.look()
+        assert etcd.specs == 21
+        daemon.now += DEFAULT.denied_kept
+        await daemon.keeper.look()
+        assert etcd.specs == 42
+        daemon.keeper.close()
+
+    asyncio.run(main())

@@ -6,19 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distop.coordinator import waiters
+from distop.coordinator.role import Coordinator as Role
 from distop.coordinator.waiters import Waiters
 from distop.core import prepared as p
+from distop.core import waiting as w
+from distop.core.declaration import Rules
+from distop.core.due import Blocked, EndWaiting, Join, fate
 from distop.core.limits import DEFAULT
-from distop.core.links import Hold, HoldState
-from distop.core.model import OperationRef
-from distop.core.txn import Txn, TxnResult, value_is
+from distop.core.links import Edge, Hold, HoldState
+from distop.core.model import Cancel, OperationRef, Spec
+from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.core.view import Change, ClusterView, TypeView
+from distop.errors import EtcdRejected
 from tests.support.starting import KEYS, TABLE, Etcd
 
 REF = OperationRef(TABLE, "noop", "", 1)
@@ -90,3 +96,219 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
         return (etcd.value(KEYS.of(REF, "state")) or b"").decode()
 
     assert asyncio.run(main()) == ("running" if confirmed else "cancelled")
+
+
+# ------------------------------------------------------------------- many
+
+
+class Many(Coordinator):
+    """As many as wait, which are put there with their spec."""
+
+    def add(self, number: int, joins: bool = False, **spec: Any) -> OperationRef:
+        ref = OperationRef(TABLE, "noop", "", number)
+        record = Spec(f"r{number}", "2013-01-01T00:00:00.000Z", "me", Rules(joins=joins), **spec)
+        self.etcd.put(KEYS.of(ref, "spec"), record.encode())
+        self.etcd.put(KEYS.of(ref, "state"), b"pending")
+        self.etcd.put(KEYS.pending(ref), b"waiting")
+        return ref
+
+    def sees_operations(self) -> None:
+        listing = self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))
+        self.view.replace([Change(kv) for kv in listing], claims=False)
+        self.waiters.look(list(self.view.operations))
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self.done.clear()
+            await self.done.wait()
+
+    def in_state(self, state: str) -> int:
+        listing = self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))
+        return sum(kv.key.endswith(".state") and kv.value == state.encode() for kv in listing)
+
+    def break_edge(self, ref: OperationRef) -> None:
+        before = OperationRef(TABLE, "noop", "", 9_000)
+        (put, _) = w.link(KEYS, before, ref, "success")
+        self.etcd.put(put.key, Edge(str(before), "success", "failed").encode())
+
+
+def run_many(work: Any) -> None:
+    async def main() -> None:
+        coordinator = Many(Etcd())
+        try:
+            async with asyncio.timeout(20):
+                await work(coordinator)
+        finally:
+            coordinator.waiters.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_joins_and_aborts_end_many_in_one_transaction(joins: bool) -> None:
+    async def work(coordinator: Many) -> None:
+        for n in range(1, 101):
+            ref = coordinator.add(n, joins, id=f"id-{n}")
+            if not joins:
+                coordinator.break_edge(ref)
+        coordinator.sees_operations()
+        state = "success" if joins else "cancelled"
+        await coordinator.until(lambda: coordinator.in_state(state) == 100)
+        sent = [txn for txn in coordinator.etcd.committed if txn.label in ("join", "end_waiting")]
+        assert len(sent) <= 6
+        assert all(operations(txn) <= MAX_OPERATIONS for txn in sent)
+        assert len(coordinator.etcd.store.range(*KEYS.family("distOpHistory"))) == 100
+
+    run_many(work)
+
+
+def test_of_one_id_one_ends_in_a_transaction() -> None:
+    """Both would write the key of that."""
+
+    async def work(coordinator: Many) -> None:
+        for n in (1, 2, 3):
+            coordinator.add(n, joins=True, id="nightly" if n < 3 else "")
+        coordinator.sees_operations()
+        await coordinator.until(lambda: coordinator.in_state("success") == 3)
+        assert coordinator.etcd.requests.count("join") == 2
+
+    run_many(work)
+
+
+def test_thousands_that_end_do_not_hold_up_those_that_begin() -> None:
+    async def work(coordinator: Many) -> None:
+        for n in range(1, 1_001):
+            coordinator.add(n, joins=True)
+        begins = coordinator.add(1_001)
+        coordinator.sees_operations()
+        await coordinator.until(lambda: coordinator.etcd.value(KEYS.of(begins, "state")) == b"running")
+        assert coordinator.in_state("success") < 100
+
+    run_many(work)
+
+
+def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "TROUBLE_PAUSE", (0.001, 0.001))
+    monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
+
+    async def work(coordinator: Many) -> None:
+        bad = coordinator.add(1, joins=True)
+        for n in range(2, 12):
+            coordinator.add(n, joins=True)
+        begins = coordinator.add(12)
+        apply = coordinator.etcd.store.apply
+
+        def picky(txn: Txn) -> TxnResult:
+            coordinator.etcd.fates.append(picky)
+            if any(getattr(op, "key", "") == KEYS.history(bad) for op in txn.success):
+                raise EtcdRejected("no", code="INVALID_ARGUMENT", detail="no")
+            return apply(txn)
+
+        coordinator.etcd.fates.append(picky)
+        coordinator.sees_operations()
+        await coordinator.until(
+            lambda: (
+                coordinator.in_state("success") == 10 and coordinator.etcd.value(KEYS.of(begins, "state")) == b"running"
+            )
+        )
+        assert coordinator.etcd.value(KEYS.of(bad, "state")) == b"pending"
+
+    run_many(work)
+
+
+def test_the_times_of_what_was_cancelled_are_forgotten() -> None:
+    async def work(coordinator: Many) -> None:
+        for n in range(1, 501):
+            coordinator.add(n, not_before="2113-01-01T00:00:00.000Z")
+        coordinator.sees_operations()
+        assert len(coordinator.waiters._times) == len(coordinator.waiters._due_at) == 500
+        for n in range(1, 500):
+            ref = OperationRef(TABLE, "noop", "", n)
+            coordinator.etcd.put(KEYS.of(ref, "state"), b"cancelled")
+        coordinator.sees_operations()
+        assert len(coordinator.waiters._due_at) == 1
+        assert len(coordinator.waiters._times) <= 2 + waiters.FEW
+        assert coordinator.waiters._times[0][1].instance == 500
+
+    run_many(work)
+
+
+def test_a_wide_join_is_not_looked_through_for_each_edge() -> None:
+    """Each of 50,000 that end is an event of the join."""
+
+    class Edges(dict[str, str]):
+        def values(self) -> Any:
+            raise AssertionError("looked through")
+
+        __iter__ = items = values  # type: ignore[assignment]
+
+    view = TypeView(KEYS, TABLE, "noop", 0)
+    ref, before = OperationRef(TABLE, "noop", "", 9), [OperationRef(TABLE, "noop", "", n) for n in (1, 2)]
+    spec = Spec("r", "", "me", Rules(joins=True))
+    (one, _), (two, _) = (w.link(KEYS, pred, ref, "success") for pred in before)
+    kvs = [KeyValue(KEYS.of(ref, "spec"), spec.encode(), 1), KeyValue(KEYS.of(ref, "state"), b"pending", 1)]
+    view.apply([Change(kv) for kv in (*kvs, KeyValue(one.key, one.value, 1), KeyValue(two.key, two.value, 1))])
+    op = view.operations[ref]
+    op.after = Edges(op.after)
+    assert fate(op, {}, 0.0) == Blocked()
+    failed = Edge(str(before[0]), "success", "failed").encode()
+    view.apply([Change(KeyValue(one.key, failed, 2))])
+    assert fate(op, {}, 0.0) == EndWaiting(Cancel("aborted", f"{before[0]} ended as failed"))
+    view.apply([Change(KeyValue(one.key, b"", 3), deleted=True)])
+    assert fate(op, {}, 0.0) == Blocked()
+    view.apply([Change(KeyValue(two.key, b"", 4), deleted=True)])
+    assert fate(op, {}, 0.0) == Join()
+
+
+def test_what_stops_waits_for_what_is_under_way() -> None:
+    """A transaction went on after the coordinator was said to have stopped."""
+
+    async def main() -> None:
+        etcd = Etcd()
+        coordinator = Many(etcd)
+        coordinator.add(1)
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def slow(txn: Txn) -> TxnResult:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.set()
+            raise AssertionError
+
+        etcd.fates.append(slow)
+        coordinator.sees_operations()
+        await begun.wait()
+        role = Role.__new__(Role)
+        role._driving, role._timers, role._watching = {}, {}, None
+        role._waiters, role._placing = coordinator.waiters, SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+
+        async def close_feeds() -> None:
+            return None
+
+        role._close_feeds = close_feeds  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            await role.stop()
+        assert ended.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten when its hold came into view: until all was listed again."""
+    monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
+
+    async def work(coordinator: Many) -> None:
+        etcd, ref = coordinator.etcd, coordinator.add(1, joins=True, hold="g")
+        etcd.put(KEYS.hold("g"), Hold("graph").encode())
+        coordinator.sees_operations()
+        await etcd.until(lambda: etcd.requests.count("join") == 2)
+        coordinator.sees_holds()
+        await asyncio.gather(*coordinator.waiters.under_way())
+        etcd.store.apply(Txn((), (Delete(KEYS.hold("g")),)))
+        coordinator.sees_holds()
+        await coordinator.until(lambda: etcd.value(KEYS.of(ref, "state")) == b"success")
+
+    run_many(work)

@@ -35,11 +35,15 @@ TYPES: Mapping[str, Declaration] = {
                     combine=_COMBINE),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
+        Declaration("join", completes=False, joins=True),
     )
 }  # fmt: skip
 """One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
-report, whose lost jobs fail; one whose name begins like another's; and one that is started on no table as well.
+report, whose lost jobs fail; one whose name begins like another's; one that is started on no table as well; and one
+that only waits.
 """
+DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins)
+"""Those that scenarios are drawn of."""
 
 
 @frozen

@@ -8,8 +8,10 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
+from distop.core import keys as K
 from distop.core.draining import NodeState
 from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
+from distop.core.txn import Get
 from distop.errors import (
     DistopError,
     EtcdRejected,
@@ -30,7 +32,7 @@ from distop.testing.simulation.preparing import PATIENCE, decide
 from distop.testing.simulation.reruns import Rerun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from distop.config import ClientConfig
     from distop.operation import Operation
@@ -193,7 +195,7 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
     for act in wish.acts:
         await asyncio.sleep(act.after)
         try:
-            await _insist(_act, client, operation, act.what)
+            await _insist(_act, client, operation, act.what, told)
         except NotAllowed:
             pass
         except NotFound as error:
@@ -208,7 +210,7 @@ def _request_id(request: str, wish: Wish) -> str:
     """By which its operation is known."""
     if wish.prepared:
         return prepared.request_id(request)
-    return f"{request}#{wish.graph}" if wish.graph else request
+    return f"{request}#{wish.graph}" if wish.graph or wish.within else request
 
 
 def _begun(told: Told, request: str, operation: Operation) -> None:
@@ -269,6 +271,8 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
                     wish.type, wish.table, dict(wish.arg), external_id=request, verify=wish.verifier, delay=delay,
                     after=after, **PATIENCE, **options,
                 )  # fmt: skip
+            if wish.within:
+                return await _start_within(client, request, wish, options)
             if wish.graph:
                 return await _start_graph(client, request, wish, options, told)
             return await client.start_operation(
@@ -288,14 +292,47 @@ async def _start_graph(client: Client, request: str, wish: Wish, options: dict[s
     small = {**wish.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
     parts = [Start("noop", CLUSTER_TABLE, small) for _ in range(wish.graph)]
     last = Start(wish.type, wish.table, dict(wish.arg), options=options)
-    started = await client.start_operations(chord(parts, last), request_id=request)
+    graph = chord(parts, last)
+    if wish.hurried:
+        await _give_up(client, client.start_operations(graph, request_id=request))
+    started = await client.start_operations(graph, request_id=request)
     for n, one in enumerate(started[:-1]):
         _begun(told, f"{request}#{n}", one)
     return started[-1]
 
 
-async def _act(client: Client, operation: Operation, what: str) -> None:
-    if what.startswith("add "):
+async def _give_up(client: Client, start: Coroutine[Any, Any, Any]) -> None:
+    """As soon as the graph has its hold."""
+    starting = asyncio.ensure_future(start)
+    while not starting.done():
+        with contextlib.suppress(EtcdUnavailable, EtcdRejected):
+            if (await client.etcd.list(*client.keys.family(K.HOLD))).kvs:
+                break
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+
+
+async def _start_within(client: Client, request: str, wish: Wish, options: dict[str, Any]) -> Operation:
+    """The operation, in a transaction that does something of the client's as well."""
+    start = Start(wish.type, wish.table, dict(wish.arg), options=options)
+    with contextlib.suppress(OperationStartError):  # an earlier life has done it
+        other = await client.submission(start, request_id=f"{request}-other")
+        await other.committed()
+    own = [Get(client.keys.table(wish.table))]
+    done = await client.transaction(success=own, start=start, request_id=request)
+    started: Operation = done.operations[0]
+    return started
+
+
+async def _act(client: Client, operation: Operation, what: str, told: Told) -> None:
+    if what == "register":
+        await client.register_type("by-hand")
+    elif what.startswith("behind "):
+        if before := told.started.get(f"request-{what.removeprefix('behind ')}"):
+            with contextlib.suppress(OperationStartError):  # that has ended badly
+                await client.add_dependencies([(before, operation)])
+    elif what.startswith("add "):
         name = what.removeprefix("add ")
         await client.add_table(TableRecord(name, "parquet", f"/data/{name}"), check=False)
     elif what.startswith("remove "):

@@ -44,7 +44,7 @@ ACTIONS = ("kill", "freeze", "cut", "stop", "kill-child", "run-again")
 kill -9 of a client that is then run once more, with the same request ids.
 """
 MOMENTS = ("before", "done")
-STRUCK = ("exec-", "client-", "operator")
+STRUCK = ("exec-", "client-", "actor-", "operator")
 """Processes that are struck: those that set the scene are not."""
 
 
@@ -62,7 +62,7 @@ class Point:
 
     @property
     def role(self) -> str:
-        """What kind of process it is: ``exec``, ``client``, ``operator``."""
+        """What kind of process it is: ``exec``, ``client``, ``actor``, ``operator``."""
         return self.process.partition("-")[0]
 
     @property
@@ -73,7 +73,7 @@ class Point:
     def actions(self) -> tuple[str, ...]:
         """What can be done to the process there."""
         known = ["kill", "freeze", "cut"]
-        if self.role == "client":
+        if self.role in ("client", "actor"):
             known.append("run-again")
         elif self.role == "exec":
             known.append("stop")

@@ -127,7 +127,7 @@ def _waiting() -> dict[str, Reference]:
     bad = replace(wish, type="check", policy="collect_all", arg=fails)
     index = _reference("index", None, partitions=5, seed=11, name="x", pace=0.2)
     (slow,) = index.scenario.wishes
-    types = ["check", "noop", "quick"]
+    types = ["check", "join", "noop", "quick"]
     hosts = tuple(replace(host, types=tuple(types)) for host in one.scenario.hosts)
     later = replace(wish, delay=1.0)
     return {
@@ -154,6 +154,25 @@ def _waiting() -> dict[str, Reference]:
             )
         ),
         "limited": index.having(wishes=(replace(slow, acts=(Act(0.3, "alter max_jobs=1"),), options={"max_jobs": 2}),)),
+        "others are added to what it waits for": one.having(
+            wishes=(
+                replace(wish, arg={**wish.arg, "pace": 1.0}),
+                replace(later, after=0.35, acts=(Act(0.2, "behind 0"),)),
+            )
+        ),
+        "a join": one.having(hosts=hosts, wishes=(replace(wish, type="join", table=CLUSTER_TABLE, graph=3),)),
+        "a graph that is given up and begun anew": replace(
+            one.having(
+                hosts=hosts,
+                limits=replace(Limits(), denied_kept=1.0),
+                wishes=(replace(wish, graph=22, hurried=True), replace(wish, delay=8.0)),
+            ),
+            through=("hold", "start", "deny", "hold", "start", "release_hold", "forget_hold"),
+        ),
+        "within a transaction": replace(
+            one.having(wishes=(replace(wish, within=True),)), through=("withdraw", "transaction", "begin")
+        ),
+        "a type is declared by a client": one.having(wishes=(replace(wish, acts=(Act(0.1, "register"),)),)),
         "claims by actors": one.having(
             actors=2, wishes=(replace(wish, type="check", arg={**wish.arg, "partitions": 6, "pace": 0.5}),), hosts=hosts
         ),

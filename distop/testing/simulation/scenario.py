@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.frozen import frozen
 from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE
-from distop.testing.simulation.behaviors import TYPES
+from distop.testing.simulation.behaviors import DRAWN, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +79,10 @@ class Wish:
     id: str = ""
     """The operation's id: of those that have it one goes on at a time."""
     on_duplicate: str = "join"
+    within: bool = False
+    """It is started in a transaction of its client's own, after another one that was withdrawn."""
+    hurried: bool = False
+    """Its client gives up to start it when it has just begun to, and starts it again."""
 
 
 @frozen
@@ -204,7 +208,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
     clients = chance.choices((1, 2, 3), (50, 35, 15))[0]
-    wanted = [chance.choice(list(TYPES)) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
+    wanted = [chance.choice(DRAWN) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
     wishes = tuple(_wish(chance, n, clients, type_name, tables) for n, type_name in enumerate(wanted))
     if chance.random() < 0.25:
         wishes = (*wishes, _of_the_cluster(_wish(chance, len(wishes), clients, "noop", (CLUSTER_TABLE,))))

@@ -7,23 +7,22 @@ coroutine works and blocks that coroutine's loop meanwhile; use :mod:`distop.aio
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import threading
-from concurrent.futures import CancelledError
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from distop.callbacks import check_callback, log
-from distop.errors import EtcdUnavailable, UsageError
+from distop.blocking.loop import Loop
+from distop.blocking.operation import Operation, Submission
+from distop.blocking.worker import Job, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
-    from distop import aio, workers
+    from distop import aio
     from distop.claims.model import OfferedJob, Outcome, OwnedJob
     from distop.core.declaration import Declaration
     from distop.core.model import Node, OperationRef, TableRecord
@@ -31,73 +30,23 @@ if TYPE_CHECKING:
     from distop.core.txn import Operation as TxnOperation
     from distop.graphs import Start, Step
     from distop.inspection.history import HistoryPage
-    from distop.inspection.outcomes import JobResult
     from distop.inspection.survey import Count
     from distop.inspection.why import Why
-    from distop.results import OperationResult, OperationStatus, Transaction
-    from distop.submission import within
+    from distop.results import OperationStatus, Transaction
     from distop.submission.request import Every
 
 __all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
 
-T = TypeVar("T")
-
-_LOOK_UP = 3_600.0
-"""Seconds of one uninterrupted wait. A wait without end could not be interrupted on every platform."""
-
-
-class _Loop:
-    """The private thread and its event loop."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="distop-client", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait here. An interrupt of the caller (Ctrl-C) stops the work."""
-        if os.getpid() != self.pid:
-            work.close()
-            raise UsageError("this client was made before a fork: connect again in the child process")
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise UsageError("the blocking client was called from its own event loop: use distop.aio there")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            while True:
-                try:
-                    return future.result(_LOOK_UP)
-                except TimeoutError:
-                    if future.done():
-                        return future.result()
-        except CancelledError:
-            raise EtcdUnavailable("the client was closed") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End the loop; the thread with it."""
-        if os.getpid() == self.pid and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(2.0)
-
-
 _lock = threading.Lock()
-_loop: _Loop | None = None
+_loop: Loop | None = None
 _default: Client | None = None
 
 
-def _shared_loop() -> _Loop:
+def _shared_loop() -> Loop:
     global _loop
     with _lock:
         if _loop is None or _loop.pid != os.getpid():
-            _loop = _Loop()
+            _loop = Loop()
         return _loop
 
 
@@ -109,203 +58,10 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-class Operation:
-    """An operation that was started: :class:`distop.aio.Operation` with blocking methods."""
-
-    def __init__(self, loop: _Loop, inner: aio.Operation) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    @property
-    def ref(self) -> str:
-        """``table/type[/object]/instance``: what the command line takes."""
-        return self._inner.ref
-
-    @property
-    def instance_id(self) -> int:
-        """The instance number."""
-        return self._inner.instance_id
-
-    @property
-    def parts(self) -> OperationRef:
-        """Table, type, object and instance."""
-        return self._inner.parts
-
-    @property
-    def already_started(self) -> bool:
-        """An earlier call with the same request id had started it."""
-        return self._inner.already_started
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
-    def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
-        """How it ended, once it has; at most ``timeout`` seconds. An interrupt leaves the operation going. ``report``:
-        a pydantic model, as which the report is given.
-
-        Raises WaitTimeout, NotFound, InvalidArgument.
-        """
-        return self._loop.run(self._inner.wait(timeout, report=report))
-
-    def results(self, model: type | None = None) -> Iterator[JobResult]:
-        """How its jobs ended, one after the other; see :meth:`distop.aio.Operation.results`."""
-        return self._each(self._inner.results(model))
-
-    def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
-        """Have a function called once with the result, in a thread of its own, when the operation has ended: soon, if
-        it has by now. It may use this client. What it raises is logged, and breaks nothing. It is not called where the
-        client is closed before, and the end of the process does not wait for it. Raises InvalidArgument.
-        """
-        check_callback(function)
-        self._loop.run(self._add(_InThread(function, self.ref)))
-
-    async def _add(self, function: _InThread) -> None:
-        self._inner.add_done_callback(function)
-
-    def why(self) -> Why:
-        """What it waits for, and what to do about it. Raises NotFound."""
-        return self._loop.run(self._inner.why())
-
-    def status(self) -> OperationStatus:
-        """How it is doing. Raises NotFound."""
-        return self._loop.run(self._inner.status())
-
-    def watch(self, interval: float = 0.5) -> Iterator[OperationStatus]:
-        """Its status whenever it has changed, looked at each ``interval`` seconds; the last one has ``ended``."""
-        return self._each(self._inner.watch(interval))
-
-    def _each(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
-        try:
-            while True:
-                found = self._loop.run(_next(stream))
-                if found is None:
-                    return
-                yield found
-        finally:
-            self._loop.run(_close(stream))
-
-    def cancel(self, text: str = "") -> None:
-        """Stop it. Raises NotAllowed when it has ended or is completing, NotFound, OutcomeUnknown."""
-        self._loop.run(self._inner.cancel(text))
-
-    def pause(self, *, now: bool = False) -> None:
-        """No more jobs start until :meth:`resume`; running ones finish, or (``now``) are told to stop, keeping their
-        checkpoints. Raises as :meth:`cancel` does.
-        """
-        self._loop.run(self._inner.pause(now=now))
-
-    def resume(self) -> None:
-        """Let a paused operation go on. Raises as :meth:`cancel` does."""
-        self._loop.run(self._inner.resume())
-
-    def confirm(self) -> None:
-        """Let it begin, where it was prepared; again changes nothing. See :meth:`distop.aio.Operation.confirm`."""
-        self._loop.run(self._inner.confirm())
-
-    def abandon(self, text: str = "") -> None:
-        """End it, where it was prepared and not confirmed. See :meth:`distop.aio.Operation.abandon`."""
-        self._loop.run(self._inner.abandon(text))
-
-    def alter(
-        self,
-        *,
-        priority: int | None = None,
-        max_jobs: int | None = None,
-        max_jobs_per_executor: int | None = None,
-        max_failed: int | str | None = None,
-    ) -> None:
-        """Change how urgent it is, and what limits it; see :meth:`distop.aio.Operation.alter`."""
-        self._loop.run(
-            self._inner.alter(
-                priority=priority,
-                max_jobs=max_jobs,
-                max_jobs_per_executor=max_jobs_per_executor,
-                max_failed=max_failed,
-            )
-        )
-
-    def rerun(
-        self,
-        *,
-        unfinished: bool | None = None,
-        request_id: str | None = None,
-        failure_policy: str | None = None,
-        retry_attempts: int | None = None,
-        submitter: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Operation:
-        """Once it has ended: start a new operation over its failed partitions; see
-        :meth:`distop.aio.Operation.rerun` for the options and for what is raised.
-        """
-        inner = self._loop.run(
-            self._inner.rerun(
-                unfinished=unfinished,
-                request_id=request_id,
-                failure_policy=failure_policy,
-                retry_attempts=retry_attempts,
-                submitter=submitter,
-                labels=labels,
-            )
-        )
-        return Operation(self._loop, inner)
-
-
-async def _next(stream: AsyncGenerator[T, None]) -> T | None:
-    return await anext(stream, None)
-
-
-async def _close(stream: Any) -> None:
-    await stream.aclose()
-
-
-class Submission:
-    """:class:`distop.submission.within.Submission` with blocking methods."""
-
-    def __init__(self, loop: _Loop, inner: within.Submission) -> None:
-        self._loop = loop
-        self._inner = inner
-        self.compares = inner.compares
-        self.puts = inner.puts
-
-    @property
-    def refs(self) -> tuple[OperationRef, ...]:
-        """The operations, which exist once the transaction has been committed."""
-        return self._inner.refs
-
-    def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
-        """The compares and the operations as an ``etcd3`` client's transaction takes them."""
-        return self._inner.etcd3(client)
-
-    def stale(self) -> bool:
-        """After a refusal: whether a new submission is needed; else it was a compare of the caller's."""
-        return self._loop.run(self._inner.stale())
-
-    def committed(self) -> bool:
-        """Where the outcome is not known: whether it was committed; where it was not, it never will be."""
-        return self._loop.run(self._inner.committed())
-
-
-class _InThread:
-    """Calls a function in a thread of its own: it may block, and call the client."""
-
-    def __init__(self, function: Callable[[OperationResult], Any], op: str) -> None:
-        self._function = function
-        self._op = op
-
-    def __call__(self, result: OperationResult) -> None:
-        threading.Thread(target=self._call, args=(result,), name="distop-callback", daemon=True).start()
-
-    def _call(self, result: OperationResult) -> None:
-        try:
-            self._function(result)
-        except Exception as error:
-            log.error("a callback failed", extra={"operation": self._op}, exc_info=error)
-
-
 class Client:
     """:class:`distop.aio.Client` with blocking methods; may be shared by threads. A context manager."""
 
-    def __init__(self, loop: _Loop, inner: aio.Client) -> None:
+    def __init__(self, loop: Loop, inner: aio.Client) -> None:
         self._loop = loop
         self._inner = inner
         self._closed = False
@@ -571,89 +327,6 @@ class Client:
     def remove_table(self, name: str) -> None:
         """Remove a table from the registry. Raises NotFound, NotAllowed."""
         self._loop.run(self._inner.remove_table(name))
-
-
-class Job:
-    """A job that a worker holds: :class:`distop.workers.Job` with blocking methods."""
-
-    def __init__(self, loop: _Loop, inner: workers.Job) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner.owned, name)
-
-    @property
-    def lost(self) -> bool:
-        """Another has it, or its operation is being cancelled: stop."""
-        return self._inner.lost
-
-    def complete(self, result: Any = None) -> None:
-        """It is done. Raises as :meth:`Client.return_job`, as the others do."""
-        self._loop.run(self._inner.complete(result))
-
-    def abort(self, message: str, result: Any = None) -> None:
-        """A verdict: it has failed."""
-        self._loop.run(self._inner.abort(message, result))
-
-    def retry(self, error: str = "") -> None:
-        """It broke: to be tried again."""
-        self._loop.run(self._inner.retry(error))
-
-    def release(self) -> None:
-        """As if it had not been claimed."""
-        self._loop.run(self._inner.release())
-
-
-class Worker:
-    """:class:`distop.workers.Worker` with plain functions for handlers, each called in a thread of its own, or for
-    ``for job in worker``; see there for the options. An interrupt of :meth:`run` releases what is held.
-    """
-
-    def __init__(self, client: Client, handlers: Mapping[str, Callable[[Job], Any]] | Iterable[str], **options: Any):
-        self._loop = client._loop
-        loop = self._loop
-
-        def wrapped(handler: Callable[[Job], Any]) -> Callable[[workers.Job], Any]:
-            return lambda inner: handler(Job(loop, inner))
-
-        async def make() -> workers.Worker:
-            from distop.workers import Worker as Inner
-
-            given: Any = handlers
-            if isinstance(handlers, dict):
-                given = {name: wrapped(one) if callable(one) else one for name, one in handlers.items()}
-            return Inner(client._inner, given, **options)
-
-        self._inner = self._loop.run(make())
-
-    @property
-    def actor(self) -> str:
-        """The name under which jobs are claimed."""
-        return self._inner.actor
-
-    def run(self) -> None:
-        """Have the handlers called, until :meth:`stop`, which another thread, or a handler, calls."""
-        self._loop.run(self._inner.run())
-
-    def stop(self) -> None:
-        """Claim nothing more: :meth:`run` returns, and the iteration ends, once what is held was returned."""
-
-        async def stop() -> None:
-            self._inner.stop()
-
-        self._loop.run(stop())
-
-    def __iter__(self) -> Iterator[Job]:
-        stream = self._inner.__aiter__()
-        try:
-            while True:
-                found = self._loop.run(_next(stream))
-                if found is None:
-                    return
-                yield Job(self._loop, found)
-        finally:
-            self._loop.run(_close(stream))
 
 
 def connect(
