@@ -27,6 +27,7 @@ from benchmarks import (
     starts,
     unique,
     validate,
+    waiting,
 )
 from benchmarks.common import Result, document, machine, show
 
@@ -38,6 +39,7 @@ RUNS = {
     "starts": starts.run,
     "operations": operations.run,
     "fan-in": fanin.run,
+    "waiting": waiting.run,
     "validate": validate.run,
     "iceberg": iceberg.run,
     "unique": unique.run,
@@ -67,6 +69,11 @@ def main() -> int:
             {"operations": 10_000, "clients": 4, "executors": 2, "runs": 3},
         ),
         ("fan-in", "a join of many operations", {"predecessors": (1_000, 5_000, 20_000, 50_000), "executors": 2}),
+        (
+            "waiting",
+            "very many that wait for their time",
+            {"waiting": 100_000, "probes": 100, "seconds": 30.0, "executors": 2},
+        ),
         ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("unique", "unique and references beside hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),

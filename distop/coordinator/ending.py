@@ -16,6 +16,7 @@ from distop.coordinator.keeping import kept_with
 from distop.coordinator.reaping import table_of
 from distop.coordinator.trying import Elsewhere, failed_attempt
 from distop.core import finishing as f
+from distop.core.claiming import guarded
 from distop.core.codec import dumps, from_ranges, loads, rfc3339, shorten
 from distop.core.decide import parse_time
 from distop.core.due import record_of
@@ -34,6 +35,7 @@ from distop.errors import (
     UnknownBehavior,
     UnreadableRecord,
 )
+from distop.node.reporter import Reporter
 from distop.submission.request import FOLLOW, request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
@@ -135,6 +137,8 @@ class Ending:
         self._follow_at: dict[OperationRef, float] = {}
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, guard, reached)
+        self._ends = Reporter(ctx.client, ctx.lost, ctx.log, ctx.limits, what="ends of operations")
+        """Of their keys: those that come together go together."""
 
     # --------------------------------------------------------------- complete
 
@@ -153,7 +157,7 @@ class Ending:
             outcomes = self._outcomes_of(op, decided.total, self._known(op, decided.total))
         try:
             argument = await self._ctx.argument(ref)
-            self.foresee(ref)
+            self.foresee(op)
             done: CompleteResult = await self._call(
                 ref,
                 op.stage,
@@ -282,13 +286,15 @@ class Ending:
             cancel=op.cancel,
             failed_truncated=decision.failed_truncated,
         )
-        size = len(history.encode())
+        value = history.encode()
+        size = len(value)
         if size > MAX_HISTORY_BYTES:
             note = f"the report has {size} bytes, more than a history record keeps ({MAX_HISTORY_BYTES})"
             errors.insert(0, {"partition": None, "text": note})
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
+            value = history.encode()
         kept = await kept_with(self._ctx, op, history)
-        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept)
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value)
         return await self._finishes.finish(final)
 
     def foresee_completion(self, op: OperationView, total: int) -> None:
@@ -300,9 +306,8 @@ class Ending:
 
     def keep(self, refs: Collection[OperationRef]) -> None:
         """Forget what was foreseen of all others: they are gone."""
-        for ref in self._ahead.keys() - refs:
+        for ref in [ref for ref in self._ahead if ref not in refs]:
             self._ahead.pop(ref).close()
-        self._finishes.keep(refs)
 
     def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
         ref = op.ref
@@ -316,9 +321,9 @@ class Ending:
             outcomes.begin(known)
         return outcomes
 
-    def foresee(self, ref: OperationRef) -> None:
+    def foresee(self, op: OperationView) -> None:
         """The operation may end soon."""
-        self._finishes.foresee(ref)
+        self._finishes.foresee(op.ref, op.state_mod)
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
         failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]
@@ -353,10 +358,19 @@ class Ending:
             if not result.succeeded:
                 return False
         await self._sweep(op)
-        if not await self._commit(f.end(self._keys, ref, self._guard, op.state_mod, last, size)):
+        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod)):
             return False
         await self._ctx.prune_history(ref.table)
         return True
+
+    async def together(self, txn: Txn) -> bool:
+        """Commit what has to be written of an operation that has ended, with what others have at this time; False: it
+        was refused.
+        """
+        applied = await self._ends.write(guarded(txn))
+        if applied:
+            await self._reached(applied)
+        return applied > 0
 
     async def _sweep(self, op: OperationView) -> None:
         """Remove what planning left in the shared directory, while there is somebody who knows of it."""

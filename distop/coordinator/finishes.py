@@ -19,7 +19,7 @@ from distop.core.txn import KeyValue, Put
 from distop.errors import EtcdRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from distop.core.model import OperationRef
     from distop.core.txn import Compare, Txn
@@ -56,25 +56,26 @@ class Finishes:
         self._reached = reached
         self._busy = False
         self._waiting: deque[_Waiting] = deque()
-        self._foreseen: dict[OperationRef, tuple[float, asyncio.Task[KeyValue | None]]] = {}
+        self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
+        """The read that was begun last, and when."""
+        self._since = 0
+        """It tells of what was written at this revision, or before."""
         self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
         """runOps as it was written here last, and when that was."""
 
-    def foresee(self, ref: OperationRef) -> None:
-        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run.
-        If it has changed by then, the finish is refused, and its refusal brings it.
+    def foresee(self, ref: OperationRef, since: int = 0) -> None:
+        """The operation may end soon: read runOps for its finish now, while its last jobs or its completion code run;
+        unless it is known as it was written at ``since``, or later. If it has changed by then, the finish is refused,
+        and its refusal brings it.
         """
-        clock = time.monotonic()
-        begun, _ = self._foreseen.get(ref, (-FORESEEN_FOR, None))
-        if clock - begun >= FORESEEN_FOR:
-            read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
-            read.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._foreseen[ref] = clock, read
-
-    def keep(self, refs: Collection[OperationRef]) -> None:
-        """Forget what was foreseen of all others: they are gone."""
-        for ref in self._foreseen.keys() - refs:
-            del self._foreseen[ref]
+        _, written = self._written
+        read = self._foreseen[1] if self._foreseen is not None else None
+        known = max(self._since, written.mod_revision if written is not None else 0)
+        if self._busy or (read is not None and not read.done()) or 0 < since <= known:
+            return
+        read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
+        read.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._foreseen, self._since = (time.monotonic(), read), since
 
     async def finish(self, final: f.Final) -> bool:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
@@ -153,17 +154,18 @@ class Finishes:
 
     def _take(self, group: list[_Waiting]) -> None:
         """Add those that wait, as many as go in one transaction."""
-        candidates = list(group)
-        if not group[0].apart:
-            for one in self._waiting:
-                if one.apart or len(candidates) >= self._ctx.limits.finishes:
-                    break
-                if not one.answer.done():
-                    candidates.append(one)
-        if len(candidates) > len(group):
-            fit = f.finish_together(self._keys, [one.final for one in candidates])
-            group[:] = candidates[: max(fit, len(group))]
-            self._waiting = deque(one for one in self._waiting if one not in group)
+        more: list[_Waiting] = []
+        while self._waiting and not group[0].apart and not self._waiting[0].apart:
+            if len(group) + len(more) >= self._ctx.limits.finishes:
+                break
+            one = self._waiting.popleft()
+            if not one.answer.done():
+                more.append(one)
+        if more:
+            fit = f.finish_together(self._keys, [one.final for one in (*group, *more)])
+            room = max(0, fit - len(group))
+            group += more[:room]
+            self._waiting.extendleft(reversed(more[room:]))
 
     def _apart(self, group: list[_Waiting]) -> list[_Waiting]:
         """One of them holds up the others, or etcd takes none of them together: each is committed alone."""
@@ -179,7 +181,7 @@ class Finishes:
 
     async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
         """As it was when it was read or written last, for a first try; a refusal brings it as it is."""
-        begun, read = self._foreseen.pop(ref, (-FORESEEN_FOR, None))
+        begun, read = self._foreseen if self._foreseen is not None else (-FORESEEN_FOR, None)
         at, written = self._written
         now = time.monotonic()
         if read is not None and at <= begun and now - begun < FORESEEN_FOR:

@@ -183,11 +183,13 @@ class Coordinator:
 
     def _fold_jobs(self, batch: Batch) -> None:
         changes = [Change(event.kv, event.deleted) for event in batch.events]
-        if not batch.listing:
+        if batch.listing:
+            self._waiters.forget_times()
+        else:
             self._keep_arguments(changes)
         changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
-        self._left_alone &= self._view.operations.keys()
-        self._barred &= self._view.operations.keys()
+        for told in (self._left_alone, self._barred):
+            told.difference_update([ref for ref in told if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         for ref in changed:
             op = self._view.operations.get(ref)
@@ -222,8 +224,29 @@ class Coordinator:
             if ref in self._driving:
                 self._again.add(ref)
                 self._check_call(ref)
-            else:
+            elif not self._rests(ref):
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
+
+    def _rests(self, ref: OperationRef) -> bool:
+        """There is nothing to do for an operation but to wait for an event."""
+        op = self._view.operations.get(ref)
+        if op is None:
+            return True
+        if self._next_step(op) is not None:
+            return False
+        self._nothing_to_do(op)
+        return True
+
+    def _next_step(self, op: OperationView) -> decide.Step:
+        nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
+        actors = decide.actors_of(op, time.monotonic()) if op.ref in self._cancelling else {}
+        return decide.next_step(self._keys, op, nodes, self._guard, time.time(), poll, actors)
+
+    def _nothing_to_do(self, op: OperationView) -> None:
+        if decide.newer(op):
+            self._leave_alone(op)
+        elif decide.may_end_soon(op):
+            self._ending.foresee(op)
 
     def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
         """The most urgent first, then in their order."""
@@ -241,17 +264,12 @@ class Coordinator:
                 op = self._view.operations.get(ref)
                 if op is None:
                     return
-                actors = decide.actors_of(op, time.monotonic()) if ref in self._cancelling else {}
-                step = decide.next_step(
-                    self._keys, op, self._ctx.cluster.nodes, self._guard, time.time(), self._ctx.config.poll, actors
-                )
+                step = self._next_step(op)
                 if step is None or isinstance(step, decide.WakeAt):
                     if step is not None:
                         self._wake_at(ref, step.time)
-                    elif decide.newer(op):
-                        self._leave_alone(op)
-                    elif decide.may_end_soon(op):
-                        self._ending.foresee(ref)
+                    else:
+                        self._nothing_to_do(op)
                     if ref in self._again:
                         continue
                     return
@@ -351,6 +369,8 @@ class Coordinator:
         match step:
             case decide.MakePlan():
                 return await self._planning.plan(op)
+            case decide.Commit(txn) if txn.label == "signal":
+                return await self._ending.together(txn)
             case decide.Commit(txn):
                 if (
                     op.plan is not None

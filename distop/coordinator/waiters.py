@@ -101,6 +101,10 @@ class Waiters:
         for id_ in [one for one in self._held if one not in holds or holds[one].value.state != "held"]:
             self.look(self._held.pop(id_))
 
+    def forget_times(self) -> None:
+        """All that wait are looked at anew."""
+        self._times.clear()
+
     def close(self) -> None:
         """Stop at once."""
         self._closed = True

@@ -232,6 +232,12 @@ def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value:
     return Guarded(guard, (put,), len(value), "progress", (unchanged(put.key, seen_mod),), put)
 
 
+def guarded(txn: Txn) -> Guarded:
+    """A whole transaction of writes, to go with others. Its first guard is of a key that no other one compares."""
+    guard, *also = txn.compares
+    return Guarded(guard, txn.success, 0, txn.label, tuple(also))
+
+
 def group(writes: Sequence[Guarded]) -> Txn:
     """All or nothing: the usual case, in which every fence still holds."""
     return Txn(

@@ -87,6 +87,8 @@ class Final:
     history: History
     one_at_a_time: bool
     kept: tuple[Put, ...] = ()
+    value: bytes = b""
+    """Of the history's key, where it is known already."""
 
 
 def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
@@ -127,7 +129,7 @@ def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
     ref = one.ref
     return (
         Put(keys.of(ref, "state"), word(one.history.state)),
-        Put(keys.history(ref), one.history.encode()),
+        Put(keys.history(ref), one.value or one.history.encode()),
         *one.kept,
         *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
@@ -178,10 +180,6 @@ def _undecided(keys: Keys, ref: OperationRef, verdict: State) -> tuple[Compare, 
     return absent(keys.of(ref, "decision")), exists(keys.of(ref, reason)), none_within(*keys.claims_range(ref))
 
 
-OWN_KEYS = ("arg", "spec", "cancel", "plan", "planning", "decision", "options")
-"""An operation's own keys that cleanup deletes before the last step."""
-
-
 def clean(
     keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
 ) -> Txn:
@@ -194,27 +192,21 @@ def clean(
     )
 
 
-def end(
-    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, first: int, size: int = ORDINALS_PER_CLEAN
-) -> Txn:
-    """The last page: the ordinals from ``first`` on, the operation's own keys, ``.state`` and pending together. Refused
-    while a successor has not been told (``core.waiting.signal``).
+def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn:
+    """The last page: all that is left of it, ``.state`` and pending with the rest. Refused while a successor has not
+    been told (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
     """
     return Txn(
         (
-            election,
             unchanged(keys.of(ref, "state"), state_mod),
+            election,
             _over(keys, ref),
             none_within(*keys.edges_range(ref, "next")),
         ),
         (
-            _job_page(keys, ref, first, size),
+            Delete(*keys.own_range(ref)),
             Delete(*keys.claims_range(ref)),
             Delete(*keys.permits_range(ref)),
-            Delete(*keys.chunks_range(ref)),
-            Delete(*keys.edges_range(ref, "after")),
-            *(Delete(keys.of(ref, name)) for name in OWN_KEYS),
-            Delete(keys.of(ref, "state")),
             Delete(keys.pending(ref)),
         ),
         (),

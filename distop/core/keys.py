@@ -139,11 +139,16 @@ class ParsedKey:
     id: str = ""
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8_192)
 def _ref(table: str, type_name: str, obj: str, instance: str) -> OperationRef:
     if len(instance) > MAX_COMPONENT_BYTES or instance != str(int(instance)):
         raise InvalidArgument(f"{instance[:40]!r} is not an instance number in its canonical form")
-    return OperationRef(decode(table), check_type_name(type_name), decode_object(obj) if obj else "", int(instance))
+    named = decode_object(obj) if obj else ""
+    return OperationRef(_same(decode(table)), _same(check_type_name(type_name)), named, int(instance))
+
+
+_same = lru_cache(maxsize=4_096)(str)
+"""One text for all that are alike: thousands of operations name the same table and type."""
 
 
 class Keys:
@@ -234,6 +239,10 @@ class Keys:
 
     def claim(self, ref: OperationRef, partition: int) -> str:
         return f"{self.roots(ref)[1]}.{ordinal(partition)}"
+
+    def own_range(self, ref: OperationRef) -> tuple[str, str]:
+        """All keys of the operation that begin with its root: its own, and those of its jobs."""
+        return prefix_range(f"{self.root(ref)}.")
 
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
         return prefix_range(f"{self._op(ref, CLAIM)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distop.core import claiming, finishing, transitions, waiting
+from distop.core import claiming, finishing, together, transitions, waiting
 from distop.core.frozen import frozen
 from distop.core.txn import MAX_OPERATIONS
 
@@ -17,6 +17,12 @@ class Limits:
     plan_chunks: int = 100
     """A plan of more bytes or chunks is written chunk by chunk, then opened."""
     claims: int = claiming.CLAIMS_PER_TXN
+    together: int = together.OPERATIONS_PER_CLAIM
+    """Operations of one job that are claimed, and run in one slot, together."""
+    unlearned: int = 1
+    """So many, of a type of which it is not known yet what its jobs take."""
+    moment: float = 0.1
+    """Seconds that the jobs of those may take in all."""
     reports: int = claiming.REPORTS_PER_TXN
     begins: int = waiting.BEGINS_PER_TXN
     ends: int = waiting.ENDS_PER_TXN

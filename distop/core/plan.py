@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
@@ -272,6 +273,7 @@ def decode_chunk(value: bytes) -> list[PartitionPlan]:
     return [PartitionPlan.from_json(item) for item in loads(value)]
 
 
+@cache
 def whole_plan() -> tuple[Plan, list[bytes]]:
     """The plan of an operation on no table, and its only chunk: one job for everything."""
     chunk = encode_chunk([PartitionPlan(0, WHOLE)])

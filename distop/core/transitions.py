@@ -102,6 +102,8 @@ class NewOperation:
     options: Options = DEFAULT
     takes: Takes | None = None
     """Its id."""
+    value: bytes = b""
+    """Of the spec's key, where it is known already."""
 
     @property
     def terms(self) -> Terms:
@@ -185,7 +187,7 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
         *((taken(keys, ref, takes),) if takes is not None else ()),
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),
-        Put(keys.of(ref, "spec"), one.spec.encode()),
+        Put(keys.of(ref, "spec"), one.value or one.spec.encode()),
         Put(keys.of(ref, "state"), word(State.PENDING if one.waits else State.RUNNING)),
     ]
     if one.options != DEFAULT:
@@ -211,14 +213,16 @@ def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
     """How many of these, from the first one on, one transaction starts: as many as etcd takes (T1, T2), and one at
     least.
     """
-    puts, size = 2, 0
+    puts, compares, size = 2, 3, 0
+    behind: set[OperationRef] = set()
     for n, one in enumerate(new):
         begun = _begin(keys, one)
         puts += len(begun)
         size += sum(len(put.key) + len(put.value) for put in begun)
-        compares = 3 + len(_not_ended(keys, new[: n + 1])) + sum(one.spec.one_at_a_time for one in new[: n + 1])
-        compares += sum(len(_free_for(keys, one)) for one in new[: n + 1])
-        if n and (max(puts, compares, 2 + 3 * (n + 1)) > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
+        behind.update(pred.ref for pred in one.after if pred.mod)
+        compares += one.spec.one_at_a_time + len(_free_for(keys, one))
+        most = max(puts, compares + len(behind), 2 + 3 * (n + 1))
+        if n and (most > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
             return n
     return len(new)
 

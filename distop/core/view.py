@@ -8,8 +8,9 @@ deciders only read it. Two views exist: :class:`ClusterView` (every daemon: node
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE
@@ -19,16 +20,20 @@ from distop.core.jobs import Claim, JobState
 from distop.core.links import Edge, Hold
 from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Phase, Spec, State
 from distop.core.options import Options, Terms, fits
+from distop.core.phases import Phases
 from distop.core.plan import Gate, Plan
 from distop.core.states import Stage
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
 
+_OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "decision"})
+"""Of keys that stand directly under an operation's root."""
 _ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
 
 MAX_KEPT_OUTCOME = 4 * 1024
@@ -46,6 +51,25 @@ class Change:
 
 
 T = TypeVar("T")
+Key = TypeVar("Key")
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+"""What each operation has none of as yet, for all of them: very many may wait."""
+
+
+def _with(held: Mapping[Key, T], key: Key, value: T) -> Mapping[Key, T]:
+    """An entry more, in place where there are some."""
+    if isinstance(held, dict):
+        held[key] = value
+        return held
+    return {key: value}
+
+
+def _without(held: Mapping[Key, T], key: Key) -> Mapping[Key, T]:
+    """An entry less, in place."""
+    if isinstance(held, dict):
+        held.pop(key, None)
+    return held or NOTHING
 
 
 @frozen
@@ -54,6 +78,24 @@ class Seen(Generic[T]):
 
     value: T
     mod: int
+
+
+def alike(spec: Spec, other: Spec | None) -> Spec:
+    """The spec, which shares with another one what is the same: of very many that wait, most of it."""
+    if other is None:
+        return spec
+    same = {
+        name: theirs
+        for name in SHARED
+        if (theirs := getattr(other, name)) is not None and theirs == getattr(spec, name)
+    }
+    return replace(spec, **same)
+
+
+SHARED = (
+    *("time", "submitter", "rules", "table", "partitions", "request_digest", "not_before", "hold", "series"),
+    *("labels", "where", "follows", "rerun_of"),
+)
 
 
 class ClusterView:
@@ -66,7 +108,7 @@ class ClusterView:
         """Executors that shall run nothing, alive or not."""
         self.gates: dict[OperationRef, Seen[Gate]] = {}
         """Open operations."""
-        self.pending: dict[OperationRef, Phase] = {}
+        self.pending = Phases()
         self._subjects: Counter[tuple[str, str]] = Counter()
         """(table, type) → how many of its operations are open or pending: thousands may wait."""
         self._ending: Counter[tuple[str, str]] = Counter()
@@ -150,10 +192,7 @@ class ClusterView:
         subject, before = (ref.table, ref.type), self.pending.get(ref)
         self._subjects[subject] += (phase is not None) - (before is not None)
         self._ending[subject] += (phase in _ENDING) - (before in _ENDING)
-        if phase is not None:
-            self.pending[ref] = phase
-        else:
-            self.pending.pop(ref, None)
+        self.pending.set(ref, phase)
 
     def live(self, incarnation: str) -> bool:
         """The incarnation has its node key."""
@@ -176,6 +215,12 @@ class ClusterView:
     def wanted_types(self) -> set[tuple[str, str]]:
         """(table, type) of everything that is open or pending: those need a coordinator."""
         return {subject for subject, count in self._subjects.items() if count}
+
+
+def _less(held: AbstractSet[int], number: int) -> AbstractSet[int]:
+    if isinstance(held, set):
+        held.discard(number)
+    return held
 
 
 class SeenClaim:
@@ -205,7 +250,7 @@ class OperationView:
     state_mod: int = 0
     spec: Spec | None = None
     plan: Plan | None = None
-    chunks: dict[int, int] = field(default_factory=dict)
+    chunks: Mapping[int, int] = field(default_factory=lambda: NOTHING)
     planning: Seen[Attempts] | None = None
     broken: dict[str, str] | None = None
     """Of ``after``, those with a text: a wide join is not looked through for each that ends."""
@@ -213,17 +258,17 @@ class OperationView:
     decision: Seen[Decision] | None = None
     altered: Seen[Options] | None = None
     success: int = 0
-    failed: set[int] = field(default_factory=set)
-    claims: dict[int, SeenClaim] = field(default_factory=dict)
+    failed: AbstractSet[int] = frozenset()
+    claims: Mapping[int, SeenClaim] = field(default_factory=lambda: NOTHING)
     claims_known: bool = False
     """The claims are watched, and were listed: as far as the watch has come, what is not among them is none."""
-    after: dict[str, str] = field(default_factory=dict)
+    after: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     """What it waits for, by edge: "", or how that ended where it should have gone well."""
-    next: dict[str, Edge] = field(default_factory=dict)
+    next: Mapping[str, Edge] = field(default_factory=lambda: NOTHING)
     """What waits for this one, by edge."""
-    seen_since: dict[int, tuple[int, float]] = field(default_factory=dict)
+    seen_since: Mapping[int, tuple[int, float]] = field(default_factory=lambda: NOTHING)
     """Of claims by actors: their fence, and since when it is seen (:meth:`unchanged_for`)."""
-    outcomes: dict[int, KeyValue] = field(default_factory=dict)
+    outcomes: Mapping[int, KeyValue] = field(default_factory=lambda: NOTHING)
     """Outcomes as they came, of small operations that go on; what a listing brought, and large ones, are not among
     them.
     """
@@ -258,7 +303,8 @@ class OperationView:
         mod = self.claims[partition].mod
         since = self.seen_since.get(partition, (0, 0.0))
         if since[0] != mod:
-            since = self.seen_since[partition] = (mod, clock)
+            since = (mod, clock)
+            self.seen_since = _with(self.seen_since, partition, since)
         return clock - since[1]
 
     @property
@@ -286,7 +332,10 @@ class TypeView:
         self.operations: dict[OperationRef, OperationView] = {}
         self.foreign: dict[str, str] = {}
         """Keys of the type that this release cannot read, with why: left alone."""
+        self._spec: Spec | None = None
+        """Read last: the next one has most in common with it."""
         self._job_roots: dict[str, OperationView] = {}
+        """Of operations that have a plan, or jobs."""
         self._claim_roots: dict[str, OperationView] = {}
 
     def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
@@ -296,8 +345,9 @@ class TypeView:
         _forget(self.foreign, *of_type(self.table, self.type))
         if claims:
             self.claims_known = True
+            self._claim_roots.clear()
             for op in self.operations.values():
-                op.claims.clear()
+                op.claims = NOTHING
                 op.claims_known = True
         else:
             held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
@@ -315,8 +365,9 @@ class TypeView:
     def forget_claims(self) -> None:
         """They are not watched any more."""
         self.claims_known = False
+        self._claim_roots.clear()
         for op in self.operations.values():
-            op.claims.clear()
+            op.claims = NOTHING
             op.claims_known = False
         _forget(self.foreign, *self.keys.type_claims(self.table, self.type))
         self._drop_empty(set(self.operations))
@@ -331,6 +382,10 @@ class TypeView:
                 self._keep_outcome(head, kv, change.deleted)
                 continue
             if last == "progress":
+                continue
+            if last in _OWN_NAMES and (op := self._job_roots.get(head)) is not None:
+                if self._fold_own(op, last, kv, change.deleted):
+                    touched.add(op.ref)
                 continue
             # The hot path: job states, and claims that are watched, of operations that are known.
             op = self._claim_roots.get(head)
@@ -351,22 +406,36 @@ class TypeView:
         self._drop_empty(touched)
         return touched
 
+    def _fold_own(self, op: OperationView, name: str, kv: KeyValue, deleted: bool) -> bool:
+        """Fold one of the keys that each operation has. False: it cannot be read."""
+        self.foreign.pop(kv.key, None)
+        try:
+            self._fold_operation(op, name, kv, deleted)
+        except UNREADABLE as error:
+            if not deleted:
+                self.foreign[kv.key] = str(error)
+            return False
+        if op.outcomes and (op.state is None or op.state.terminal):
+            self._let_go(op)
+        return True
+
     def _keep_outcome(self, job: str, kv: KeyValue, deleted: bool) -> None:
         root, _, number = job.rpartition(".")
         op = self._job_roots.get(root)
         if op is None or op.plan is None or op.plan.count > self._few or not _is_ordinal(number):
             return
-        former = op.outcomes.pop(int(number), None)
+        former = op.outcomes.get(int(number))
+        op.outcomes = _without(op.outcomes, int(number))
         self._kept -= len(former.value) if former is not None else 0
         size = len(kv.value)
         if not deleted and size <= MAX_KEPT_OUTCOME and self._kept + size <= MAX_KEPT_OUTCOMES:
-            op.outcomes[int(number)] = kv
+            op.outcomes = _with(op.outcomes, int(number), kv)
             self._kept += size
 
     def _let_go(self, op: OperationView) -> None:
         """Nobody asks for its outcomes any more."""
         self._kept -= sum(len(kv.value) for kv in op.outcomes.values())
-        op.outcomes.clear()
+        op.outcomes = NOTHING
 
     def _fold_any(self, kv: KeyValue, deleted: bool) -> OperationRef | None:
         self.foreign.pop(kv.key, None)
@@ -377,11 +446,17 @@ class TypeView:
                 return None
             op = self._operation(key.ref)
             if key.family == K.CLAIM:
+                self._claim_roots[self.keys.roots(key.ref)[1]] = op
                 self._fold_claim(op, key.partition, kv, deleted)
             elif key.partition >= 0:
+                self._job_roots[self.keys.root(key.ref)] = op
                 self._fold_job(op, key.partition, kv, deleted)
             else:
-                self._fold_operation(op, key, kv, deleted)
+                if key.name == "plan":
+                    self._job_roots[self.keys.root(key.ref)] = op
+                self._fold_operation(op, key.name, kv, deleted, key.chunk, key.id)
+                if key.name == "spec" and op.spec is not None:
+                    self._spec = op.spec = alike(op.spec, self._spec)
                 if op.state is None or op.state.terminal:
                     self._let_go(op)
         except (InvalidArgument, *UNREADABLE) as error:
@@ -412,8 +487,6 @@ class TypeView:
         op = self.operations.get(ref)
         if op is None:
             op = self.operations[ref] = OperationView(ref, claims_known=self.claims_known)
-            jobs, claims = self.keys.roots(ref)
-            self._job_roots[jobs] = self._claim_roots[claims] = op
         return op
 
     def _drop_empty(self, touched: Iterable[OperationRef]) -> None:
@@ -422,50 +495,46 @@ class TypeView:
             if op is not None and op.empty and not op.ended:
                 del self.operations[ref]
                 jobs, claims = self.keys.roots(ref)
-                del self._job_roots[jobs], self._claim_roots[claims]
+                self._job_roots.pop(jobs, None)
+                self._claim_roots.pop(claims, None)
 
     @staticmethod
     def _fold_claim(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
-        if deleted:
-            op.claims.pop(partition, None)
-        else:
-            op.claims[partition] = SeenClaim(kv.value, kv.mod_revision)
+        seen = SeenClaim(kv.value, kv.mod_revision)
+        op.claims = _without(op.claims, partition) if deleted else _with(op.claims, partition, seen)
 
     @staticmethod
     def _fold_job(op: OperationView, partition: int, kv: KeyValue, deleted: bool) -> None:
         if deleted:
             if partition in op.failed:
-                op.failed.discard(partition)
+                op.failed = _less(op.failed, partition)
             elif op.success:
                 op.success -= 1
         elif kv.value == JobState.SUCCESS.encode():
             op.success += 1
-        else:
+        elif isinstance(op.failed, set):
             op.failed.add(partition)
+        else:
+            op.failed = {partition}
 
     @staticmethod
-    def _fold_operation(op: OperationView, key: K.ParsedKey, kv: KeyValue, deleted: bool) -> None:
-        name = key.name
+    def _fold_operation(
+        op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = ""
+    ) -> None:
         if name == "after":
             if deleted:
-                op.after.pop(key.id, None)
+                op.after = _without(op.after, edge_id)
             else:
                 edge = Edge.decode(kv.value)
-                op.after[key.id] = f"{edge.op} ended as {edge.broken}" if edge.broken else ""
+                op.after = _with(op.after, edge_id, f"{edge.op} ended as {edge.broken}" if edge.broken else "")
         elif name == "next":
-            if deleted:
-                op.next.pop(key.id, None)
-            else:
-                op.next[key.id] = Edge.decode(kv.value)
+            op.next = _without(op.next, edge_id) if deleted else _with(op.next, edge_id, Edge.decode(kv.value))
         elif name == "state":
             op.state, op.state_mod = (None, 0) if deleted else (State(kv.value.decode()), kv.mod_revision)
         elif name == "spec":
             op.spec = None if deleted else Spec.decode(kv.value)
-        elif name == "plan" and key.chunk >= 0:
-            if deleted:
-                op.chunks.pop(key.chunk, None)
-            else:
-                op.chunks[key.chunk] = kv.mod_revision
+        elif name == "plan" and chunk >= 0:
+            op.chunks = _without(op.chunks, chunk) if deleted else _with(op.chunks, chunk, kv.mod_revision)
         elif name == "plan":
             op.plan = None if deleted else Plan.decode(kv.value)
         elif name == "planning":

@@ -105,6 +105,7 @@ def signal(
 ) -> Txn:
     """Tell successors how an operation has ended: the edges of those that may go on are taken away, in those of the
     others it is written down (their own coordinator ends them). ``links``: edge → what stands at its ``next`` key.
+    Those of several operations go together (``core.claiming.group``).
     """
     ops: list[Operation] = []
     for edge, one in links.items():
@@ -115,8 +116,8 @@ def signal(
             failed = Edge(str(ref), one.on, str(ended))
             ops.append(Txn((exists(after),), (Put(after, failed.encode()),), (), "broken_edge"))
         ops.append(Delete(keys.edge(ref, "next", edge)))
-    over = (unchanged(keys.of(ref, "state"), state_mod), value_is(keys.pending(ref), word(Phase.CLEANING)))
-    return Txn((election, *over), tuple(ops), (), "signal")
+    over = (unchanged(keys.of(ref, "state"), state_mod), election, value_is(keys.pending(ref), word(Phase.CLEANING)))
+    return Txn(over, tuple(ops), (), "signal")
 
 
 # ----------------------------------------------------------------------- begin

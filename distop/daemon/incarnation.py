@@ -253,7 +253,8 @@ class Incarnation(Context):
             for key in changed
         )
         drains = any(key.family == K.NODE_DRAIN for key in changed)
-        self.executor.cluster_changed(hint=gone or released or listing or drains)
+        refs = None if listing else {key.ref: None for key in changed if key.ref is not None}
+        self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
         self.elections.cluster_changed()
 
     def _session_lost(self, reason: asyncio.Future[str]) -> None:

@@ -12,10 +12,10 @@ from distop.core.codec import rfc3339
 from distop.core.jobs import JobState, Outcome, Tried, told
 from distop.errors import InvalidArgument, SessionLost, describe
 from distop.executor.checkpoints import Checkpoints
-from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerError
+from distop.worker.model import JobEnded, JobItem, Listener, RunRequest, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from distop.node.context import Context
     from distop.node.openop import Held, OpenOperation
 
+PATIENCE = 1.0
+"""Seconds after which jobs that wait for their turn in one slot, and were thought to be short, are left to others."""
 DISK_PAUSE = 5.0
 """Seconds without claims after this executor could not write to its own disk."""
 
@@ -80,30 +82,14 @@ class Jobs:
             if self._stopping(op):
                 self.release(op, block)
                 return
-            held = [(p, op.held[p]) for p in block if p in op.held]
-            request = RunRequest(
-                op=str(op.ref),
-                type=op.ref.type,
-                arg=op.arg,
-                table=op.table,
-                items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
-                batch=op.spec.rules.batch,
-                cleanup_first=any(h.claim.attempt > 1 for _, h in held),
-                resumable=op.spec.rules.resumable,
-                deadline=ctx.session.deadline,
-            )
-
-            def says(p: int, text: str) -> None:
-                ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
-                ctx.doing.says(request, text)
-
+            request, listener = self._asked(op, block, checkpoints)
             try:
                 await ctx.worker.run(
                     request,
-                    lambda events: self._ended(op, events),
-                    on_status=says,
-                    on_progress=lambda p, value: self._checkpoints.save(op, p, value),
-                    on_tasks=lambda done, total: ctx.doing.is_at(request, done, total),
+                    listener.on_events,
+                    on_status=listener.on_status,
+                    on_progress=listener.on_progress,
+                    on_tasks=listener.on_tasks,
                 )
             finally:
                 ctx.doing.over(request)
@@ -114,6 +100,89 @@ class Jobs:
                 self._disk_until = time.monotonic() + DISK_PAUSE
             self.release(op, block)
             raise
+
+    async def run_in_turn(self, ops: Sequence[OpenOperation], slow: Callable[[], None]) -> list[JobEnded]:
+        """Run operations of which one job each is held, one after the other in one slot; how those that ran ended.
+        Where they are not done after ``PATIENCE``, what has not begun is released, for others to take, and ``slow`` is
+        called. Raises as :meth:`run` does.
+        """
+        ctx, ends = self._ctx, list[JobEnded]()
+        loop = asyncio.get_running_loop()
+        try:
+            found = await asyncio.gather(*(self._prepare(op, [0]) for op in ops if self._needs_preparing(op)))
+            checkpoints = dict(zip((op.ref for op in ops if self._needs_preparing(op)), found, strict=False))
+            asked = []
+            for op in ops:
+                if self._stopping(op):
+                    self.release(op, [0])
+                elif 0 in op.held:
+                    asked.append((op, *self._asked(op, [0], checkpoints.get(op.ref, {}), ends)))
+
+            def patience_is_over() -> None:
+                slow()
+                for op, _, _ in asked:
+                    if op.held:
+                        ctx.worker.pause(str(op.ref))
+
+            timer = loop.call_later(PATIENCE, patience_is_over) if len(asked) > 1 else None
+            try:
+                await ctx.worker.run_in_turn([(request, listener) for _, request, listener in asked])
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                for _, request, _ in asked:
+                    ctx.doing.over(request)
+        except SessionLost:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError):
+                self._disk_until = time.monotonic() + DISK_PAUSE
+            for op in ops:
+                self.release(op, [0])
+            raise
+        return ends
+
+    def _needs_preparing(self, op: OpenOperation) -> bool:
+        rules = op.spec.rules
+        return rules.leaves_something or rules.resumable or op.ref in self._ctx.local.cleaning
+
+    def _asked(
+        self,
+        op: OpenOperation,
+        block: Sequence[int],
+        checkpoints: Mapping[int, Any],
+        ends: list[JobEnded] | None = None,
+    ) -> tuple[RunRequest, Listener]:
+        """What the child is asked for, and what is done about what it says. ``ends``: where ends are noted as well."""
+        ctx = self._ctx
+        held = [(p, op.held[p]) for p in block if p in op.held]
+        request = RunRequest(
+            op=str(op.ref),
+            type=op.ref.type,
+            arg=op.arg,
+            table=op.table,
+            items=tuple(JobItem(op.partition(p), h.claim.attempt, h.fence, checkpoints.get(p)) for p, h in held),
+            batch=op.spec.rules.batch,
+            cleanup_first=any(h.claim.attempt > 1 for _, h in held),
+            resumable=op.spec.rules.resumable,
+            deadline=ctx.session.deadline,
+        )
+
+        def says(p: int, text: str) -> None:
+            ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
+            ctx.doing.says(request, text)
+
+        def ended(events: list[JobEnded]) -> None:
+            if ends is not None:
+                ends.extend(events)
+            self._ended(op, events)
+
+        return request, Listener(
+            ended,
+            says,
+            lambda p, value: self._checkpoints.save(op, p, value),
+            lambda done, total: ctx.doing.is_at(request, done, total),
+        )
 
     async def _prepare(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
         """Write a run down, and read the checkpoints from which its jobs go on. Both have come to their ends when this

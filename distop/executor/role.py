@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.core import decide
 from distop.core.model import Phase
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor.claimer import Claimer, Won
 from distop.executor.jobs import Jobs
 from distop.executor.quiet import Quiet
+from distop.executor.small import Small
 from distop.executor.suspicion import Suspicion
 from distop.executor.troubles import Troubles
 from distop.executor.turns import Turns
 from distop.node.openop import OpenOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from distop.core.jobs import Claim
     from distop.core.model import OperationRef
@@ -45,19 +46,25 @@ class Executor:
         self._wake = asyncio.Event()
         self._troubles = Troubles(ctx.log)
         self._quiet = Quiet(ctx)
+        self._small = Small(ctx, lambda ref: ref in self._operations or ref in self._serving or ref in self._troubles)
+        self._turn_of_small = True
         self._turns = Turns()
         self._leaving = False
         self._hint: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ wake
 
-    def cluster_changed(self, *, hint: bool) -> None:
-        """Gates or pending operations changed; with ``hint`` there may be claims to take: a node left, released
-        jobs, or it is time for the poll.
+    def cluster_changed(self, *, hint: bool, refs: Collection[OperationRef] | None = None) -> None:
+        """Gates or pending operations changed: those of ``refs``; None: perhaps all. With ``hint`` there may be claims
+        to take: a node left, released jobs, or it is time for the poll.
         """
         cluster = self._ctx.cluster
-        for ref, op in list(self._operations.items()):
-            gate = cluster.gates.get(ref)
+        self._small.changed(cluster.gates, refs)
+        self._small.divide_anew()
+        for ref in list(self._operations) if refs is None else refs:
+            op, gate = self._operations.get(ref), cluster.gates.get(ref)
+            if op is None:
+                continue
             if gate is not None and gate.mod != op.gate_mod:
                 op.reopened(gate.mod, gate.value)
             elif self._shut(op):
@@ -66,9 +73,11 @@ class Executor:
             for op in self._operations.values():
                 if op.held:
                     self._ctx.worker.release(str(op.ref))
-        for kept in (self._troubles, self._suspicion, self._quiet, self._turns):
+        for kept in (self._troubles, self._suspicion, self._quiet):
             kept.keep(cluster.gates)
+        self._turns.keep(cluster.gates, refs)
         if hint:
+            self._small.hint()
             for op in self._operations.values():
                 op.exhausted = False
         self._wake.set()
@@ -117,6 +126,8 @@ class Executor:
                 self._quiet.over(op.ref)
             # The block is done: what failed here, or was left by others, may be claimable.
             op.exhausted = op.done >= op.plan.count
+            if op.exhausted:
+                self._small.done(op.ref)
             if op.spec.rules.batch:
                 op.forget_candidates()
             if self._shut(op):
@@ -153,9 +164,31 @@ class Executor:
         if self._quiet.ref is not None:
             self._serve_quietly(self._quiet.ref)
             return None
+        if self._free_slots <= 0:
+            return None  # until one falls free
+        # In turn: neither are to wait for all of the others; but what is more urgent than they are goes first.
+        self._turn_of_small = not self._turn_of_small and not self._small.urgent
+        kinds = (self._assign_small, self._assign_general)
+        pauses = [assign() for assign in (kinds if self._turn_of_small else reversed(kinds))]
+        return min((pause for pause in pauses if pause is not None), default=None)
+
+    def _assign_small(self) -> float | None:
+        """Give free slots to groups of operations of one job."""
+        while self._free_slots > 0:
+            refs, pause = self._small.choose(self._free_slots, self._wait)
+            if not refs:
+                return pause
+            self._free_slots -= 1
+            serving = asyncio.ensure_future(self._serve_small(refs))
+            self._serving |= dict.fromkeys(refs, serving)
+        return None
+
+    def _assign_general(self) -> float | None:
+        """Give free slots to all other operations."""
+        ctx = self._ctx
         pause: float | None = None
         known, now = self._operations, time.monotonic()
-        gates = ctx.cluster.gates
+        gates = {ref: gate for ref in self._small.general if (gate := ctx.cluster.gates.get(ref)) is not None}
         ranks = {
             ref: self._turns.rank(ref, gate.value.options.priority, now, held=ref in known and bool(known[ref].held))
             for ref, gate in gates.items()
@@ -207,8 +240,8 @@ class Executor:
 
     def _alone(self, mine: int = 0) -> bool:
         """Nothing runs here, and no end is being written, besides what takes ``mine`` slots."""
-        held = any(op.held for op in self._operations.values())
-        return not held and self._free_slots + mine == self._ctx.config.slots
+        idle = self._free_slots + mine == self._ctx.config.slots
+        return idle and not any(op.held for op in self._operations.values())
 
     async def _serve(self, ref: OperationRef, slots: int) -> None:
         """One round for an operation: look, claim a block, start its runs. ``slots`` are taken for it already."""
@@ -273,6 +306,51 @@ class Executor:
         for block in blocks:
             self._start(op, block)
         return len(blocks)
+
+    async def _serve_small(self, refs: Sequence[OperationRef]) -> None:
+        """Claim operations of one job together, and start their run in the one slot that is taken for it."""
+        slots = 1
+        try:
+            won = await self._small.claim(refs, self._claimer.give_back, self._troubles.failed)
+            for op in won:
+                self._operations[op.ref] = op
+                if (gate := self._ctx.cluster.gates.get(op.ref)) is not None and gate.mod != op.gate_mod:
+                    op.reopened(gate.mod, gate.value)
+                if self._stopping(op):
+                    self._jobs.release(op, [0])
+            if ops := [op for op in won if not self._stopping(op)]:
+                slots = 0
+                self._track(asyncio.ensure_future(self._run_small(ops)))
+        except SessionLost:
+            return
+        except EtcdRejected:
+            self._small.one_by_one(refs)  # etcd takes none of them together
+        except Exception as error:
+            for ref in refs:
+                self._troubles.failed(ref, error)
+        finally:
+            self._free_slots += slots
+            for ref in refs:
+                self._serving.pop(ref, None)
+                known = self._operations.get(ref)
+                if known is not None and self._shut(known):
+                    self._closed(known)
+            self._wake.set()
+
+    async def _run_small(self, ops: Sequence[OpenOperation]) -> None:
+        try:
+            ends = await self._jobs.run_in_turn(ops, lambda: self._small.took_long(ops[0].ref.type))
+            self._small.ran(ops[0].ref.type, ends)
+            for op in ops:
+                self._troubles.ran(op.ref)
+        except SessionLost:
+            return
+        except Exception as error:
+            for op in ops:
+                self._troubles.failed(op.ref, error, run=True)
+        finally:
+            self._free_slots += 1
+            self._wake.set()
 
     async def open(self, ref: OperationRef, make: Callable[[], OpenOperation], plan: Txn, state_mod: int) -> TxnResult:
         """Write an operation's plan, with claims of what this executor takes of it at once; and run that. Raises as

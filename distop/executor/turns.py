@@ -8,7 +8,7 @@ from distop.backoff import Backoff
 from distop.core.options import rank
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Collection, Container
 
     from distop.core.model import OperationRef
 
@@ -60,8 +60,8 @@ class Turns:
         """No more of its jobs may run for now: seconds until the next look."""
         return self._full.setdefault(ref, Backoff(min(FIRST_LOOK, poll), poll)).pause()
 
-    def keep(self, gates: Mapping[OperationRef, object]) -> None:
-        """Forget the operations that are not open any more."""
+    def keep(self, gates: Container[OperationRef], refs: Collection[OperationRef] | None = None) -> None:
+        """Forget the operations that are not open any more; of ``refs`` alone, where only these have changed."""
         for known in (self._since, self._full):
-            for ref in [ref for ref in known if ref not in gates]:
-                del known[ref]
+            for ref in [ref for ref in (known if refs is None else refs) if ref not in gates]:
+                known.pop(ref, None)

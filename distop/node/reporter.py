@@ -48,21 +48,29 @@ class Reporter:
         log: ContextLogger,
         limits: Limits = DEFAULT,
         meter: Meter = NO_METER,
+        what: str = "reports",
     ) -> None:
         self._meter = meter
         self._client = client
         self._lost = lost
         self._log = log
+        self._what = what
         self._room = limits.reports * claiming.OPERATIONS_PER_REPORT
         self._queue: deque[tuple[Guarded, Answer]] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._pumping = False
 
     def submit(self, writes: Iterable[tuple[Guarded, Answer]]) -> None:
-        """Queue writes; each one's answer is called once."""
+        """Queue writes; each one's answer is called once. What is submitted in the same turn of the loop goes together:
+        ends of several operations come in one message.
+        """
         self._queue.extend(writes)
-        self._pump()
+        if self._queue and not self._pumping:
+            self._pumping = True
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._pump)
 
     async def write(self, write: Guarded) -> int:
         """Submit one write and wait for its answer. Raises SessionLost if the session ends first."""
@@ -102,10 +110,12 @@ class Reporter:
             for write, answer in zip(writes, alone.responses, strict=True)
         ]
         if not all(applied):
-            self._log.info("%d of %d reports came too late: their fences are gone", applied.count(0), len(writes))
+            came_late = "%d of %d %s came too late: their fences are gone"
+            self._log.info(came_late, applied.count(0), len(writes), self._what)
         return applied
 
     def _pump(self) -> None:
+        self._pumping = False
         while self._queue and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
             group, full = self._take()
             if len(self._in_flight) >= PARTS_BESIDE and not full:
@@ -139,7 +149,7 @@ class Reporter:
     def _done(self, commit: asyncio.Task[None]) -> None:
         self._in_flight.discard(commit)
         if not commit.cancelled() and (error := commit.exception()) is not None and not self._lost.done():
-            self._log.error("a group of reports could not be written: %s", error)
+            self._log.error("a group of %s could not be written: %s", self._what, error)
         self._pump()
 
     async def _commit(self, group: list[tuple[Guarded, Answer]]) -> None:
@@ -153,7 +163,8 @@ class Reporter:
                 # Nobody else can write these, so they are kept for as long as the session lives.
                 if self._lost.done():
                     return
-                self._log.error("reports wait, because etcd refuses them: %s", describe(error), extra={"error": error})
+                said = "%s wait, because etcd refuses them: %s"
+                self._log.error(said, self._what, describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=backoff.pause())
         late = applied.count(0)
         self._meter.reported(len(applied) - late, late)

@@ -38,6 +38,7 @@ _DELETE = kv_pb2.Event.DELETE
 _PATIENCE = 10.0  # seconds without a response before the server is asked for its progress, and again until it is dead
 _OLD_PATIENCE = 60.0  # the same where asking is not safe (W3): the stream is then replaced
 _GRACE = 3.0  # seconds that reached() waits for an event before it asks for progress, then for a listing
+_LISTING_SHARE = 300.0  # times what a listing took, that pass before the next one at least
 _PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
@@ -273,6 +274,8 @@ class Feed:
     async def _list_now(self) -> None:
         waiting, self._listed = self._listed, []
         self._list_due = False
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             listing = await self._client.list(self._start, self._end)
         except BaseException:
@@ -286,8 +289,9 @@ class Feed:
                 waiter.set_result(None)
         if self._relist_timer is not None:
             self._relist_timer.cancel()
-        delay = self._relist_every * random.uniform(0.9, 1.1)
-        self._relist_timer = asyncio.get_running_loop().call_later(delay, self._want_listing)
+        # A listing backs a watch that is believed to be whole: it may take as much of the time as that is worth.
+        every = max(self._relist_every, _LISTING_SHARE * (loop.time() - began))
+        self._relist_timer = loop.call_later(every * random.uniform(0.9, 1.1), self._want_listing)
 
     async def _follow(self) -> bool:
         """One stream, until it ends; true when it got as far as being useful."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.clock import time
@@ -17,6 +17,7 @@ from distop.core.transitions import STARTS_PER_TXN
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.submission.submit import (
     Apart,
+    Heard,
     Lost,
     NotSent,
     Started,
@@ -48,6 +49,10 @@ class _Waiting:
     answer: asyncio.Future[Started | Exception | None]
     sent: bool = False
     """It is being started: whether it was is not known before the answer."""
+    tried: Try = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tried = Try(self.wanted, self.answer.cancelled)
 
     def settle(self, verdict: Started | Exception | None) -> None:
         if not self.answer.done():
@@ -73,13 +78,13 @@ class Starts:
         if line is not None:
             return await self._answer(_stand_in(line, wanted, None))
         line = self._lines[place] = deque()
-        began, one = time.monotonic(), Try(wanted)
+        began, one, heard = time.monotonic(), Try(wanted), Heard()
         try:
-            await try_to_start(self._etcd, self._keys, [one])
+            await try_to_start(self._etcd, self._keys, [one], heard)
         finally:
             # Others may be waiting, whatever becomes of this one. Where it lost, it goes on with those.
             waiting = _stand_in(line, wanted, began, first=True) if isinstance(one.verdict, Lost) else None
-            self._next(place, line, lost=int(waiting is not None), silent=_silent(one))
+            self._next(place, line, heard, lost=int(waiting is not None), silent=_silent(one))
         return one.result() if waiting is None else await self._answer(waiting)
 
     async def _answer(self, waiting: _Waiting) -> Started:
@@ -95,10 +100,10 @@ class Starts:
             raise verdict
         return verdict
 
-    def _next(self, place: _Place, line: deque[_Waiting], *, lost: int, silent: bool) -> None:
+    def _next(self, place: _Place, line: deque[_Waiting], heard: Heard, *, lost: int, silent: bool) -> None:
         """The start that was under way is over."""
         if not silent and any(not one.answer.cancelled() for one in line):
-            task = asyncio.ensure_future(self._serve(place, line, lost))
+            task = asyncio.ensure_future(self._serve(place, line, heard, lost))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         else:
@@ -112,9 +117,9 @@ class Starts:
         for one in line:
             one.settle(None)
 
-    async def _serve(self, place: _Place, line: deque[_Waiting], lost: int) -> None:
+    async def _serve(self, place: _Place, line: deque[_Waiting], heard: Heard, lost: int) -> None:
         """Start those in line, as many in one transaction as it takes, until nobody waits. ``lost``: tries in a row
-        that got nothing done.
+        that got nothing done; ``heard``: what the try before told.
         """
         group: list[_Waiting] = []
         try:
@@ -126,8 +131,8 @@ class Starts:
                     break
                 for one in group:
                     one.sent = True
-                tries = [Try(one.wanted, one.answer.cancelled) for one in group]
-                await try_to_start(self._etcd, self._keys, tries)
+                tries = [one.tried.again() for one in group]
+                await try_to_start(self._etcd, self._keys, tries, heard)
                 left = [one for one, tried in zip(group, tries, strict=True) if not _settled(one, tried)]
                 for one in left:
                     one.sent = False

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
+    from distop.core.txn import TxnResult
     from distop.store.client import EtcdClient
     from distop.submission.request import Request
 
@@ -49,6 +50,12 @@ WRITE_LIMIT = 30.0
 """Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
 """Seconds after which a start that always loses the race for the table's counters gives up."""
+
+
+MADE_FOR = 1.0
+"""Seconds for which the spec of a start, which tells the time, is good for another try."""
+HEARD_FOR = 0.25
+"""Seconds for which the counters, and what a type declares, are good for another try as they were told."""
 
 
 class Lost(Exception):
@@ -100,6 +107,34 @@ class Try:
     wanted: Request
     withdrawn: Callable[[], bool] = _never
     verdict: Started | Exception | None = None
+    _for: OfType | None = None
+    _object: str | None = None
+    _spec: tuple[float, Spec, bytes] | None = None
+
+    def again(self) -> Try:
+        """The same once more, without a verdict. What was made of the request need not be made again."""
+        self.verdict = None
+        return self
+
+    def object_of(self, of_type: OfType) -> str:
+        """As :func:`object_of`."""
+        self._same(of_type)
+        if self._object is None:
+            self._object = object_of(of_type.declaration, self.wanted)
+        return self._object
+
+    def spec_of(self, of_type: OfType) -> tuple[Spec, bytes]:
+        """As :func:`make_spec`; and its value."""
+        self._same(of_type)
+        if self._spec is None or time.monotonic() - self._spec[0] > MADE_FOR:
+            spec = make_spec(self.wanted, of_type.declaration, of_type.record)
+            self._spec = time.monotonic(), spec, spec.encode()
+        return self._spec[1:]
+
+    def _same(self, of_type: OfType) -> None:
+        former, self._for = self._for, of_type
+        if former is None or (former.declaration, former.record) != (of_type.declaration, of_type.record):
+            self._object = self._spec = None
 
     def result(self) -> Started:
         """The operation. Raises why there is none."""
@@ -152,15 +187,34 @@ def too_contended(wanted: Request) -> OperationStartError:
     )
 
 
-async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+class Heard:
+    """What the transaction before told of a type on a table, for the next one: there is no need to read it again, and
+    where it is not so any more, that one is refused, and its refusal tells.
+    """
+
+    def __init__(self) -> None:
+        self._latest: OfType | None = None
+        self._at = 0.0
+
+    def latest(self) -> OfType | None:
+        """As it was a moment ago."""
+        return self._latest if time.monotonic() - self._at < HEARD_FOR else None
+
+    def note(self, latest: OfType | None) -> None:
+        self._latest, self._at = latest, time.monotonic()
+
+
+async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard | None = None) -> None:
     """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
 
     What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
     full; a twin of theirs is in it) are NotSent. What holds for the type or the table, and what etcd
-    answers, is told to all that are without a verdict, each with an exception of its own.
+    answers, is told to all that are without a verdict, each with an exception of its own. ``heard``: by the try before
+    this one; it is told what this one hears.
     """
+    heard = heard if heard is not None else Heard()
     try:
-        await _start(etcd, keys, tries)
+        await _start(etcd, keys, tries, heard)
     except EtcdRejected as error:
         _share(tries, Apart(error) if len(tries) > 1 else error)
     except Exception as error:
@@ -189,16 +243,22 @@ def _open(tries: Iterable[Try]) -> list[Try]:
     return [one for one in tries if one.verdict is None and not one.withdrawn()]
 
 
-async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
+async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard) -> None:
     table, type_name = tries[0].wanted.table, tries[0].wanted.type
-    found = await _read(etcd, keys, table, type_name)
-    if found[1].kv is not None and (own := [one for one in tries if one.wanted.own_id]):
+    of_type, found = heard.latest(), None
+    heard.note(None)
+    if of_type is None:
+        found = await _read(etcd, keys, table, type_name)
+    before = of_type is not None or (found is not None and found[1].kv is not None)
+    if before and (own := [one for one in tries if one.wanted.own_id]):
         await _look_back(etcd, keys, own)
         if not _open(tries):
             return
-    of_type = await _of_type(etcd, keys, table, type_name, found)
+    if of_type is None:
+        assert found is not None
+        of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
-    objects = _objects(declaration, _open(tries))
+    objects = _objects(of_type, _open(tries))
     asked = await _by_id(etcd, keys, declaration, objects)
     if not asked:
         return
@@ -209,17 +269,19 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     chosen, behind = _choose(declaration, open_, asked)
     if not chosen:
         return
+    specs = [_spec(one, asked[one], of_type) for one in chosen]
     new = [
         t.NewOperation(
             OperationRef(table, type_name, objects[one], counters.next_instance + n),
-            asked[one].spec(make_spec(asked[one].request, declaration, of_type.record), one.wanted),
+            spec,
             asked[one].request.arg,
             None if asked[one].request.waits or table != CLUSTER_TABLE else whole_plan(),
             waits=asked[one].request.waits,
             after=waiting.get(one, ()),
             options=one.wanted.options,
+            value=value,
         )
-        for n, one in enumerate(chosen)
+        for n, (one, (spec, value)) in enumerate(zip(chosen, specs, strict=True))
     ]
     new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
     if len(new) > 1:
@@ -238,6 +300,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try]) -> None:
     except asyncio.CancelledError as error:
         note_cut_off(error, tries[0].wanted)
         raise
+    heard.note(_told(result, of_type, new))
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
     for one, begun, there in zip(chosen, new, instead, strict=True):
         one.verdict = _judge(one.wanted, begun, there)
@@ -279,10 +342,32 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
         )
     if declaration.needs_table and table == CLUSTER_TABLE:
         raise InvalidArgument(f"{type_name} works on a table: name one instead of {CLUSTER_TABLE}")
+    record_of_table = read(TableRecord.decode, record.kv) if record.kv is not None else None
+    return OfType(declaration, record_of_table, _counters(run_ops, following, _mod(record)))
+
+
+def _counters(run_ops: GetResult, following: GetResult, table_mod: int | None) -> t.Counters:
     running = catalog.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
-    counters = t.Counters(running, _mod(run_ops), number, _mod(following), _mod(record))
-    return OfType(declaration, read(TableRecord.decode, record.kv) if record.kv is not None else None, counters)
+    return t.Counters(running, _mod(run_ops), number, _mod(following), table_mod)
+
+
+def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:
+    """With the counters as this start left them, or as it found them when it was refused; None: the table's record may
+    have changed (whoever writes it writes runOps), and has to be read with them.
+    """
+    seen, ref = of_type.counters, new[0].ref
+    if not result.succeeded:
+        run_ops, following = (answer for answer in result.responses[:2] if isinstance(answer, GetResult))
+        if ref.table != CLUSTER_TABLE and _mod(run_ops) != seen.run_ops_mod:
+            return None
+        return replace(of_type, counters=_counters(run_ops, following, seen.table_mod))
+    running = sum(not one.waits for one in new)
+    counts = {**seen.run_ops, ref.type: seen.run_ops.get(ref.type, 0) + running} if running else seen.run_ops
+    mod = result.revision if running else seen.run_ops_mod
+    return replace(
+        of_type, counters=t.Counters(counts, mod, seen.next_instance + len(new), result.revision, seen.table_mod)
+    )
 
 
 async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]) -> dict[Try, Asked]:
@@ -373,12 +458,19 @@ def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     return unknown
 
 
-def _objects(declaration: Declaration, tries: Sequence[Try]) -> dict[Try, str]:
+def _spec(one: Try, asked: Asked, of_type: OfType) -> tuple[Spec, bytes]:
+    if asked.request is one.wanted and not asked.id:
+        return one.spec_of(of_type)
+    spec = asked.spec(make_spec(asked.request, of_type.declaration, of_type.record), one.wanted)
+    return spec, spec.encode()
+
+
+def _objects(of_type: OfType, tries: Sequence[Try]) -> dict[Try, str]:
     """Those whose argument fits, with the objects that they work on."""
     found: dict[Try, str] = {}
     for one in tries:
         try:
-            found[one] = object_of(declaration, one.wanted)
+            found[one] = one.object_of(of_type)
         except InvalidArgument as error:
             one.verdict = error
     return found

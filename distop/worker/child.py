@@ -6,6 +6,7 @@ Started by the guardian as ``python -m distop.worker.child FD``, where FD is its
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -21,6 +22,7 @@ from distop.worker import protocol
 from distop.worker.calls import Call
 from distop.worker.context import Environment
 from distop.worker.explain import headline
+from distop.worker.lines import Lines
 from distop.worker.outbox import Outbox
 from distop.worker.runner import Run
 
@@ -42,6 +44,7 @@ class Child:
         self._outbox = Outbox(connection)
         self._runs: dict[int, Run] = {}
         self._calls: dict[int, Call] = {}
+        self._lines = Lines(lambda run: self._do(run, self._runs), self._flush)
         self._env: Environment | None = None
 
     def serve(self) -> int:
@@ -88,7 +91,11 @@ class Child:
                 run = self._runs[message["run"]] = Run(env, message, self._spark_died)
             else:
                 run.add(message)
-            if not message["more"]:
+            if message["more"]:
+                return
+            if run.line:
+                self._lines.add(run)
+            else:
                 self._start(f"run-{run.number}", run, self._runs)
         elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify"):
             call = self._calls.get(message["call"])
@@ -102,11 +109,13 @@ class Child:
             if "run" in message:
                 if (run := self._runs.get(message["run"])) is not None:
                     run.cancel(message.get("partitions"), keep=message.get("keep", False))
+                    self._out_of_turn(run)
             elif (call := self._calls.get(message["call"])) is not None:
                 call.cancel()
         elif kind == "pause":
             if (run := self._runs.get(message["run"])) is not None:
                 run.pause()
+                self._out_of_turn(run)
         elif kind == "probe":
             run = self._runs.get(message["run"])
             stubborn = run is not None and run.stubborn(message["grace"])
@@ -117,16 +126,25 @@ class Child:
             self._outbox.answer(message)
 
     def _start(self, name: str, work: Run | Call, running: dict[int, Any]) -> None:
-        def body() -> None:
-            try:
-                work.run()
-            except OSError:
-                pass  # the daemon is gone: the reader sees it too
-            finally:
-                running.pop(work.number, None)
-
         # Plain threads: a thread takes part in Spark's pools and tags from its first ctx.spark on.
-        threading.Thread(target=body, name=name, daemon=True).start()
+        threading.Thread(target=self._do, args=(work, running), name=name, daemon=True).start()
+
+    def _do(self, work: Run | Call, running: dict[int, Any]) -> None:
+        try:
+            work.run()
+        except OSError:
+            pass  # the daemon is gone: the reader sees it too
+        finally:
+            running.pop(work.number, None)
+
+    def _out_of_turn(self, run: Run) -> None:
+        """A run that was told to stop before it began has its end without waiting for those before it."""
+        if self._lines.take_out(run):
+            self._start(f"run-{run.number}", run, self._runs)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):  # the daemon is gone: the reader sees it too
+            self._outbox.flush()
 
     def _interrupt_again(self) -> None:
         pause = threading.Event()

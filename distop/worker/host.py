@@ -24,6 +24,7 @@ from distop.worker.model import (
     Death,
     JobEnded,
     JobItem,
+    Listener,
     PlanResult,
     RunRequest,
     WorkerConfig,
@@ -34,9 +35,11 @@ from distop.worker.sinks import RunSink, first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+    from pathlib import Path
 
     from distop.core.declaration import Declaration
     from distop.logs import Log
+    from distop.worker.launch import Child
 
 T = TypeVar("T")
 
@@ -53,6 +56,11 @@ __all__ = [
 ]
 
 
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class Worker(Asking):
     """One child at a time, replaced when it dies. All methods are of the event loop that started it."""
 
@@ -65,6 +73,9 @@ class Worker(Asking):
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
         self._background: set[asyncio.Task[Any]] = set()
+        self._forgotten: list[Path] = []
+        """Private directories of operations that are gone."""
+        self._forgetting: asyncio.Task[None] | None = None
         self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
     # ------------------------------------------------------------------ life
@@ -126,8 +137,16 @@ class Worker(Asking):
 
     async def forget(self, op: str) -> None:
         """Remove the operation's private directory: the operation is gone."""
-        path = self.config.work_dir / "ops" / operation_path(op)
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        self._forgotten.append(self.config.work_dir / "ops" / operation_path(op))
+        if self._forgetting is None or self._forgetting.done():
+            self._forgetting = self._spawn(self._forget())
+        await asyncio.shield(self._forgetting)
+
+    async def _forget(self) -> None:
+        """Those that come together, or meanwhile, take one thread."""
+        while self._forgotten:
+            paths, self._forgotten = self._forgotten, []
+            await asyncio.to_thread(_remove, paths)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -150,32 +169,67 @@ class Worker(Asking):
         ``on_status`` gets what a job says that it does (ordinal, -1 for a batch; text), ``on_tasks`` how many Spark
         tasks of what runs are done, and how many there are.
         """
-        run = RunSink(request, self.config.incarnation, on_events, on_status, on_progress, on_tasks, self._log)
-        self._runs.add(run)
-        task = self._spawn(self._in_slot(run))
+        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
+
+    async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
+        """As :meth:`run`, for several requests that are sent to the child at once, and are run there one after the
+        other in one slot. What has not begun when it is told to pause or stop does not wait for its turn.
+        """
+        runs = [
+            RunSink(
+                *(request, self.config.incarnation, to.on_events, to.on_status, to.on_progress, to.on_tasks, self._log)
+            )
+            for request, to in asked
+        ]
+        if not runs:
+            return
+        self._runs.update(runs)
+        task = self._spawn(self._in_slot(runs))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             # Nobody listens any more, but the child still has the jobs: the slot is theirs until they stopped.
-            run.silence()
-            self._cancel(run, list(run.pending))
+            for run in runs:
+                run.silence()
+                self._cancel(run, list(run.pending))
             raise
 
-    async def _in_slot(self, run: RunSink) -> None:
+    async def _in_slot(self, runs: Sequence[RunSink]) -> None:
         try:
             async with self._slots:
-                await self._drive(run)
+                if len(runs) == 1:
+                    await self._drive(runs[0])
+                else:
+                    await self._drive_in_turn(runs)
         except WorkerError as error:
-            run.end_rest("refused", str(error))
+            for run in runs:
+                run.end_rest("refused", str(error))
         except Exception as error:
             # A defect, or trouble of this process: counted as an attempt, so that it does not go on for ever.
-            self._log.exception("a run of jobs broke on its way", extra=run.where)
-            run.end_rest("error", f"the run broke on its way: {describe(error)}")
+            self._log.exception("a run of jobs broke on its way", extra=runs[0].where)
+            for run in runs:
+                run.end_rest("error", f"the run broke on its way: {describe(error)}")
         finally:
-            self._runs.discard(run)
+            self._runs.difference_update(runs)
 
-    async def _drive(self, run: RunSink) -> None:
-        cleanup = run.request.cleanup_first
+    async def _drive_in_turn(self, runs: Sequence[RunSink]) -> None:
+        async with self._gate.shared():
+            death = await self._in_child_in_turn([run for run in runs if run.pending])
+            if death is None:
+                return
+            for run in runs:
+                await self._settle(run, death)
+        for run in runs:
+            if not run.pending:
+                continue
+            if death.crashed:  # whose fault it was is not known: each alone
+                async with self._gate.exclusive():
+                    await self._isolate(run, alone=False)
+            else:
+                await self._drive(run, again=True)
+
+    async def _drive(self, run: RunSink, *, again: bool = False) -> None:
+        cleanup = run.request.cleanup_first or again
         while run.pending:
             async with self._gate.shared():
                 death = await self._in_child(run, list(run.pending), cleanup=cleanup)
@@ -244,6 +298,51 @@ class Worker(Asking):
         await run.saved()
         child = await self._keeper.ready()
         ordinals = [p for p in ordinals if p in run.pending]
+        message = self._enter(run, child, cleanup=cleanup, careful=careful)
+        try:
+            rows = (protocol.row(run.item(p).row()) for p in ordinals if p in run.pending)
+            for frame in protocol.encode_paged(message, rows):
+                child.send_frame(frame)
+                # Many jobs take long to encode; the daemon has a lease to keep.
+                await asyncio.sleep(0)
+            self._enforce(run)
+            await first(run.done, child.died)
+        finally:
+            child.runs.pop(run.number, None)
+            run.child = None
+        if not run.done.done():
+            return child.died.result()
+        run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())
+        return None
+
+    async def _in_child_in_turn(self, runs: Sequence[RunSink]) -> Death | None:
+        """Send runs to the child, which takes them in turn; the child's death if it came before their ends."""
+        child = await self._keeper.ready()
+        line, frames = next(self._numbers), list[bytes]()
+        try:
+            for run in runs:
+                message = self._enter(run, child, cleanup=run.request.cleanup_first, line=line)
+                frames += protocol.encode_paged(message, (protocol.row(run.item(p).row()) for p in run.pending))
+            child.send_frame(b"".join(frames))
+            for run in runs:
+                self._enforce(run)
+            for run in runs:
+                if not run.done.done():
+                    await first(run.done, child.died)
+                if not run.done.done():
+                    return child.died.result()
+        finally:
+            for run in runs:
+                child.runs.pop(run.number, None)
+                run.child = None
+        for run in runs:
+            run.end_rest("error", "the worker gave no outcome for this partition")
+        return None
+
+    def _enter(
+        self, run: RunSink, child: Child, *, cleanup: bool, careful: bool = False, line: int = 0
+    ) -> protocol.RunMessage:
+        """Have the child's frames about a run reach it; the message that begins it, without its items."""
         request, number = run.request, next(self._numbers)
         run.child, run.number = child, number
         run.done = asyncio.get_running_loop().create_future()
@@ -266,21 +365,9 @@ class Worker(Asking):
             incarnation=run.incarnation,
             more=False,
         )
-        try:
-            rows = (protocol.row(run.item(p).row()) for p in ordinals if p in run.pending)
-            for frame in protocol.encode_paged(message, rows):
-                child.send_frame(frame)
-                # Many jobs take long to encode; the daemon has a lease to keep.
-                await asyncio.sleep(0)
-            self._enforce(run)
-            await first(run.done, child.died)
-        finally:
-            child.runs.pop(number, None)
-            run.child = None
-        if not run.done.done():
-            return child.died.result()
-        run.end_rest("error", "the worker gave no outcome for this partition", set(ordinals) & run.pending.keys())
-        return None
+        if line:
+            message["line"] = line
+        return message
 
     # ------------------------------------------------------------------ cancel
 

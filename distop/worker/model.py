@@ -10,7 +10,7 @@ from distop.core.frozen import frozen
 from distop.errors import DistopError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from distop.worker.protocol import Kind
@@ -100,6 +100,18 @@ class JobEnded:
     error: str = ""
     started: float = 0.0
     finished: float = 0.0
+
+
+@frozen
+class Listener:
+    """What a run's owner wants to hear: ends of jobs; what a job says that it does (ordinal, -1 for a batch; text); a
+    checkpoint to be saved, and whether it was; how many Spark tasks of what runs are done, and how many there are.
+    """
+
+    on_events: Callable[[list[JobEnded]], None]
+    on_status: Callable[[int, str], None] | None = None
+    on_progress: Callable[[int, Any], Awaitable[bool]] | None = None
+    on_tasks: Callable[[int, int], None] | None = None
 
 
 @frozen

@@ -35,6 +35,8 @@ class Outbox:
         self._waiting = threading.Event()
         self._ended: dict[int, list[bytes]] = {}
         self._bytes = 0
+        self._later: list[bytes] = []
+        """Frames that go out with the next ends, after them."""
         self._sequence = itertools.count(1)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
 
@@ -59,6 +61,13 @@ class Outbox:
         elif not self._waiting.is_set():
             self._waiting.set()
 
+    def send_later(self, message: protocol.FromChild) -> None:
+        """Send with the ends that wait, after them."""
+        with self._lock:
+            self._later.append(protocol.encode(message))
+        if not self._waiting.is_set():
+            self._waiting.set()
+
     def flush(self) -> None:
         """Send every end that waits."""
         self._write(b"")
@@ -67,15 +76,16 @@ class Outbox:
         # Ends are taken under the send lock, so that a run's last end cannot be overtaken by its "done".
         with self._send_lock:
             with self._lock:
-                if first is None and data:
-                    taken: dict[int, list[bytes]] = {}
-                else:
+                taken: dict[int, list[bytes]] = {}
+                later: list[bytes] = []
+                if first is not None or not data:
                     taken, self._ended, self._bytes = self._ended, {}, 0
+                    later, self._later = self._later, []
             frames = [
                 protocol.frame(b'{"t":"ended","run":%d,"jobs":[%b]}' % (run, b",".join(rows)))
                 for run, rows in taken.items()
             ]
-            self._connection.sendall(b"".join([*frames, data]))
+            self._connection.sendall(b"".join([*frames, *later, data]))
 
     def _flush_late(self) -> None:
         while True:

@@ -78,6 +78,8 @@ class RunMessage(TypedDict):
     """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: none."""
     incarnation: str
     more: bool
+    line: NotRequired[int]
+    """It takes its turn among the runs of the same line, in one thread; their ends may be told a little later."""
 
 
 class DeadlineMessage(TypedDict):

@@ -53,6 +53,7 @@ class Run:
         self._careful: bool = message["careful"]
         self._deadline: float = message["deadline"]
         self._incarnation: str = message["incarnation"]
+        self.line: int = message.get("line", 0)
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
@@ -146,7 +147,8 @@ class Run:
             self._end_all("error", explain(error))
         if self._env.stopping:
             return  # whatever has no end yet was stopped with the child
-        self._env.outbox.send(protocol.DoneMessage(t="done", run=self.number))
+        done = protocol.DoneMessage(t="done", run=self.number)
+        (self._env.outbox.send_later if self.line else self._env.outbox.send)(done)
 
     def _run(self) -> None:
         try:

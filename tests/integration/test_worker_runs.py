@@ -21,6 +21,7 @@ from distop.worker import protocol
 from distop.worker.guardian import boottime, session_members
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from distop.worker.launch import CREDENTIALS
+from distop.worker.model import Listener
 from distop.worker.sinks import RunSink
 from tests.integration.test_worker_guardian import second_of
 from tests.support import lingering
@@ -73,6 +74,57 @@ async def run(worker: Worker, what: RunRequest, **callbacks: Any) -> dict[str, J
     await asyncio.wait_for(worker.run(what, events.extend, **callbacks), 60)
     assert sorted(event.partition for event in events) == [item.ordinal for item in what.items]
     return {str(what.items[event.partition].partition["name"]): event for event in events}
+
+
+def line(tmp_path: Path, *does: str) -> tuple[list[tuple[RunRequest, Listener]], dict[str, JobEnded]]:
+    """Runs of one job each, of operations 1, 2, …, that take turns; and their ends, by operation, as they come."""
+    ends: dict[str, JobEnded] = {}
+    asked = []
+    for number, action in enumerate(does, 1):
+        name = chr(ord("a") + number - 1)
+        what = replace(request({name: action}, name, tmp_path), op=f"t/sample/{number}")
+
+        def ended(events: list[JobEnded], name: str = name) -> None:
+            for event in events:
+                assert name not in ends
+                ends[name] = event
+
+        asked.append((what, Listener(ended)))
+    return asked, ends
+
+
+async def test_runs_of_several_operations_take_turns_in_one_slot(worker: Worker, tmp_path: Path) -> None:
+    asked, ends = line(tmp_path, "", "fail", "error", "", "large")
+    await asyncio.wait_for(worker.run_in_turn(asked), 60)
+    assert list(ends) == ["a", "b", "c", "d", "e"]
+    assert kinds(ends) == "a:success b:verdict c:error d:success e:fatal"
+    assert diary(tmp_path)[:2] == ["start a", "start b"]
+
+
+async def test_what_waits_for_its_turn_does_not_wait_for_it_to_be_paused_or_cancelled(
+    worker: Worker, tmp_path: Path
+) -> None:
+    asked, ends = line(tmp_path, "wait", "", "", "")
+    going = asyncio.ensure_future(worker.run_in_turn(asked))
+    await until(lambda: diary(tmp_path) == ["start a"], "the first one runs")
+    worker.pause("t/sample/2")
+    worker.cancel("t/sample/3")
+    await until(lambda: {"b", "c"} <= ends.keys(), "the two have their ends")
+    assert "a" not in ends
+    assert kinds(ends) == "b:refused c:cancelled"
+    worker.pause("t/sample/1")
+    worker.cancel("t/sample/1")
+    await asyncio.wait_for(going, 60)
+    assert kinds(ends) == "a:cancelled b:refused c:cancelled d:success"
+    assert "start b" not in diary(tmp_path)
+
+
+async def test_of_runs_that_take_turns_the_one_that_kills_the_child_is_blamed_alone(
+    worker: Worker, tmp_path: Path
+) -> None:
+    asked, ends = line(tmp_path, "", "die", "", "")
+    await asyncio.wait_for(worker.run_in_turn(asked), 120)
+    assert kinds(ends) == "a:success b:crash c:success d:success"
 
 
 def run_message(number: int, type_name: str, sink: RunSink, deadline: float) -> protocol.RunMessage:

@@ -10,7 +10,7 @@ from typing import Any
 
 from distop.clock import time
 from distop.coordinator.role import Coordinator
-from distop.core import claiming, decide
+from distop.core import claiming, decide, together
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core.codec import dumps
@@ -43,7 +43,8 @@ def long_jobs(wanted: Scenario) -> Scenario:
 def many_steps(wanted: Scenario) -> Scenario:
     """All jobs save on their way."""
     wishes = tuple(
-        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index") for wish in wanted.wishes
+        replace(wish, acts=(), arg={**wish.arg, "pace": 0.3, "name": "x"}, type="index", id="", on_duplicate="join")
+        for wish in wanted.wishes
     )
     hosts = tuple(replace(host, types=("index", "check")) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts)
@@ -107,6 +108,10 @@ def many_at_once(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=tuple(wishes), hosts=hosts, drains=(), limits=DEFAULT)
 
 
+CLAIMS = ((claiming, "claim"), (claiming, "claim_runs"), (together, "claim_together"), (together, "claim_apart"))
+"""What puts claims where gates are open."""
+
+
 def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
     """The transaction, also in what is nested, without some of its compares."""
 
@@ -148,7 +153,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=56)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -156,15 +161,15 @@ def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
 
 @bug("invariant 4", "invariant 9")
 def drop_the_gate_compare(patch: Patch) -> None:
-    for name in ("claim", "claim_runs"):
-        wrap(patch, claiming, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
+    for module, name in CLAIMS:
+        wrap(patch, module, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
 
 
 # Seldom: a session has to end while a claim of it is on its way.
 @bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
-    for name in ("claim", "claim_runs", "with_first"):
-        wrap(patch, claiming, name, lambda txn, _: without(txn, node_exists))
+    for module, name in (*CLAIMS, (claiming, "with_first")):
+        wrap(patch, module, name, lambda txn, _: without(txn, node_exists))
 
 
 @bug("invariant 2")

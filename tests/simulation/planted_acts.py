@@ -161,11 +161,11 @@ def a_drain_that_fails_jobs(patch: Patch) -> None:
 def a_drain_that_cleans_up(patch: Patch) -> None:
     former = Executor.cluster_changed
 
-    def changed(self: Executor, *, hint: bool) -> None:
+    def changed(self: Executor, *, hint: bool, refs: Any = None) -> None:
         if self._ctx.draining:
             for op in self._operations.values():
                 self._ctx.worker.cancel(str(op.ref))
-        former(self, hint=hint)
+        former(self, hint=hint, refs=refs)
 
     substitute(patch, Executor, "cluster_changed", changed)
 
@@ -174,11 +174,11 @@ def a_drain_that_cleans_up(patch: Patch) -> None:
 def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     former = Executor.cluster_changed
 
-    def changed(self: Executor, *, hint: bool) -> None:
+    def changed(self: Executor, *, hint: bool, refs: Any = None) -> None:
         held = {ref: op for ref, op in self._operations.items() if op.held} if self._ctx.draining else {}
         for ref in held:
             del self._operations[ref]
-        former(self, hint=hint)
+        former(self, hint=hint, refs=refs)
         self._operations.update(held)
 
     substitute(patch, Executor, "cluster_changed", changed)

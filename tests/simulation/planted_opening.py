@@ -75,9 +75,9 @@ def a_gate_is_gone_only_where_it_was_seen(patch: Patch) -> None:
         gates.update(gate.mod for gate in self._ctx.cluster.gates.values())
         return gates
 
-    def changed(self: Executor, *, hint: bool) -> None:
+    def changed(self: Executor, *, hint: bool, refs: Any = None) -> None:
         see(self)
-        former(self, hint=hint)
+        former(self, hint=hint, refs=refs)
 
     def shut(self: Executor, op: Any) -> bool:
         return op.gate_mod in see(self) and op.ref not in self._ctx.cluster.gates

@@ -9,7 +9,6 @@ from distop.coordinator import waiters
 from distop.core import due
 from distop.core import finishing as f
 from distop.core import waiting as w
-from distop.core.keys import ParsedKey
 from distop.core.model import Cancel, State
 from distop.core.txn import Compare, KeyValue
 from distop.core.view import OperationView, TypeView
@@ -17,7 +16,7 @@ from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act
 from tests.simulation.planted import without
 from tests.simulation.planted_opening import BUGS, Planted
-from tests.simulation.planting import Patch, bug, give, wrap
+from tests.simulation.planting import Patch, bug, give, substitute, wrap
 
 # --------------------------------------------------------------------- shapes
 
@@ -72,15 +71,18 @@ def what_waits_for_others_is_aborted_without_cause(patch: Patch) -> None:
     wrap(patch, waiters, "fate", too_soon)
 
 
-@bug("invariant 9", shape=in_a_row)
+@bug("liveness", shape=in_a_row)
 def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
+    """All that is left of it goes, also what names those that wait for it."""
     fold = TypeView._fold_operation
 
-    def see_none(op: OperationView, key: ParsedKey, kv: KeyValue, deleted: bool) -> None:
-        if key.name != "next":
-            fold(op, key, kv, deleted)
+    def see_none(
+        op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = ""
+    ) -> None:
+        if name != "next":
+            fold(op, name, kv, deleted, chunk, edge_id)
 
-    patch.setattr(TypeView, "_fold_operation", staticmethod(see_none))
+    substitute(patch, TypeView, "_fold_operation", staticmethod(see_none))
     wrap(patch, f, "end", lambda txn, _: without(txn, _of_edges))
 
 

@@ -75,9 +75,9 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> Executors:
         init(self, ctx)
         known.all.append(self)
 
-    def looked(self: Executor, *, hint: bool) -> None:
+    def looked(self: Executor, *, hint: bool, refs: Any = None) -> None:
         known.gates |= {gate.mod for gate in self._ctx.cluster.gates.values()}
-        changed(self, hint=hint)
+        changed(self, hint=hint, refs=refs)
 
     monkeypatch.setattr(Executor, "__init__", noted)
     monkeypatch.setattr(Executor, "cluster_changed", looked)

@@ -138,4 +138,4 @@ class Hand:
         guard = await self.elect(ref, incarnation)
         state = await self.etcd.get(self.keys.of(ref, "state"))
         assert state is not None
-        await self._commit(f.end(self.keys, ref, guard, state.mod_revision, 0))
+        await self._commit(f.end(self.keys, ref, guard, state.mod_revision))

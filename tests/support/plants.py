@@ -375,8 +375,10 @@ def elected_from_the_dead(world: World, ref: OperationRef) -> None:
 def something_remains(world: World, ref: OperationRef) -> None:
     world.do(world.cancel(ref))
     world.do(world.finish_at_once(ref))
-    end = world.end(ref)
-    world.tamper(*(op for op in end.success if isinstance(op, Delete) and not op.key.endswith(".cancel")))
+    first, after = world.keys.own_range(ref)
+    kept = world.keys.of(ref, "cancel")
+    rest = [op for op in world.end(ref).success if isinstance(op, Delete) and op.key != first]
+    world.tamper(Delete(first, kept), Delete(kept + "\0", after), *rest)
 
 
 @plant(9)

@@ -338,8 +338,8 @@ class World:
     def clean(self, ref: OperationRef, first: int = 0) -> Txn:
         return f.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)
 
-    def end(self, ref: OperationRef, first: int = 0) -> Txn:
-        return f.end(self.keys, ref, self.election, self.mod(ref, "state"), first)
+    def end(self, ref: OperationRef) -> Txn:
+        return f.end(self.keys, ref, self.election, self.mod(ref, "state"))
 
     # ------------------------------------------------------------------ jobs
 

@@ -82,12 +82,12 @@ def test_what_is_claimable_of_actors_is_what_was_seen_unchanged_for_long_enough(
 
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
     op = OperationView(REF)
-    op.claims[3] = SeenClaim(CLAIM.encode(), 5)
+    op.claims = {3: SeenClaim(CLAIM.encode(), 5)}
     assert decide.actors_of(op, 100.0) == {3: pytest.approx(11.0)}
     assert decide.actors_of(op, 107.0) == {3: pytest.approx(4.0)}
-    op.claims[3] = SeenClaim(CLAIM.encode(), 6)
+    op.claims = {3: SeenClaim(CLAIM.encode(), 6)}
     assert decide.actors_of(op, 108.0) == {3: pytest.approx(11.0)}, "it was extended"
-    op.claims[4] = SeenClaim(Claim("e", "a", 1, 0).encode(), 7)
+    op.claims = {**op.claims, 4: SeenClaim(Claim("e", "a", 1, 0).encode(), 7)}
     assert set(decide.actors_of(op, 108.0)) == {3}
 
 

@@ -90,7 +90,7 @@ def test_all_jobs_ended() -> None:
     assert isinstance(todo, d.Commit)
     assert todo.txn.label == "decide"
     behind = world.op(ref)
-    behind.claims[1] = Seen(Claim("ex-a", "a", 1, 0), 1)  # the watch of the claims lags behind that of the jobs
+    behind.claims = {1: Seen(Claim("ex-a", "a", 1, 0), 1)}  # the watch of the claims lags behind that of the jobs
     assert next_step(world.keys, behind, {"a"}, world.election, NOW, POLL) == todo
     world.do(todo.txn)
     op = world.op(ref)

@@ -107,7 +107,7 @@ class Etcd(ModelClient):
         self.apply(t.cancel(KEYS, ref, self.store.mod(KEYS.of(ref, "state")), Cancel("user")))
         self.apply(self.finish_txn(ref))
         self.signal(ref)
-        self.apply(f.end(KEYS, ref, self.election(ref), self.store.mod(KEYS.of(ref, "state")), 0))
+        self.apply(f.end(KEYS, ref, self.election(ref), self.store.mod(KEYS.of(ref, "state"))))
 
     def signal(self, ref: OperationRef) -> None:
         edges = {

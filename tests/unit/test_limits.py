@@ -263,6 +263,20 @@ def test_L35_an_executor_serves_the_more_urgent_first_and_waits_for_its_round() 
     assert turns.rank(low, 0, 161.0, held=False) == 0, "who was served waits anew"
 
 
+def test_who_went_and_came_back_waits_anew_whether_it_is_named_or_all_are_looked_at() -> None:
+    for refs in (lambda ref: [ref], lambda ref: None):
+        world, low = limited(0)
+        other = world.next_ref()
+        turns = Turns()
+        for ref in (low, other):
+            assert turns.rank(ref, 0, 100.0, held=False) == 0
+        turns.keep({other}, refs(low))
+        assert turns.rank(low, 0, 100.0 + 3 * AGING, held=False) == 0, "it was forgotten"
+        assert turns.rank(other, 0, 100.0 + 3 * AGING, held=False) > 0
+        turns.keep({low, other}, refs(other))
+        assert turns.rank(other, 0, 100.0 + 3 * AGING, held=False) > 0
+
+
 # --------------------------------------------------------------- failure budget
 
 

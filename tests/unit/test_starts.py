@@ -14,7 +14,7 @@ from distop.core.codec import dumps, loads
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
 from distop.core.keys import Keys
-from distop.core.model import CLUSTER_TABLE, OperationRef, TableRecord
+from distop.core.model import CLUSTER_TABLE, OperationRef, Spec, TableRecord
 from distop.core.txn import Put, Txn, TxnResult
 from distop.errors import (
     EtcdRejected,
@@ -26,6 +26,7 @@ from distop.errors import (
     OutcomeUnknown,
     UnreadableRecord,
 )
+from distop.submission import submit as submit_module
 from distop.submission.request import Request, request
 from distop.submission.starts import Starts
 from distop.submission.submit import cut_off, submit
@@ -104,12 +105,12 @@ def test_a_start_alone_is_a_read_and_a_transaction_and_no_task() -> None:
     run(alone)
 
 
-def test_fifty_at_once_are_three_transactions() -> None:
+def test_fifty_at_once_are_three_transactions_after_one_read() -> None:
     async def fifty(etcd: Etcd) -> None:
         started = await asyncio.gather(*(etcd.start(n) for n in range(50)))
         assert started == [ref(n) for n in range(1, 51)], "in the order of the calls"
         assert etcd.numbered() == [1, 31, 18]
-        assert etcd.requests == ["read", "start"] * 3
+        assert etcd.requests == ["read", "start", "start", "start"], "each tells the next one what it needs to know"
         assert etcd.args() == {name: n for n, name in enumerate(started)}
 
     run(fifty)
@@ -262,6 +263,89 @@ def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(mo
     run(group)
 
 
+def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
+    """A refusal tells the counters, not the record that goes with them."""
+
+    async def changed(etcd: Etcd) -> None:
+        moved = TableRecord(TABLE, "parquet", "/moved")
+
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert etcd.store.apply(catalog.put_table(KEYS, moved, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        assert etcd.requests == ["read", "start", "start", "read", "start"]
+        specs = [kv for kv in etcd.store.range("distOp.", "distOp/") if kv.key.endswith(".spec")]
+        tables = {str(KEYS.parse(kv.key).ref): Spec.decode(kv.value).table for kv in specs}
+        first = TableRecord(TABLE, "parquet", "/data")
+        assert tables == {ref(1): first, ref(2): moved, ref(3): moved}
+
+    run(changed)
+
+
+def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    make = submit_module.make_spec
+
+    def counted(wanted: Request, *given: Any) -> Spec:
+        made.append(wanted.request_id)
+        return make(wanted, *given)
+
+    monkeypatch.setattr(submit_module, "make_spec", counted)
+
+    async def raced(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside, beside]
+        await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        assert etcd.requests.count("start") == 4
+        assert sorted(made) == sorted(etcd.request_ids())
+        assert etcd.args() == {ref(n + 1): n for n in range(4)}
+
+    run(raced)
+
+
+def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_anew() -> None:
+    async def changed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            etcd.publish("noop", arg_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 1}}})
+            key = KEYS.run_ops(TABLE)
+            run_ops = etcd.store.get(key)
+            assert run_ops is not None
+            etcd.store.apply(Txn((), (Put(key, run_ops.value),)))
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(4)), return_exceptions=True)
+        assert answers[:2] == [ref(1), ref(2)]
+        assert [type(answer) for answer in answers[2:]] == [InvalidArgument, InvalidArgument]
+
+    run(changed)
+
+
+def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
+    async def removed(etcd: Etcd) -> None:
+        def beside(txn: Txn) -> TxnResult:
+            seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
+            assert seen is not None
+            assert etcd.store.apply(catalog.remove_table(KEYS, TABLE, seen, run_ops)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates += [etcd.store.apply, beside]
+        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        assert answers[0] == ref(1)
+        assert [type(answer) for answer in answers[1:]] == [NotFound, NotFound]
+
+    run(removed)
+
+
 def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
     async def cancelled(etcd: Etcd) -> None:
         calls = [asyncio.ensure_future(etcd.start(n)) for n in range(6)]
@@ -275,7 +359,9 @@ def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
     run(cancelled)
 
 
-def test_who_is_cancelled_while_the_group_reads_is_not_started() -> None:
+def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distop.submission.submit.HEARD_FOR", 0.0)  # each try reads for itself
+
     async def cancelled(etcd: Etcd) -> None:
         calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
         await etcd.until(lambda: etcd.requests == ["read", "start", "read"])

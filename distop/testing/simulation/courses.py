@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.core.keys import ParsedKey
+    from distop.core.model import OperationRef
     from distop.core.view import Change
 
 ALL = (
@@ -22,6 +23,7 @@ ALL = (
     "forgotten history",
     "group of starts",
     "group of finishes",
+    "claims of several operations",
     "claim by an actor",
     "extension",
     "return by an actor",
@@ -49,6 +51,7 @@ class Courses:
         put: Counter[str] = Counter()
         gone: Counter[str] = Counter()
         follows = False
+        claimed: set[OperationRef] = set()
         for key, change in parsed:
             if key.family == K.OP:
                 what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
@@ -58,8 +61,9 @@ class Courses:
                 if not key.name:
                     (gone if change.deleted else put)["history"] += 1
             elif not change.deleted:
-                if key.family == K.CLAIM:
+                if key.family == K.CLAIM and key.ref is not None:
                     self.claimed.add(sender)
+                    claimed.add(key.ref)
                     self._by_actors(change)
                 elif key.family == K.COORDINATOR:
                     self.elected.add(sender)
@@ -70,6 +74,7 @@ class Courses:
         self.count["group of finishes"] += put["history"] > 1
         self.count["replaced"] += put["spec"] > 0 and put["history"] > 0
         self.count["followed"] += follows
+        self.count["claims of several operations"] += len(claimed) > 1
         self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]
         self.count["group of reports"] += put["job state"] > 1

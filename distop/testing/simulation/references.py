@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from distop.core.frozen import frozen
-from distop.core.limits import Limits
+from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.scenario import Act, DrainAct, Scenario, Wish, plain
 
@@ -102,6 +102,9 @@ def _undisturbed() -> dict[str, Reference]:
         "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
         "a plan of its own": replace(
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
+        ),
+        "of one job, together": replace(
+            _together(), through=("claim_together", "claim_together", "report", "finish", "end", "claim_apart", "end")
         ),
         "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
         "planned without a free slot": replace(
@@ -234,6 +237,12 @@ def _alike(count: int, type_name: str) -> tuple[Wish, ...]:
     """One client wants so many of them at the same time, and they end at the same time."""
     arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
     return tuple(Wish(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
+
+
+def _together() -> Reference:
+    """Operations of one job, of which an executor takes at once what falls to it, and one that the other has, too."""
+    one = _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1)
+    return one.having(wishes=one.scenario.wishes * 4, limits=Limits(unlearned=DEFAULT.together))
 
 
 def _without_a_free_slot() -> Reference:

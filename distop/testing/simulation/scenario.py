@@ -242,6 +242,8 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         limits = replace(
             limits, begins=at_once.choice((1, 3, DEFAULT.begins)), finishes=at_once.choice((1, 2, DEFAULT.finishes))
         )
+        small = random.Random(f"small/{seed}")
+        limits = replace(limits, unlearned=small.choice((1, 2, DEFAULT.together)), moment=small.choice((0.1, 100.0)))
     return Scenario(
         seed,
         some,

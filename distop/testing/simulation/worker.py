@@ -16,11 +16,11 @@ from distop.core.model import OperationRef
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.calling import Calling
 from distop.testing.simulation.children import PIPE, Child, Run, settle
-from distop.worker.model import JobEnded, JobItem, RunRequest, WorkerConfig, WorkerError
+from distop.worker.model import JobEnded, JobItem, Listener, RunRequest, WorkerConfig, WorkerError
 from distop.worker.sinks import first
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from distop.testing.simulation.effects import Effect
     from distop.testing.simulation.machine import Machine
@@ -71,19 +71,28 @@ class SimWorker(Calling):
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
         on_tasks: Callable[[int, int], None] | None = None,
     ) -> None:
-        run = Run(request, on_events, on_progress, self._machine.effects.ends)
-        self._runs.append(run)
+        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
+
+    async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
+        """One after the other, in one slot."""
+        ends = self._machine.effects.ends
+        runs = [Run(request, to.on_events, to.on_progress, ends) for request, to in asked]
+        self._runs += runs
         try:
             async with self._slots:
-                await self._drive(run)
+                for run in runs:
+                    await self._drive(run)
         except WorkerError as error:
-            run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
+            for run in runs:
+                run.end([JobEnded(p, "refused", None, str(error)) for p in list(run.pending)])
         except asyncio.CancelledError:
-            run.on_events = lambda _: None
-            self._cancel(run, list(run.pending), keeps=True)
+            for run in runs:
+                run.on_events = lambda _: None
+                self._cancel(run, list(run.pending), keeps=True)
             raise
         finally:
-            self._runs.remove(run)
+            for run in runs:
+                self._runs.remove(run)
 
     async def _drive(self, run: Run) -> None:
         cleanup = run.request.cleanup_first
