@@ -102,8 +102,9 @@ class Waiters:
             self.look(self._held.pop(id_))
 
     def forget_times(self) -> None:
-        """All that wait are looked at anew."""
+        """All that wait are looked at anew, and take their places again."""
         self._times.clear()
+        self._due_at.clear()
 
     def close(self) -> None:
         """Stop at once."""

@@ -233,6 +233,17 @@ def test_the_times_of_what_was_cancelled_are_forgotten() -> None:
     run_many(work)
 
 
+def test_what_waits_for_its_time_takes_its_place_again_after_a_listing() -> None:
+    async def work(coordinator: Many) -> None:
+        coordinator.add(1, not_before="2113-01-01T00:00:00.000Z")
+        coordinator.sees_operations()
+        coordinator.waiters.forget_times()
+        coordinator.sees_operations()
+        assert [ref.instance for _, ref in coordinator.waiters._times] == [1]
+
+    run_many(work)
+
+
 def test_a_wide_join_is_not_looked_through_for_each_edge() -> None:
     """Each of 50,000 that end is an event of the join."""
 
