@@ -133,12 +133,12 @@ def node_exists(compare: Compare) -> bool:
 # ---------------------------------------------------------------------- fences
 
 
-@bug("invariant 1", "invariant 2")
+@bug("invariant 1", "invariant 2", first=17)
 def report_without_its_fence(patch: Patch) -> None:
     wrap(patch, claiming, "report", lambda guarded, _: replace(guarded, guard=ALWAYS))
 
 
-@bug("invariant 3", "not the holder")
+@bug("invariant 3", "not the holder", first=17)
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     """The claim must exist, whoever holds it."""
 
@@ -148,7 +148,7 @@ def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     wrap(patch, claiming, "wait_again", exists)
 
 
-@bug("invariant 3", "not the holder", first=210)
+@bug("invariant 3", "not the holder", first=260)
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
@@ -159,7 +159,7 @@ def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
 
 
-@bug("invariant 4", "invariant 9")
+@bug("invariant 4", "invariant 9", first=24)
 def drop_the_gate_compare(patch: Patch) -> None:
     for module, name in CLAIMS:
         wrap(patch, module, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
@@ -180,7 +180,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=590)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=789)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -192,7 +192,7 @@ def elect_while_another_lives(patch: Patch) -> None:
 
 
 # Seldom: a watch has to fall silent just before a node key is written.
-@bug("two at once", shape=a_silent_watch_beside_a_restart, first=174)
+@bug("two at once", shape=a_silent_watch_beside_a_restart, first=180)
 def clean_up_after_who_is_not_seen(patch: Patch) -> None:
     """A holder that a view does not show yet counts as gone: its job is cleaned up after while it runs."""
 
@@ -232,7 +232,7 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
     substitute(patch, Coordinator, "_perform", perform)
 
 
-@bug("completion before decision")
+@bug("completion before decision", first=16)
 def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
     former = decide.next_step
 
@@ -245,7 +245,7 @@ def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
 
 
 # Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
-@bug("invariant 5", focus=("slow-watches",))
+@bug("invariant 5", focus=("slow-watches",), first=9)
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True
@@ -259,14 +259,14 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks)
+@bug("invariant 13", focus=("requests-late",), shape=planned_in_chunks, first=13)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
     for name in ("write_chunk", "write_plan"):
         wrap(patch, t, name, lambda txn, _: without(txn, lambda compare: ".plan." in compare.key))
 
 
-@bug("invariant 10")
+@bug("invariant 10", first=10)
 def count_no_failure_at_a_takeover(patch: Patch) -> None:
     def uncounted(found: Any, given: Any) -> Any:
         claim, mod, _ = found
@@ -278,13 +278,13 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug("stopped too late", "two at once", focus=("late-renewal",), shape=long_jobs)
+@bug("stopped too late", "two at once", focus=("late-renewal",), shape=long_jobs, first=10)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
     substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
 
 
-@bug("invariant 14")
+@bug("invariant 14", first=10)
 def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
     """A start that was refused is begun anew, without a look at who won."""
 
@@ -308,7 +308,7 @@ def start_a_request_twice_in_one_group(patch: Patch) -> None:
     substitute(patch, submit, "_choose", choose)
 
 
-@bug("invariant 7")
+@bug("invariant 7", first=10)
 def count_one_for_a_group_of_starts(patch: Patch) -> None:
     def one(txn: Txn, given: Any) -> Txn:
         key = given.keys.run_ops(given.new[0].ref.table)
@@ -330,7 +330,7 @@ def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     wrap(patch, f, "finish", of_the_first)
 
 
-@bug("checkpoint lost")
+@bug("checkpoint lost", first=8)
 def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
     def forget(guarded: claiming.Guarded, given: Any) -> claiming.Guarded:
         return replace(guarded, ops=(*guarded.ops, Delete(given.keys.job(given.ref, given.partition, "progress"))))
@@ -338,7 +338,7 @@ def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "wait_again", forget)
 
 
-@bug("checkpoint lost")
+@bug("checkpoint lost", first=8)
 def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
     async def none(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
         return {}
@@ -346,7 +346,7 @@ def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
     substitute(patch, Checkpoints, "load", none)
 
 
-@bug("liveness")
+@bug("liveness", first=14)
 def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
     give(patch, decide, "claimable", patience=float("inf"))
 

@@ -68,7 +68,7 @@ def some_cannot(wanted: Scenario) -> Scenario:
 # ---------------------------------------------------------------------- starts
 
 
-@bug("invariant 14", "surprise")
+@bug("invariant 14", "surprise", first=10)
 def start_what_a_request_began_already(patch: Patch) -> None:
     """Nobody looks for what a former life of the client began, or a former try of it whose outcome was unknown."""
 
@@ -82,7 +82,7 @@ def start_what_a_request_began_already(patch: Patch) -> None:
 
 
 # Seldom: a resumable job has to be paused at once after it has saved something.
-@bug("checkpoint lost", first=96)
+@bug("checkpoint lost", first=138)
 def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     """Whoever lets go of a job that was told to stop removes its checkpoint; a job that broke keeps it."""
     former = Jobs._write
@@ -111,7 +111,7 @@ def a_pause_now_that_does_not_release(patch: Patch) -> None:
 
 
 # Seldom: the same.
-@bug("checkpoint lost", first=96)
+@bug("checkpoint lost", first=138)
 def a_pause_now_that_cleans_up(patch: Patch) -> None:
     """What a checkpoint speaks of is removed with what the job was at."""
     former = Executor._closed
@@ -145,7 +145,7 @@ def a_job_that_is_done_begins_anew(patch: Patch) -> None:
 # ---------------------------------------------------------------------- drains
 
 
-@bug("blamed")
+@bug("blamed", first=14)
 def a_drain_that_fails_jobs(patch: Patch) -> None:
     """A job that was stopped for a drain counts as one that broke."""
     former = Jobs._write
@@ -157,7 +157,7 @@ def a_drain_that_fails_jobs(patch: Patch) -> None:
     substitute(patch, Jobs, "_write", write)
 
 
-@bug("checkpoint lost")
+@bug("checkpoint lost", first=48)
 def a_drain_that_cleans_up(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -184,7 +184,7 @@ def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("drained and busy")
+@bug("drained and busy", first=14)
 def drained_before_it_is_empty(patch: Patch) -> None:
     """An executor says that it is drained as soon as it is asked to be."""
 
@@ -198,7 +198,7 @@ def drained_before_it_is_empty(patch: Patch) -> None:
 
 
 # Seldom: some jobs have to fail and others not to end, and the failed ones to be run again.
-@bug("rerun of others", first=119)
+@bug("rerun of others", first=148)
 def a_rerun_over_the_wrong_partitions(patch: Patch) -> None:
     """It takes those without an end as well, which nobody asked for."""
     wrap(patch, rerun, "_names", lambda _, given: (*given.found.failed, *given.found.unfinished))

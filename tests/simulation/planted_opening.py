@@ -86,7 +86,7 @@ def a_gate_is_gone_only_where_it_was_seen(patch: Patch) -> None:
     substitute(patch, Executor, "_shut", shut)
 
 
-@bug("liveness", shape=paused_while_the_plan_is_on_its_way)
+@bug("liveness", shape=paused_while_the_plan_is_on_its_way, first=18)
 def keep_the_slots_of_a_plan_that_was_refused(patch: Patch) -> None:
     """They were taken for its first jobs, and nobody gives them back."""
     former = Executor._open_first

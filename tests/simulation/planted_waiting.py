@@ -76,9 +76,7 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
     """All that is left of it goes, also what names those that wait for it."""
     fold = TypeView._fold_operation
 
-    def see_none(
-        op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = ""
-    ) -> None:
+    def see_none(op: OperationView, name: str, kv: KeyValue, deleted: bool, chunk: int = -1, edge_id: str = "") -> None:
         if name != "next":
             fold(op, name, kv, deleted, chunk, edge_id)
 

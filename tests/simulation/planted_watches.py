@@ -42,7 +42,7 @@ def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
     wrap(patch, WatchPosition, "feed", beyond)
 
 
-@bug("liveness")
+@bug("liveness", first=11)
 def apply_fragments_singly(patch: Patch) -> None:
     former = WatchPosition.feed
     substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
