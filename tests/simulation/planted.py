@@ -153,7 +153,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=56)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=65)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))

@@ -225,7 +225,7 @@ def start_without_writing_down(patch: Patch) -> None:
     substitute(patch, LocalJobs, "begin", begin)
 
 
-@bug("blamed")
+@bug("blamed", first=23)
 def blame_what_one_node_cannot_run(patch: Patch) -> None:
     substitute(patch, Capability, "cannot", lambda self, type_name, why: False)
 

@@ -23,6 +23,9 @@ BEGINS = 0.2
 SHORTEST, LONGEST = 0.5, 20.0
 """Seconds that an operation is expected to take, at least and at most, where faults are drawn for it."""
 
+LARGE_GRAPH = 22
+"""Operations of a graph that is more than one transaction takes."""
+
 
 @frozen
 class Host:
@@ -282,7 +285,7 @@ def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> t
             chosen = chance.sample(range(n), chance.randint(1, min(3, n)))
             wish = replace(wish, behind=tuple((one, chance.choice(("success", "end"))) for one in sorted(chosen)))
         elif luck < 0.85 and wish.callers == 1:
-            wish = replace(wish, graph=chance.choice((1, 4, 30)))
+            wish = replace(wish, graph=chance.choices((1, 4, LARGE_GRAPH), (3, 5, 2))[0])
         found.append(wish)
     return tuple(found)
 
