@@ -209,6 +209,8 @@ def takings(
     """Up to ``size`` jobs of an operation to take, and those whose holders were lost once too often, to be failed. What
     ``wanted(claim, partition)`` refuses stays as it was. Raises what that raises; then nothing is taken out.
     """
+    if not _for_actors(op.gate):  # it was altered while others were looked at
+        return []
     now, rules, taken = rfc3339(time.time()), op.spec.rules, 0
     result: list[Taking] = []
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from distop.claims import model as m
 from distop.claims import types
 from distop.claims.bucket import Bucket
+from distop.claims.candidates import takings
 from distop.clock import source
 from distop.core import decide, owning
 from distop.core.codec import dumps
@@ -18,11 +19,14 @@ from distop.core.declaration import Declaration, Retry, Rules
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.leftovers import Fate, judge
-from distop.core.model import OperationRef, State
+from distop.core.model import OperationRef, Spec, State
+from distop.core.options import DEFAULT
 from distop.core.owning import Token
+from distop.core.plan import Gate, Plan
 from distop.core.txn import GetResult, KeyValue, TxnResult
 from distop.core.view import OperationView, Seen, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken
+from distop.node.openop import OpenOperation
 
 REF = OperationRef("t", "copy", "", 7)
 CLAIM = Claim("w", "", 1, 0, actor="w", duration=10.0, grant="0123456789abcdef", since="2026-01-01T00:00:00.000Z")
@@ -78,6 +82,18 @@ def test_what_is_claimable_of_actors_is_what_was_seen_unchanged_for_long_enough(
     assert claim.tried[-1].text == decide.EXPIRED
     assert not decide.suspect(claims[1].value, True, Rules(retry=Retry(attempts=2))), "it killed no executor"
     assert decide.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=1)))[2]
+
+
+def test_what_is_given_a_limit_while_others_are_looked_at_is_left_to_executors() -> None:
+    """The claims of actors have no permits."""
+    ref, spec = OperationRef("t", "x", "", 1), Spec("request", "", "", Rules())
+    op = OpenOperation(ref, 5, spec, {}, Plan(4, "", "", 1), [b"[]"], [0])
+    op.reopened(7, Gate(4))
+    op.assume_free("w", ())
+    assert len(takings(op, "w", 2, 9.0, lambda claim, p: True)) == 2
+    op.reopened(8, Gate(4, DEFAULT.altered({"max_jobs": 1})))
+    op.assume_free("w", ())
+    assert takings(op, "w", 2, 9.0, lambda claim, p: True) == []
 
 
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
