@@ -22,7 +22,7 @@ from distop.core.leftovers import Fate, judge
 from distop.core.model import OperationRef, Spec, State
 from distop.core.options import DEFAULT
 from distop.core.owning import Token
-from distop.core.plan import Gate, Plan
+from distop.core.plan import Gate, PartitionPlan, Plan, chunked
 from distop.core.txn import GetResult, KeyValue, TxnResult
 from distop.core.view import OperationView, Seen, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken
@@ -87,7 +87,8 @@ def test_what_is_claimable_of_actors_is_what_was_seen_unchanged_for_long_enough(
 def test_what_is_given_a_limit_while_others_are_looked_at_is_left_to_executors() -> None:
     """The claims of actors have no permits."""
     ref, spec = OperationRef("t", "x", "", 1), Spec("request", "", "", Rules())
-    op = OpenOperation(ref, 5, spec, {}, Plan(4, "", "", 1), [b"[]"], [0])
+    chunks = chunked([PartitionPlan(n, str(n)) for n in range(4)])
+    op = OpenOperation(ref, 5, spec, {}, Plan(4, "", "", 1), chunks, [0])
     op.reopened(7, Gate(4))
     op.assume_free("w", ())
     assert len(takings(op, "w", 2, 9.0, lambda claim, p: True)) == 2
