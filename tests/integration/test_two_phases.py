@@ -119,7 +119,7 @@ def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes
         assert [one.op for one in group.client.history(alarms=True)] == [op.ref]
         with pytest.raises(NotAllowed, match="never runs: 'tx-17' was not confirmed, and its sender"):
             group.client.confirm("tx-17")
-        assert "ERROR" in group.tails()
+        group.eventually(lambda: "ERROR" in group.tails(), "a daemon says so in its log")
 
 
 def ten_gigabytes(server: Server) -> Iterator[bytes]:
