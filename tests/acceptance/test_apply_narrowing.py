@@ -320,6 +320,7 @@ def test_after_a_crash_at_any_step_it_is_done_once(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Before a step, what is outside is as it was after the one before it."""
+
     def crash() -> None:
         raise ConnectionError("the power is gone")
 

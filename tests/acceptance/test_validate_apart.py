@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
-FILES = 6
+FILES = 12
 TYPES: dict[str, pa.DataType] = {
     "apart": pa.int64(),
     "touching": pa.int32(),
@@ -72,7 +72,7 @@ def value(chance: random.Random, column: str, n: int) -> Any:
 
 
 def generate(seed: int, folder: Path, name: Callable[[int], str]) -> list[dict[str, Any]]:
-    """A file in each of six partitions; all rows, with the partition's value as ``p``."""
+    """A file in each of twelve partitions; all rows, with the partition's value as ``p``."""
     chance = random.Random(seed)
     found = []
     for n in range(FILES):

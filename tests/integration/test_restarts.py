@@ -186,7 +186,9 @@ def test_a_failed_checkpoint_does_not_stop_the_next(
     group.eventually(lambda: steps.at("a", 3), "a holds")
     assert "not saved a 2" in steps.diary()
     again(ann)
-    group.eventually(lambda: len(steps.starts("a")) == 2, "a goes on; until then the child of the killed daemon may live")
+    group.eventually(
+        lambda: len(steps.starts("a")) == 2, "a goes on; until then the child of the killed daemon may live"
+    )
     steps.go("a", 4)
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 3], ALL)
