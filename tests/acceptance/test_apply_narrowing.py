@@ -182,9 +182,9 @@ def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> 
         ("double", ["1.5", "-0.0D", "double('NaN')", "null"], "float", "float"),
         ("decimal(12,2)", ["1.25", "-99999.99", "null"], "decimal(7,2)", "decimal(7, 2)"),
         ("string", ["'12'", "'-7'", "null"], "int", "int"),
-        ("string", ["'123456789012'"], "bigint", "long"),
+        pytest.param("string", ["'123456789012'"], "bigint", "long", marks=pytest.mark.slow),
         ("string", ["'2013-01-31'", "null"], "date", "date"),
-        ("timestamp", ["timestamp'2013-01-31 00:00:00Z'"], "date", "date"),
+        pytest.param("timestamp", ["timestamp'2013-01-31 00:00:00Z'"], "date", "date", marks=pytest.mark.slow),
         ("bigint", ["1", "null"], "decimal(3,0)", "decimal(3, 0)"),
     ],
 )

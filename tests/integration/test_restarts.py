@@ -83,7 +83,7 @@ def test_a_job_that_starts_over_is_cleaned_up_first(
     assert steps.diary().index("clean a") < steps.diary().index("start a at 0 attempt 2")
 
 
-@pytest.mark.parametrize("kind", ["steps", "restarting"])
+@pytest.mark.parametrize("kind", ["steps", pytest.param("restarting", marks=pytest.mark.slow)])
 def test_what_ran_elsewhere_meanwhile_is_cleaned_up_here_alone(
     group: Daemons,
     steps: Steps,

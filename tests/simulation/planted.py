@@ -321,7 +321,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # Seldom: one of several that end at once has to be cancelled just then.
-@bug("invariant 5", "invariant 12", shape=many_at_once, first=170)
+@bug("invariant 5", "invariant 12", shape=many_at_once, first=175)
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     def of_the_first(txn: Txn, given: Any) -> Txn:
         others = {given.keys.of(one.ref, name) for one in given.finals[1:] for name in ("state", "decision", "cancel")}
