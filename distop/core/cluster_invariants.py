@@ -189,6 +189,30 @@ class Ids:
         return f"it names {named or 'nobody'}, and not {expected or 'nobody'}" if named != expected else ""
 
 
+class RequestKeys:
+    """The keys of request ids, and the operations that they name (14)."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, str] = {}
+        self._of: dict[str, str] = {}
+        """Operation → the key that names it."""
+
+    def put(self, key: str, named: str) -> None:
+        """It names this operation."""
+        self.deleted(key)
+        self._named[key], self._of[named] = named, key
+
+    def deleted(self, key: str) -> str:
+        """The operation that it named, or ""."""
+        named = self._named.pop(key, "")
+        self._of.pop(named, None)
+        return named
+
+    def naming(self, ref: OperationRef) -> str:
+        """The key that names the operation, or ""."""
+        return self._of.get(str(ref), "")
+
+
 class Requests:
     """Which operation a request began. A request is known as long as its operation's keys or history are: longer the
     product does not know it either.
@@ -204,6 +228,10 @@ class Requests:
             return ref
         self._of[ref] = request
         return self._first.setdefault(request, ref)
+
+    def known(self, ref: OperationRef) -> bool:
+        """Something is left of an operation that a request began."""
+        return ref in self._of
 
     def forget(self, ref: OperationRef) -> None:
         """The last record of an operation is gone."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import Decision, History, OperationRef, Phase, State
+from distop.core.requests import forgotten
 from distop.core.txn import (
     MAX_OPERATIONS,
     Compare,
@@ -224,18 +225,22 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
     return Delete(f"{root}.{first:06d}", f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:")
 
 
-def forget(keys: Keys, old: Sequence[tuple[OperationRef, int]]) -> Txn:
-    """Delete old history records, each as it was read: (operation, its record's mod revision). Each alone, with what
-    stands beside it.
+def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]]) -> Txn:
+    """Delete old history records, each as it was read: (operation, its record's mod revision, its request id). Each
+    alone, with what stands beside it.
     """
     return Txn(
         (),
         tuple(
             Txn(
                 (unchanged(keys.history(ref), mod),),
-                (Delete(keys.history(ref)), Delete(*_beside_history(keys, ref))),
+                (
+                    Delete(keys.history(ref)),
+                    Delete(*_beside_history(keys, ref)),
+                    *forgotten(keys, ref, request_id),
+                ),
             )
-            for ref, mod in old
+            for ref, mod, request_id in old
         ),
         (),
         "forget",

@@ -7,6 +7,7 @@ done about it (750 bytes). What its spec says that those of others say, too, sta
 from __future__ import annotations
 
 import marshal
+import re
 from collections import deque
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.core.model import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 OWN = ("request_id", "time", "request_digest", "not_before", "id", "follows")
 """What the spec of one operation says of itself, all of it texts; the other fields are most often those of others."""
@@ -23,6 +24,14 @@ RECENT = 8
 
 _FIELDS = tuple(field.name for field in fields(Spec))
 _PLACES = tuple(_FIELDS.index(name) for name in OWN)
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def _packed(value: Any) -> Any:
+    """A digest in half the room."""
+    return bytes.fromhex(value) if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 class Templates:
@@ -67,10 +76,12 @@ class Resting:
     whatever their objects.
     """
 
-    __slots__ = ("_objects", "_records", "_templates")
+    __slots__ = ("_former", "_objects", "_records", "_templates")
 
-    def __init__(self, templates: Templates | None = None) -> None:
+    def __init__(self, templates: Templates | None = None, former: Mapping[int, bytes] | None = None) -> None:
         self._records: dict[int, bytes] = {}
+        self._former = former if former is not None else {}
+        """What is kept beside this, with the same templates: the same values are kept once."""
         self._objects: dict[int, str] = {}
         """Of those that have one."""
         self._templates = templates if templates is not None else Templates()
@@ -84,8 +95,12 @@ class Resting:
         return ((objects.get(number, ""), number) for number in self._records)
 
     def beside(self) -> Resting:
-        """An empty one that shares its templates with this one."""
-        return Resting(self._templates)
+        """An empty one, which shares with this one what is the same, until it is :meth:`alone`."""
+        return Resting(self._templates, self._records)
+
+    def alone(self) -> None:
+        """Nothing is kept beside it any more."""
+        self._former = {}
 
     def object_of(self, number: int) -> str | None:
         """The object id, or "", of the operation of this number; None: it is not here."""
@@ -100,10 +115,12 @@ class Resting:
         if number in self._records:
             return False
         values = [getattr(spec, name) for name in _FIELDS]
-        own = [values[place] for place in _PLACES]
+        own = [_packed(values[place]) for place in _PLACES]
         for place in _PLACES:
             values[place] = None
-        self._records[number] = marshal.dumps((self._templates.use(tuple(values)), *own, rest))
+        record = marshal.dumps((self._templates.use(tuple(values)), *own, rest))
+        former = self._former.get(number)
+        self._records[number] = former if former == record else record
         if obj:
             self._objects[number] = obj
         return True
@@ -115,7 +132,7 @@ class Resting:
         template, *own, rest = marshal.loads(self._records[number])
         values = list(self._templates[template])
         for place, value in zip(_PLACES, own, strict=True):
-            values[place] = value
+            values[place] = value.hex() if isinstance(value, bytes) else value
         return Spec(*values), rest
 
     def rest_of(self, obj: str, number: int) -> tuple[Any, ...] | None:

@@ -481,6 +481,7 @@ class TypeView:
             if op.claims:
                 now.wake(ref).claims = op.claims
         former.resting.clear()
+        now.resting.alone()
         self.operations, self.current, self._spec = now, listed.current, listed._spec
         self._kept, self._job_roots, self._claim_roots = listed._kept, listed._job_roots, {}
         _forget(self.foreign, *self.keys.type_range(self.table, self.type))

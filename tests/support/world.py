@@ -133,7 +133,7 @@ class World:
         return self.op(ref).spec or self.spec(ref)
 
     def start(self, ref: OperationRef) -> Txn:
-        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}")])
+        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", named=True)])
 
     def starts(self, count: int, objects: Sequence[str] = ()) -> Txn:
         """So many at once; of these objects, or of none."""

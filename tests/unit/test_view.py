@@ -307,7 +307,7 @@ def test_what_waits_rests_and_is_seen_as_it_is() -> None:
     kinds: list[dict[str, Any]] = [
         {},
         {"labels": {"team": "a"}},
-        {"id": "nightly", "follows": f"{TABLE}/{TYPE}/1", "request_digest": "d"},
+        {"id": "nightly", "follows": f"{TABLE}/{TYPE}/1", "request_digest": "0f" * 32},
         {"hold": "h", "series": {"interval": 5}, "where": {"zone": "b"}, "partitions": ("p=1",)},
         {"rules": Rules(retry=Retry(attempts=9)), "version": 2, "one_at_a_time": True},
     ]
