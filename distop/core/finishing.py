@@ -27,7 +27,7 @@ from distop.core.txn import (
     unchanged,
     value_is,
 )
-from distop.core.unique import freed
+from distop.core.unique import freed, released
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,9 +193,10 @@ def clean(
     )
 
 
-def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn:
-    """The last page: all that is left of it, ``.state`` and pending with the rest. Refused while a successor has not
-    been told (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
+def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "") -> Txn:
+    """The last page: all that is left of it, ``.state`` and pending with the rest; of one of a series also its id
+    (``id_``), where the next one has not taken it. Refused while a successor has not been told
+    (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
     """
     return Txn(
         (
@@ -209,6 +210,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn
             Delete(*keys.claims_range(ref)),
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
+            *released(keys, ref, id_),
         ),
         (),
         "end",

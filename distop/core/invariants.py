@@ -78,6 +78,8 @@ class Checker:
         self._requests = Requests()
         self._request_keys = RequestKeys()
         self._ids = Ids()
+        self._left_ids: dict[tuple[str, str, str], OperationTrace | None] = {}
+        """Those of which an operation went in this revision that might have kept it."""
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
@@ -138,7 +140,8 @@ class Checker:
         tables = {ref.table for ref in own}
         known = (self._operations.get(ref) for ref in own)
         ids: dict[tuple[str, str, str], OperationTrace | None]
-        ids = {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        ids, self._left_ids = dict(self._left_ids), {}
+        ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
                 self._denied_gone(key.id, change.kv.key)
@@ -484,6 +487,8 @@ class Checker:
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
             self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
+        if (place := self._ids.gone(op)) is not None:
+            self._left_ids[place] = None
         self._operations.pop(op.ref, None)
         jobs, claims = self.keys.roots(op.ref)
         del self._job_roots[jobs], self._claim_roots[claims]

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import marshal
 import re
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from distop.core.model import Spec
+from distop.core.model import Spec, TableRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 OWN = ("request_id", "time", "request_digest", "not_before", "id", "follows")
 """What the spec of one operation says of itself, all of it texts; the other fields are most often those of others."""
-RECENT = 8
-"""Templates that a spec is compared with: those of one submitter come in a row."""
 
 _FIELDS = tuple(field.name for field in fields(Spec))
 _PLACES = tuple(_FIELDS.index(name) for name in OWN)
@@ -34,16 +32,33 @@ def _packed(value: Any) -> Any:
     return bytes.fromhex(value) if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
+def _digest(values: tuple[Any, ...]) -> int:
+    """The same for the same values."""
+    try:
+        return hash(
+            tuple(
+                tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+                for value in values
+                if not isinstance(value, TableRecord)
+            )
+        )
+    except TypeError:  # somebody wrote what distop does not
+        return hash(repr(values))
+
+
 class Templates:
     """Number → the fields of a spec in their order, None for its own; each as long as it is used."""
 
-    __slots__ = ("_next", "_recent", "_uses", "_values")
+    __slots__ = ("_last", "_next", "_numbers", "_uses", "_values")
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[Any, ...]] = {}
         self._uses: dict[int, int] = {}
-        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._numbers: dict[int, list[int]] = {}
+        """By :func:`_digest`."""
         self._next = 0
+        self._last = 0
+        """The one that was used last: those of one submitter come in a row."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -53,21 +68,25 @@ class Templates:
 
     def use(self, values: tuple[Any, ...]) -> int:
         """The number of this one; it is to be released."""
-        for number in self._recent:
-            if self._values.get(number) == values:
-                break
-        else:
-            self._next = number = self._next + 1
-            self._recent.appendleft(number)
-            self._values[number], self._uses[number] = values, 0
-        self._uses[number] += 1
-        return number
+        if self._values.get(self._last) != values:
+            alike = self._numbers.setdefault(_digest(values), [])
+            self._last = next((number for number in alike if self._values[number] == values), 0)
+            if not self._last:
+                self._last = self._next = self._next + 1
+                self._values[self._last], self._uses[self._last] = values, 0
+                alike.append(self._last)
+        self._uses[self._last] += 1
+        return self._last
 
     def release(self, number: int) -> None:
         """It is used once less."""
         self._uses[number] -= 1
         if not self._uses[number]:
-            del self._values[number], self._uses[number]
+            digest = _digest(self._values.pop(number))
+            self._numbers[digest].remove(number)
+            if not self._numbers[digest]:
+                del self._numbers[digest]
+            del self._uses[number]
 
 
 class Resting:
