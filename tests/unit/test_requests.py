@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from distop.core import finishing
+from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.declaration import Rules
 from distop.core.due import ended_waiting
 from distop.core.keys import MAX_COMPONENT_BYTES, Keys
 from distop.core.model import Cancel, Node, OperationRef, Spec, State
 from distop.core.requests import MADE
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, Txn, TxnResult, operations
-from distop.errors import InvalidArgument, OutcomeUnknown
+from distop.errors import EtcdRejected, InvalidArgument, OutcomeUnknown
 from distop.submission.earlier import find_earlier
 from distop.submission.request import Request, request
 from distop.submission.submit import submit
+from distop.testing import ModelStore
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
 LONG = "é" * 200
@@ -135,6 +138,14 @@ def test_of_two_starts_of_one_request_at_the_same_time_one_starts_it(delays: int
         assert len(etcd.operations()) == 1
 
     run(work)
+
+
+def test_etcd_refuses_two_of_one_request_in_one_transaction() -> None:
+    """They would write the same key: what would start both is refused, not noticed afterwards."""
+    spec = Spec("r", "2013-01-01T00:00:00.000Z", "me", Rules())
+    new = [t.NewOperation(OperationRef(TABLE, "noop", "", n), spec, b"{}", named=True) for n in (1, 2)]
+    with pytest.raises(EtcdRejected, match="twice"):
+        ModelStore().apply(t.starts(KEYS, t.Counters({}, 0, 1, 0), new))
 
 
 def test_what_was_never_started_with_its_graph_gives_its_request_to_the_next_start() -> None:
