@@ -9,6 +9,7 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
+from distop.cli.graphs import start_graph
 from distop.cli.options import (
     ATTEMPTS,
     LABEL,
@@ -24,11 +25,11 @@ from distop.cli.options import (
     seconds,
     selected,
 )
-from distop.errors import DistopError, InvalidArgument, NotAllowed
+from distop.errors import DistopError, InvalidArgument, NotAllowed, UsageError
 from distop.suggest import goes_on, may_have_begun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from distop.client import Client
     from distop.core.model import OperationRef
@@ -58,8 +59,11 @@ def _check_start(
 
 
 def start(
-    type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
+    context: typer.Context,
+    type_name: Annotated[
+        str | None, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")
+    ] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")] = None,
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
     partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
     since: Annotated[
@@ -108,9 +112,19 @@ def start(
         typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on."),
     ] = None,
     one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
+    graph: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Instead: all operations of this graph (JSON), or none.")
+    ] = None,
 ) -> None:
-    """Start an operation."""
+    """Start an operation, or a graph of them."""
     check_waiting(wait, timeout)
+    if graph is not None:
+        _only(context, ("graph", "request_id", "wait", "timeout"))
+        start_graph(graph, request_id, wait, timeout)
+        return
+    if type_name is None or table is None:
+        missing = "TYPE" if type_name is None else "TABLE"
+        raise UsageError(f"Missing argument '{missing}' (see `distop start --help`)")
     given = labels(label)
     argument = parse_argument(arg)
     from distop.submission.request import After, Every
@@ -151,6 +165,17 @@ def start(
         )
 
     _start(work, wait, timeout)
+
+
+def _only(context: typer.Context, allowed: Collection[str]) -> None:
+    """Raises UsageError where something else stands in the line, too: the graph says it for each of its operations."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                "beside --graph stand --request-id, --wait and --timeout alone: all else is said in the file, of each "
+                "operation"
+            )
 
 
 async def _certificate(client: Client, ref: OperationRef) -> Mapping[str, Any]:
