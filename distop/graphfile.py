@@ -1,8 +1,8 @@
 """Graphs of operations as JSON, for callers that are no Python program (``distop start --graph``).
 
 A *step* is an operation, ``{"type": …, "table": …}``, or several: ``{"chain": [step, …]}``, ``{"group": [step, …]}``,
-``{"chord": [[step, …], step]}``, or a list, which is a group. An operation may have a ``name``, by which the ``after`` of
-others waits for it; ``arg``; and the options of a start.
+``{"chord": [[step, …], step]}``, or a list, which is a group. An operation may have a ``name``, by which the ``after``
+of others waits for it; ``arg``; and the options of a start.
 """
 
 from __future__ import annotations

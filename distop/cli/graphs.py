@@ -73,13 +73,14 @@ async def _ended(started: list[Operation], timeout: float | None) -> list[Operat
     from distop.errors import WaitTimeout
 
     results: list[OperationResult] = []
+    left = ""
     try:
         async with asyncio.timeout(timeout):
             for op in started:
+                left = op.ref
                 results.append(await op.wait())
     except TimeoutError:
-        left = started[len(results)]
         raise WaitTimeout(
-            f"not ended within {timeout:g} s; {left.ref}, and what comes after it, goes on: `distop ls` shows them"
+            f"not ended within {timeout:g} s; {left}, and what comes after it, goes on: `distop ls` shows them"
         ) from None
     return results

@@ -11,7 +11,11 @@ from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
 from distop.cli.graphs import start_graph
 from distop.cli.options import (
+    AFTER,
+    AFTER_END,
+    AT,
     ATTEMPTS,
+    DELAY,
     LABEL,
     MAX_FAILED,
     MAX_JOBS,
@@ -19,9 +23,11 @@ from distop.cli.options import (
     OP,
     PRIORITY,
     TIMEOUT,
+    WHERE,
     check_waiting,
     labels,
     parse,
+    predecessors,
     seconds,
     selected,
 )
@@ -79,23 +85,15 @@ def start(
     ] = None,
     retry_attempts: ATTEMPTS = None,
     label: LABEL = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")
-    ] = None,
-    delay: Annotated[float | None, typer.Option(metavar="S", help="Begin so many seconds from now.")] = None,
-    after: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Begin once this operation has succeeded (repeatable).")
-    ] = None,
-    after_end: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
-    ] = None,
+    at: AT = None,
+    delay: DELAY = None,
+    after: AFTER = None,
+    after_end: AFTER_END = None,
     priority: PRIORITY = None,
     max_jobs: MAX_JOBS = None,
     max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
     max_failed: MAX_FAILED = None,
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
-    ] = None,
+    where: WHERE = None,
     every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
     jitter: Annotated[float, typer.Option(metavar="S", help="With --every: up to so many seconds later.")] = 0.0,
@@ -127,7 +125,7 @@ def start(
         raise UsageError(f"Missing argument '{missing}' (see `distop start --help`)")
     given = labels(label)
     argument = parse_argument(arg)
-    from distop.submission.request import After, Every
+    from distop.submission.request import Every
 
     series = Every(every, jitter, "start" if grid else "end", again_on, until, times) if every is not None else None
     if series is None and (grid or jitter or times is not None or until is not None or again_on != "any"):
@@ -141,7 +139,7 @@ def start(
         "id": id_,
         "one_off": one_off,
         "on_duplicate": on_duplicate,
-        "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+        "after": predecessors(after, after_end),
         "priority": priority,
         "max_jobs": max_jobs,
         "max_jobs_per_executor": max_jobs_per_executor,
