@@ -159,9 +159,9 @@ class Checker:
             if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
                 del self._cluster_log[change.kv.key]
         for ref, writes in own.items():
-            forgotten = any(change.deleted and change.kv.key == self.keys.history(ref) for _, change in writes)
+            forgotten = [c for _, c in writes if c.deleted and c.kv.key == self.keys.history(ref)]
             if forgotten and (named := self._request_keys.naming(ref)):
-                self._found(14, named, f"it names {ref}, of which nothing is known any more")
+                self._found(14, named, f"it names {ref}, of which nothing is known any more", writes=forgotten)
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
         for table in tables:

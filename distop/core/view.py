@@ -436,6 +436,8 @@ class TypeView:
         """Keys of the type that this release cannot read, with why: left alone."""
         self._spec: Spec | None = None
         """Read last: the next one has most in common with it."""
+        self._listed: TypeView | None = None
+        """A listing that has not come to its end."""
         self._job_roots: dict[str, OperationView] = {}
         """Of operations that have a plan, or jobs."""
         self._claim_roots: dict[str, OperationView] = {}
@@ -459,8 +461,12 @@ class TypeView:
         return touched
 
     def listing(self) -> TypeView:
-        """An empty view, for a listing of the operations' keys that comes in parts (:meth:`take`)."""
-        listed = TypeView(self.keys, self.table, self.type, self._few)
+        """An empty view, for a listing of the operations' keys that comes in parts (:meth:`take`). One that was begun
+        before, and did not come to its end, is void.
+        """
+        if self._listed is not None:
+            self._listed.operations.resting.clear()
+        listed = self._listed = TypeView(self.keys, self.table, self.type, self._few)
         listed.operations.resting = self.operations.resting.beside()
         listed.operations.claims_known = self.operations.claims_known
         listed._spec = self._spec
@@ -471,6 +477,7 @@ class TypeView:
         did before are left out: a listing of very many tells most often nothing new.)
         """
         former, now = self.operations, listed.operations
+        self._listed = None
         touched = {*former.awake, *now.awake}
         touched |= {former.ref(*one) for one in former.resting.differing(now.resting)}
         touched |= {now.ref(*one) for one in now.resting.differing(former.resting)}

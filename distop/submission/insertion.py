@@ -125,8 +125,9 @@ class Insertion:
         whole = self._in_one()
         if whole is None:
             raise InvalidArgument(
-                f"{len(self._wanted)} operations are more than one transaction takes (31, 1 MiB of arguments in all, "
-                "and some 60 that they wait for): start them by themselves (start_operations), or several times fewer"
+                f"{len(self._wanted)} operations are more than one transaction takes (31, or 25 with request ids, "
+                "1 MiB of arguments in all, and some 60 that they wait for): start them by themselves "
+                "(start_operations), or several times fewer"
             )
         return Whole(tuple(self._refs), whole)
 

@@ -377,6 +377,11 @@ def test_a_listing_tells_what_of_those_at_rest_is_another() -> None:
     again.apply([change for changes in after.values() for change in changes])
     assert view.take(again) == {ref}, "one that does not rest may always have changed"
     assert len(view.operations.resting._templates) == 22
+    view.listing().apply(waiting(world, 60, labels={"n": "void"}))  # it was compacted away
+    view.take(view.listing())
+    assert len(view.operations) == len(view.operations.resting._templates) == 0
+    view.apply([change for changes in after.values() for change in changes])
+    assert len(view.operations.resting._templates) == 22
     view.replace((), claims=False)
     assert len(view.operations.resting._templates) == 0
 
