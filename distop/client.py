@@ -237,7 +237,8 @@ class Client:
         """Operations to be started by a transaction of the caller's own, of ``distop.core.txn`` values or of an
         ``etcd3`` client: its ``compares`` and ``puts`` (or ``etcd3(client)``) are added to that one, and its ``refs``
         exist exactly if it commits (C8-C10). One ``Start``, or a graph of them, that fits one transaction. Nothing is
-        written here. They wait first, as those of :meth:`start_operations` do.
+        written here. They wait first, as those of :meth:`start_operations` do. One with an id takes it with the
+        transaction; Incompatible where another one has it, which nothing joins here.
 
         Raises as :meth:`start_operations` does; InvalidArgument for more than one transaction takes;
         OperationStartError where ``request_id`` has started them before.
@@ -291,7 +292,8 @@ class Client:
         (``GET``, with ``external_id`` and ``op`` as parameters; its answer: ``{"completed": true}`` or false). Where
         the answer is no, or none of ``verify_attempts`` gets one (``verify_pause`` seconds apart, then twice as long
         each time), or there is nobody to ask, the operation ends as cancelled without having begun, and its record has
-        an ``alarm``. ``options``: the other parameters of :meth:`start_operation`, but ``every``.
+        an ``alarm``. ``options``: the other parameters of :meth:`start_operation`, but ``every``. One with an id has
+        it until it ends; Incompatible where another one has it, which is not joined.
 
         Raises as that does; OutcomeUnknown: prepare it again.
         """

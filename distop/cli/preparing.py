@@ -69,6 +69,10 @@ def prepare(
     max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
     max_failed: MAX_FAILED = None,
     where: WHERE = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Refused where one of it goes on (default: the type's).")
+    ] = None,
+    one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
 ) -> None:
     """Insert an operation that begins once it is confirmed."""
     from distop.schema import encode_argument
@@ -88,6 +92,8 @@ def prepare(
         "max_jobs_per_executor": max_jobs_per_executor,
         "max_failed": max_failed,
         "where": selected(where),
+        "id": id_,
+        "one_off": one_off,
     }
     rules = (partition or None, None, failure_policy, retry_attempts, "")
     # What is wrong whatever etcd holds is said before it is asked.

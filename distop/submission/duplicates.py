@@ -116,9 +116,11 @@ def id_of(declaration: Declaration, wanted: Request) -> str:
 
 
 async def resolve(
-    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Sequence[Request]
+    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Sequence[Request], *, joins: bool = True
 ) -> list[Asked | Joined | Undecided | Incompatible | InvalidArgument]:
-    """For each of these requests, of one type on one table, what is to be done by its id and its policy."""
+    """For each of these requests, of one type on one table, what is to be done by its id and its policy. Without
+    ``joins`` no other operation stands for one of them: who would be joined is named in a refusal.
+    """
     found: list[Asked | Joined | Undecided | Incompatible | InvalidArgument] = []
     named: dict[str, KeyValue | None] = {}
     asked: list[str | InvalidArgument] = []
@@ -140,7 +142,7 @@ async def resolve(
         else:
             holder = await _holder(etcd, keys, read(holder_of, kv))
             try:
-                found.append(await _by_policy(etcd, keys, declaration, one, id_, holder))
+                found.append(await _by_policy(etcd, keys, declaration, one, id_, holder, joins))
             except (Incompatible, InvalidArgument) as error:
                 found.append(error)
     return found
@@ -158,10 +160,12 @@ async def _holder(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Holder:
 
 
 async def _by_policy(
-    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder
+    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder, joins: bool
 ) -> Asked | Joined | Undecided:
     """Raises Incompatible, InvalidArgument."""
     policy, state = wanted.on_duplicate or "join", holder.state
+    if not joins and holder.spec is not None and holder.spec.request_id == wanted.request_id:
+        return Undecided()  # an earlier call has started it since that was looked for
     if state is None or state.terminal:
         return Undecided() if await _between_two(etcd, keys, policy, holder) else Asked(wanted, id_, holder)
     held = await _held(etcd, keys, holder)
@@ -169,6 +173,8 @@ async def _by_policy(
         raise _taken(wanted, id_, holder, "")
     if held == GRAPH:
         return Undecided()  # whether it will ever have been is not known yet
+    if not joins:
+        raise _taken(wanted, id_, holder, ", and what is prepared or part of a transaction joins none")
     if policy == "join":
         _check_same(declaration, wanted, id_, holder)
         return Joined(holder.ref, id_)
@@ -184,9 +190,11 @@ async def _by_policy(
         return Undecided()  # read while it was deleted
     if any(one.ref == holder.ref for one in wanted.after):
         raise InvalidArgument(f"an operation cannot take the place of {holder.ref}, and wait for it")
+    if held:
+        raise _taken(wanted, id_, holder, ", and is held until somebody confirms it")
     if policy == "replace":
         return await _in_turn(etcd, keys, Asked(wanted, id_, holder, replaces=True), holder.spec)
-    return await _combined(etcd, keys, declaration, wanted, id_, holder, held)
+    return await _combined(etcd, keys, declaration, wanted, id_, holder)
 
 
 async def _between_two(etcd: EtcdClient, keys: Keys, policy: str, holder: Holder) -> bool:
@@ -224,15 +232,13 @@ async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> 
 
 
 async def _combined(
-    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder, held: str
+    etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder
 ) -> Asked | Joined | Undecided:
     """One in the place of both, with what both ask for: it begins when the earlier of them would, waits for whom both
     wait for, and comes again as either does. Where the new one adds nothing, the holder is it.
     """
     former = holder.spec
     assert former is not None
-    if held:
-        raise _taken(wanted, id_, holder, ", and is held until somebody confirms it")
     if former.partitions != wanted.partitions and _names(former.partitions) != _names(wanted.partitions):
         raise _taken(wanted, id_, holder, " over other partitions")
     try:

@@ -80,17 +80,29 @@ async def in_one(
     etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
 ) -> Whole:
     """What would start these operations, all of which wait (be it for nobody, or for a hold), in one transaction of
-    somebody else's; nothing is written. It compares mod revisions, and that tables are there.
+    somebody else's; nothing is written. It compares mod revisions, that tables are there, and whom ids name.
 
-    Raises as :func:`start_graph` does; InvalidArgument where one transaction does not take them.
+    Raises as :func:`start_graph` does; Incompatible also where an operation goes on that one of them would join;
+    InvalidArgument where one transaction does not take them.
     """
+    for one in wanted:
+        if one.on_duplicate not in IN_GRAPHS:
+            raise InvalidArgument(
+                "what is prepared, or part of a transaction of the caller's, is refused where an operation of its id "
+                f"goes on: start {one.type} on {one.table} by itself, to {one.on_duplicate} another one"
+            )
     check(wanted, links)
-    began = time.monotonic()
+    began, tries = time.monotonic(), 0
     while True:
         try:
             return await Insertion(etcd, keys, wanted, links, hold).in_one()
         except Inserting as other:
             await _until_decided(etcd, keys, other.hold, began)
+        except Lost:
+            tries += 1
+            if overdue(began):
+                raise too_contended(wanted[0]) from None
+            await asyncio.sleep(pause(tries))
 
 
 def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:

@@ -103,9 +103,9 @@ class Insertion:
     async def run(self) -> list[Started]:
         """Raises Lost where it is to be tried again."""
         await self._read()
-        if (earlier := await self._earlier()) is not None:
+        if (earlier := await self._earlier(joins=True)) is not None:
             return earlier
-        await self._read_ids()
+        await self._read_ids(joins=True)
         if len(self._standing) == len(self._wanted):
             return [Started(self._refs[n], earlier=True) for n in range(len(self._wanted))]
         await self._read_predecessors()
@@ -117,17 +117,21 @@ class Insertion:
         return [Started(ref, earlier=n in self._standing) for n, ref in enumerate(self._refs)]
 
     async def in_one(self) -> Whole:
-        """Raises InvalidArgument where it is too much for one transaction."""
+        """Whoever has the id of one of them already stands for none: what the transaction is told to start exists
+        exactly if it commits. Raises InvalidArgument where it is too much for one transaction; Incompatible; Lost where
+        it is to be tried again.
+        """
         await self._read()
-        if (earlier := await self._earlier()) is not None:
+        if (earlier := await self._earlier(joins=False)) is not None:
             return Whole(tuple(one.ref for one in earlier), Txn(), earlier=True)
+        await self._read_ids(joins=False)
         await self._read_predecessors()
         whole = self._in_one()
         if whole is None:
             raise InvalidArgument(
-                f"{len(self._wanted)} operations are more than one transaction takes (31, or 25 with request ids, "
-                "1 MiB of arguments in all, and some 60 that they wait for): start them by themselves "
-                "(start_operations), or several times fewer"
+                f"{len(self._wanted)} operations are more than one transaction takes (31, 25 with request ids or with "
+                "ids, 21 with both, 1 MiB of arguments in all, and some 60 that they wait for): start them by "
+                "themselves (start_operations), or several times fewer"
             )
         return Whole(tuple(self._refs), whole)
 
@@ -145,9 +149,9 @@ class Insertion:
     async def _read_counters(self, subject: Subject) -> None:
         self._counters[subject] = (await read_type(self._etcd, self._keys, *subject)).counters
 
-    async def _earlier(self) -> list[Started] | None:
-        """Where the caller chose the request ids: what an earlier call has started. It has started all, or none.
-        Raises Inserting.
+    async def _earlier(self, *, joins: bool) -> list[Started] | None:
+        """Where the caller chose the request ids: what an earlier call has started. It has started all, or none; but
+        (with ``joins``) those for which others stood. Raises Inserting.
         """
         if not any(one.own_id for one in self._wanted):
             return None
@@ -166,7 +170,8 @@ class Insertion:
                     found[n] = answer
         if not found:
             return None
-        found |= await self._standing_still([n for n in range(len(self._wanted)) if n not in found])
+        if joins:
+            found |= await self._standing_still([n for n in range(len(self._wanted)) if n not in found])
         if len(found) < len(self._wanted):
             name = self._wanted[next(n for n in range(len(self._wanted)) if n not in found)].request_id
             raise OperationStartError(
@@ -186,12 +191,14 @@ class Insertion:
                     found[n] = answer.ref
         return found
 
-    async def _read_ids(self) -> None:
+    async def _read_ids(self, *, joins: bool) -> None:
         """Which of them go on already, started by somebody else: these stand for them, and what waits for them in the
-        graph waits for these. Raises InvalidArgument for two of one id, Incompatible, Lost.
+        graph waits for these; or (without ``joins``) that is refused. Raises InvalidArgument for two of one id,
+        Incompatible, Lost.
         """
         for subject, places in list(self._places.items()):
-            answers = await resolve(self._etcd, self._keys, self._types[subject][0], [self._wanted[n] for n in places])
+            wanted = [self._wanted[n] for n in places]
+            answers = await resolve(self._etcd, self._keys, self._types[subject][0], wanted, joins=joins)
             seen: dict[str, int] = {}
             for n, answer in zip(places, answers, strict=True):
                 if isinstance(answer, Undecided):

@@ -89,16 +89,21 @@ class Submission:
 def _holds(one: Compare, kv: KeyValue | None) -> bool:
     if one.target is Target.MOD:
         return (kv.mod_revision if kv is not None else 0) == one.value
-    return kv is not None
+    if one.target is Target.VALUE:
+        return kv is not None and kv.value == one.value
+    return (kv is not None) is (one.relation is Relation.GREATER)
 
 
 def _compare3(kinds: Any, one: Compare) -> Any:
-    """All that a submission compares is mod revisions, and that tables are there."""
-    if one.target is Target.MOD:
-        assert one.relation is Relation.EQUAL
-        return kinds.mod(one.key) == one.value
-    assert (one.target, one.relation, one.value) == (Target.CREATE, Relation.GREATER, 0)
-    return kinds.create(one.key) > 0
+    """All that a submission compares is mod revisions, that tables are there, and that an id is free: that its key is
+    absent, or names one that has ended.
+    """
+    if one.target is Target.CREATE:
+        assert one.value == 0
+        return kinds.create(one.key) > 0 if one.relation is Relation.GREATER else kinds.create(one.key) == 0
+    assert one.relation is Relation.EQUAL
+    assert one.target in (Target.MOD, Target.VALUE)
+    return (kinds.mod if one.target is Target.MOD else kinds.value)(one.key) == one.value
 
 
 async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:

@@ -11,6 +11,7 @@ import pytest
 import distop
 from distop import Start, chain
 from distop.core.model import OperationRef
+from distop.core.txn import Put
 from distop.errors import Incompatible, InvalidArgument
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump, stand
@@ -234,6 +235,79 @@ def test_L19_a_graph_with_a_duplicate_is_refused_as_a_whole_or_joins_it(purging:
     assert last.status().state == "pending"
     sign.touch()
     assert last.wait(LIMIT).record["finished"] >= first.wait(LIMIT).record["finished"]
+
+
+def test_L9_what_is_prepared_has_its_id_until_it_ends(purging: Daemons) -> None:
+    prepare = purging.client.prepare_operation
+    first = prepare("purge", TABLE, {"path": "a"}, external_id="tx-1", verify_after=3600)
+    assert list(ids(purging).values()) == [first.ref], "as its behavior computes it"
+    before = stand(purging.endpoint)
+    for arg in ({"path": "a"}, {"path": "a", "files": ["x"]}):
+        with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is pending"):
+            prepare("purge", TABLE, arg, external_id="tx-2")
+    with pytest.raises(Incompatible, match=f"{first.ref} .* is held until somebody confirms it"):
+        purge(purging, on_duplicate="replace")
+    refused = distop_process(
+        purging, *("prepare", "purge", TABLE, "--arg", '{"path": "a"}', "--external-id", "tx-2", "--json")
+    )
+    assert (refused.returncode, refused.stdout) == (5, "")
+    assert f"{first.ref} has the same id" in refused.stderr
+    assert stand(purging.endpoint) == before, "nothing was written"
+    assert purge(purging).ref == first.ref, "who starts one joins it"
+    purging.client.confirm("tx-1")
+    assert first.wait(LIMIT).state == "success"
+    assert ids(purging) == {}
+    given_up = prepare("purge", TABLE, {"path": "a"}, external_id="tx-2", verify_after=0.2)
+    assert given_up.wait(LIMIT).alarm
+    assert ids(purging) == {}, "nobody confirmed it"
+    words = ("prepare", "noop", TABLE, "--external-id", "tx-3", "--id", "nightly")
+    assert distop_process(purging, *words).returncode == 0
+    assert [key.rpartition(".")[2] for key in ids(purging)] == ["nightly"]
+    purging.client.prepared_operation("tx-3").abandon()
+    assert purge(purging).wait(LIMIT).state == "success"
+    assert ids(purging) == {}
+
+
+def test_L9_what_a_callers_transaction_starts_has_its_id(purging: Daemons, tmp_path: Any) -> None:
+    sign = tmp_path / "go"
+    start = Start("purge", TABLE, {"path": "a", "hold": str(sign)})
+    early = purging.client.submission(start)
+    done = purging.client.transaction(success=[Put("order", b"1")], start=start)
+    (first,) = done.operations
+    assert list(ids(purging).values()) == [first.ref]
+    assert early.stale(), "the id is another's by now"
+    for submit in (
+        lambda: purging.client.transaction(success=[Put("order", b"2")], start=start),
+        lambda: purging.client.submission(start),
+    ):
+        with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is (pending|running)"):
+            submit()
+    running(purging, first)
+    assert purge(purging, hold=str(sign)).ref == first.ref, "who starts one joins it"
+    assert dump(purging.endpoint, "order") == {"order": "1"}
+    sign.touch()
+    assert first.wait(LIMIT).state == "success"
+    assert ids(purging) == {}
+    assert purging.client.transaction(success=[Put("order", b"2")], start=start).committed
+
+
+def test_L9_of_many_transactions_of_one_id_one_is_committed(purging: Daemons, tmp_path: Any) -> None:
+    sign = tmp_path / "go"
+    start = Start("purge", TABLE, {"path": "a", "hold": str(sign)})
+
+    def commit(n: int) -> str:
+        try:
+            (op,) = purging.client.transaction(success=[Put(f"order/{n}", b"")], start=start).operations
+        except Incompatible:
+            return ""
+        return op.ref
+
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(commit, range(8)))
+    assert len([ref for ref in done if ref]) == 1
+    assert len(dump(purging.endpoint, "order/")) == 1
+    sign.touch()
+    assert purging.client.operation(max(done)).wait(LIMIT).state == "success"
 
 
 def test_L9_the_command_line_joins_refuses_and_replaces(purging: Daemons) -> None:

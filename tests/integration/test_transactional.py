@@ -121,6 +121,49 @@ def test_C12_an_etcd3_client_adds_them_to_its_own_transaction(group: Daemons) ->
     assert ran.stdout == "ended 5\n"
 
 
+WITH_AN_ID = """
+import sys
+import distop, distop.compat
+from distop import Start
+from distop.errors import Incompatible
+etcd3 = distop.compat.etcd3()
+host, _, port = sys.argv[1].rpartition(":")
+mine, client = etcd3.client(host=host, port=int(port)), distop.connect(sys.argv[1])
+start = Start("noop", "t", {}, options={"id": "nightly", "delay": 3600})
+
+def commit(found):
+    compares, puts = found.etcd3(mine)
+    return mine.transaction(compare=compares, success=[mine.transactions.put("order", "paid"), *puts], failure=[])[0]
+
+def free(found):
+    return [one for one in found.etcd3(mine)[0] if one.key.startswith("distOpUnique")]
+
+first, second = client.submission(start), client.submission(start)
+assert len(free(first)) == 1 and mine.transaction(compare=free(first), success=[], failure=[])[0]
+assert commit(first) and not commit(second) and second.stale() and not second.committed()
+assert not mine.transaction(compare=free(second), success=[], failure=[])[0]
+op = client.operation(first.refs[0])
+try:
+    client.submission(start)
+except Incompatible as error:
+    print(error)
+op.cancel()
+assert commit(client.submission(start))
+print(*(one.op for one in client.operations()))
+"""
+
+
+def test_L9_an_etcd3_client_takes_the_id_with_its_own_transaction(group: Daemons) -> None:
+    group.start("e1")
+    ran = subprocess.run(
+        [sys.executable, "-c", WITH_AN_ID, group.endpoint], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    refusal, left = ran.stdout.splitlines()
+    assert refusal.startswith("noop on t was not started: t/noop/1 has the id 'nightly' and is pending")
+    assert left == "t/noop/2"
+
+
 WRITES = """
 import sys
 import distop

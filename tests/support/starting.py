@@ -12,6 +12,7 @@ from distop.core.invariants import check
 from distop.core.keys import Keys
 from distop.core.model import TableRecord
 from distop.core.txn import Put, Txn
+from distop.submission.starts import Starts
 from tests.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Etcd(ModelClient):
         self.put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode())
         self.client = Client.__new__(Client)
         self.client._etcd, self.client._keys = self, KEYS  # type: ignore[assignment]
+        self.client._starts = Starts(self, KEYS)  # type: ignore[arg-type]
 
     def put(self, key: str, value: bytes) -> None:
         self.store.apply(Txn((), (Put(key, value),)))

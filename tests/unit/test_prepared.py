@@ -21,7 +21,7 @@ from distop.core.model import Cancel, History, OperationRef, Spec, State
 from distop.core.txn import Delete, Put, Txn, TxnResult, unchanged
 from distop.core.view import OperationView, Seen
 from distop.daemon.verifying import Verifying
-from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
+from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
 from distop.worker.model import Verified, WorkerError
 from tests.support.starting import TABLE, Etcd, noop, run
 
@@ -94,6 +94,69 @@ def test_C13_of_two_at_once_one_inserts_it() -> None:
         found = await asyncio.gather(*(prepare(etcd) for _ in range(5)))
         assert {op.ref for op in found} == {"t/noop/1"}
         assert etcd.operations() == ["t/noop/1"]
+
+    run(work)
+
+
+NIGHTLY = KEYS.unique(TABLE, "noop", "nightly")
+
+
+def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() -> None:
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd, id="nightly")
+        assert (len(etcd.committed), etcd.value(NIGHTLY)) == (1, b"t/noop/1")
+        assert (await prepare(etcd, id="nightly")).ref == op.ref, "the same preparation"
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and what is prepared or"):
+            await prepare(etcd, "tx-18", id="nightly")
+        assert etcd.value(KEYS.hold(p.hold_id("tx-18"))) is None
+        joined = await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
+        assert (joined.ref, joined.already_started) == (op.ref, True)
+        await op.abandon("the order was withdrawn")
+        assert etcd.value(NIGHTLY) is None
+        other = await prepare(etcd, "tx-19", id="nightly")
+        assert etcd.value(NIGHTLY) == other.ref.encode()
+        await etcd.client.confirm("tx-19")
+        assert etcd.value(NIGHTLY) == other.ref.encode()
+
+    run(work)
+
+
+@pytest.mark.parametrize("policy", [None, "join", "refuse"])
+def test_L9_nothing_is_prepared_where_another_one_has_the_id(policy: str | None) -> None:
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.client.start_operation("noop", TABLE, {"a": 1}, id="nightly")
+        revision = etcd.store.revision
+        with pytest.raises(Incompatible, match=f"noop on t was not started: {first.ref} has the id 'nightly'"):
+            await prepare(etcd, id="nightly", on_duplicate=policy)
+        assert etcd.store.revision == revision
+        for unfit in ("replace", "combine"):
+            with pytest.raises(InvalidArgument, match=f"by itself, to {unfit} another one"):
+                await prepare(etcd, id="nightly", on_duplicate=unfit)
+
+    run(work)
+
+
+def test_L9_of_two_preparations_of_one_id_at_once_one_is_refused_and_the_same_one_is_not() -> None:
+    async def work(etcd: Etcd) -> None:
+        same = (prepare(etcd, "tx-1", id="nightly") for _ in range(4))
+        others = (prepare(etcd, f"tx-{n}", id="weekly") for n in range(2, 6))
+        found = await asyncio.gather(*same, *others, return_exceptions=True)
+        assert len({str(one.ref) for one in found[:4]}) == 1  # type: ignore[union-attr]
+        assert sum(isinstance(one, Incompatible) for one in found[4:]) == 3
+        assert len(etcd.operations()) == 2
+
+    run(work)
+
+
+def test_L20_what_is_held_for_its_sender_is_not_replaced() -> None:
+    async def work(etcd: Etcd) -> None:
+        op = await prepare(etcd, id="nightly")
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and is held until"):
+            await etcd.client.start_operation("noop", TABLE, {"a": 2}, id="nightly", on_duplicate="replace")
+        assert (await etcd.client.confirm(ID)).ref == op.ref
+        after = await etcd.client.start_operation("noop", TABLE, {}, id="nightly", on_duplicate="replace")
+        assert etcd.value(NIGHTLY) == after.ref.encode()
+        assert etcd.value(KEYS.of(REF, "state")) == b"cancelled"
 
     run(work)
 

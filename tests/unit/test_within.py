@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop import Start, chain
+from distop.core.declaration import Declaration
+from distop.core.invariants import check
+from distop.core.model import Spec
 from distop.core.txn import Delete, Get, GetResult, Put, Txn, TxnResult, absent, operations, unchanged, value_is
-from distop.errors import InvalidArgument, NotFound, OperationStartError, OutcomeUnknown, UnknownBehavior
+from distop.errors import Incompatible, InvalidArgument, NotFound, OperationStartError, OutcomeUnknown, UnknownBehavior
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
 if TYPE_CHECKING:
@@ -230,10 +234,127 @@ def test_C8_a_request_that_has_started_them_before_is_refused() -> None:
     run(work)
 
 
+NIGHTLY = KEYS.unique(TABLE, "noop", "nightly")
+
+
+def test_L9_what_has_an_id_takes_it_with_the_transaction_where_it_is_free() -> None:
+    async def work(etcd: Etcd) -> None:
+        found = await etcd.client.submission([noop(id="nightly"), noop()])
+        assert absent(NIGHTLY) in found.compares
+        assert Put(NIGHTLY, b"t/noop/1") in found.puts
+        beside = await etcd.client.submission(noop(id="nightly"))
+        assert etcd.store.apply(Txn(found.compares, found.puts)).succeeded
+        assert Spec.decode(etcd.value(KEYS.of(found.refs[0], "spec")) or b"").id == "nightly"
+        assert await beside.stale()
+        assert not etcd.store.apply(Txn(beside.compares, beside.puts)).succeeded
+        # The counter alone does not say so: whoever holds the id may have been numbered before.
+        only = tuple(one for one in beside.compares if one.key == NIGHTLY)
+        assert not etcd.store.apply(Txn(only, ())).succeeded
+        await etcd.client.operation("t/noop/1").cancel()
+        assert etcd.value(NIGHTLY) is None
+        assert (await etcd.client.transaction(start=noop(id="nightly"))).committed
+
+    run(work)
+
+
+@pytest.mark.parametrize("policy", [None, "join", "refuse"])
+def test_L9_where_another_one_has_the_id_the_transaction_is_refused_and_named_whom_it_met(policy: str | None) -> None:
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
+        revision = etcd.store.revision
+        another = noop(id="nightly", on_duplicate=policy)
+        own = [Put("k", b"")]
+        for submit in (etcd.client.submission(another), etcd.client.transaction(success=own, start=another)):
+            with pytest.raises(Incompatible, match=f"{first.ref} has the id 'nightly' and is running"):
+                await submit
+        assert etcd.store.revision == revision
+        other = await etcd.client.transaction(success=[Put("k", b"")], start=noop(id="weekly"))
+        assert (other.committed, other.operations[0].ref) == (True, "t/noop/2")
+
+    run(work)
+
+
+def test_L9_a_behavior_computes_the_id_of_what_a_transaction_starts() -> None:
+    async def work(etcd: Etcd) -> None:
+        etcd.put(KEYS.behavior("noop"), Declaration("noop", id_fields=()).encode())
+        assert (await etcd.client.transaction(start=noop())).committed
+        with pytest.raises(Incompatible, match="t/noop/1 has the same id and is pending"):
+            await etcd.client.transaction(start=noop())
+        assert (await etcd.client.transaction(start=noop(one_off=True))).committed
+        with pytest.raises(InvalidArgument, match="have the same id"):
+            await etcd.client.submission([noop(id="a"), noop(id="a")])
+
+    run(work)
+
+
+def test_L9_an_id_that_is_taken_while_the_transaction_is_on_its_way_refuses_it() -> None:
+    async def work(etcd: Etcd) -> None:
+        async def beside(txn: Txn) -> TxnResult:
+            await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(beside)
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly'"):
+            await etcd.client.transaction(success=[Put("mine", b"2")], start=noop(id="nightly"))
+        assert etcd.operations() == ["t/noop/1"]
+        assert etcd.value("mine") is None
+
+    run(work)
+
+
+def test_L9_the_same_call_again_is_not_its_own_duplicate() -> None:
+    async def work(etcd: Etcd) -> None:
+        calls = (etcd.client.transaction(start=noop(id="nightly"), request_id="mine") for _ in range(5))
+        done = await asyncio.gather(*calls)
+        assert all(one.committed for one in done)
+        assert {op.ref for one in done for op in one.operations} == {"t/noop/1"}
+        assert etcd.operations() == ["t/noop/1"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("policy", ["replace", "combine"])
+def test_L20_a_transaction_takes_nobodys_place(policy: str) -> None:
+    async def work(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument, match=f"start noop on t by itself, to {policy} another one"):
+            await etcd.client.transaction(start=noop(id="nightly", on_duplicate=policy))
+        assert etcd.committed == []
+
+    run(work)
+
+
+def test_L9_a_key_that_names_what_has_ended_is_taken_over_also_in_the_classes_of_etcd3() -> None:
+    """An executor of a release that knows no ids ends an operation, and leaves the key."""
+
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.client.transaction(start=noop(id="nightly"))
+        await first.operations[0].cancel()
+        etcd.put(NIGHTLY, b"t/noop/1")
+        found = await etcd.client.submission(noop(id="nightly"))
+        assert value_is(NIGHTLY, b"t/noop/1") in found.compares
+        assert not await found.stale()
+        kinds = SimpleNamespace(mod=Mod, create=Mod, value=Mod, put=lambda *put: put)
+        compares, _ = found.etcd3(SimpleNamespace(transactions=kinds))
+        assert [(one.key, one.value) for one in compares] == [(c.key, c.value) for c in found.compares]
+        assert etcd.store.apply(Txn(found.compares, found.puts)).succeeded
+        assert etcd.value(NIGHTLY) == b"t/noop/2"
+        assert await found.stale()
+        assert {one.invariant for one in check(KEYS, etcd.store.history)} == {18}, "by that release"
+        etcd.store.history.clear()
+
+    run(work)
+
+
 def test_C8_what_is_more_than_a_transaction_takes_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission([noop() for _ in range(31)])
         assert operations(Txn(found.compares, found.puts)) <= 128
+        for count, ids, name in ((25, True, None), (25, False, "mine"), (21, True, "mine")):
+            most = [noop(id=f"id-{n}") if ids else noop() for n in range(count + 1)]
+            found = await etcd.client.submission(most[1:], request_id=name)
+            assert operations(Txn(found.compares, found.puts)) <= 128
+            with pytest.raises(InvalidArgument, match="31, 25 with request ids or with ids, 21 with both"):
+                await etcd.client.submission(most, request_id=name)
         for much in ([noop() for _ in range(32)], [Start("noop", TABLE, {"x": "y" * 200_000}) for _ in range(6)]):
             with pytest.raises(InvalidArgument, match="more than one transaction takes"):
                 await etcd.client.submission(much)

@@ -235,10 +235,10 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     # A clock that is set back puts a time off, by as much: that is what a time is.
     steady = not any(fault.kind == "clock" for fault in listed)
     wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
-    # Which are prepared and which have an id is drawn apart: nobody prepares what has an id.
     wishes = _prepared(random.Random(f"prepared/{seed}"), wishes)
-    if not any(wish.prepared for wish in wishes):
-        wishes = _of_one_id(random.Random(f"ids/{seed}"), wishes)
+    wishes = _submitted_otherwise(
+        random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), wishes)
+    )
     if any(wish.graph for wish in wishes):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if limits != DEFAULT:
@@ -335,6 +335,23 @@ def _of_one_id(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, .
         )
     first = replace(model, id="nightly", names=None, on_duplicate=chance.choice(policies))
     return (*(first if wish is model else wish for wish in wishes), *more)
+
+
+def _submitted_otherwise(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+    """Of those that have an id some are prepared or not, or part of a transaction, whatever the others of the id are.
+    Such a one takes nobody's place.
+    """
+    found: list[Wish] = []
+    for wish in wishes:
+        how, policy = chance.random(), chance.choice(("join", "refuse"))
+        if wish.id and wish.prepared and how < 0.4:
+            wish = replace(wish, prepared="", verifier="")
+        elif wish.id and not wish.prepared and how < 0.2 and not (wish.delay or wish.behind or wish.rerun):
+            wish = replace(wish, within=True)
+        if wish.id and (wish.prepared or wish.within):
+            wish = replace(wish, on_duplicate=policy)
+        found.append(wish)
+    return tuple(found)
 
 
 def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:
