@@ -19,7 +19,8 @@ from tests.simulation.planting import Patch, bug, substitute, wrap
 
 def of_one_id(wanted: Scenario) -> Scenario:
     """Some are started of one id, one soon after the other, and combined; now and then one is cancelled."""
-    model = replace(wanted.wishes[0], client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
+    plain = replace(wanted.wishes[0], prepared="", verifier="", within=False, id="", on_duplicate="join")
+    model = replace(plain, client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
     arg = {**model.arg, "partitions": 4, "trouble": 0.0, "objects": False, "follows": False}
     wishes = [
         replace(

@@ -23,7 +23,8 @@ from tests.simulation.planting import Patch, bug, give, substitute, wrap
 
 def in_a_row(wanted: Scenario) -> Scenario:
     """Each operation waits for the one before it; some are cancelled, some fail."""
-    model = replace(wanted.wishes[0], client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
+    plain = replace(wanted.wishes[0], within=False)
+    model = replace(plain, client=0, names=None, rerun="", graph=0, delay=0.0, callers=1, type="check")
     arg = {**model.arg, "partitions": 4, "trouble": 1.0, "objects": False, "follows": False}
     wishes = [
         replace(
