@@ -7,9 +7,12 @@ kept as Spark has planned it, and run again.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
 _AGGREGATION = "HashAggregate"
@@ -31,7 +34,22 @@ def of_tasks(session: SparkSession, query: DataFrame) -> DataFrame | None:
     if str(partial.nodeName()) != _AGGREGATION:
         return None
     jvm: Any = session._jvm
-    execution = jvm.org.apache.spark.sql.execution.QueryExecution
     jsession: Any = session._jsparkSession
-    stage = execution.prepareExecutedPlan(jsession, partial)
-    return Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+    with _active(jvm, jsession):
+        stage = jvm.org.apache.spark.sql.execution.QueryExecution.prepareExecutedPlan(jsession, partial)
+        return Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+
+
+@contextmanager
+def _active(jvm: Any, jsession: Any) -> Iterator[None]:
+    """Java finds the session without being told of it, in the thread that stands for this one there."""
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(jsession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()

@@ -7,6 +7,7 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from distop_behaviors.reading.footers import PlannedFile
+
+_log = logging.getLogger(__name__)
 
 _FILE, _KNOWN = "__distop_file", "__distop_known"
 _LOCAL = re.compile("^file:/*")
@@ -214,7 +217,7 @@ def count(
 
     def made() -> tuple[DataFrame, bool, Any]:
         query = _counting_query(frame, group, found, where)
-        planned = onestage.of_tasks(session, query) if lasting and group.values is None else None
+        planned = _planned(session, query) if lasting and group.values is None else None
         # With what it is made of, so that nothing else gets their ids.
         return planned or query, planned is not None, (frame, found, where)
 
@@ -229,6 +232,15 @@ def count(
         for i, n in enumerate(checks, 2 if with_rows else 1):
             of_file.violations[n] += row[i]
     return counts
+
+
+def _planned(session: SparkSession, query: DataFrame) -> DataFrame | None:
+    """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
+    try:
+        return onestage.of_tasks(session, query)
+    except Exception:
+        _log.warning("a count is planned anew whenever it is run", exc_info=True)
+        return None
 
 
 def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None) -> DataFrame:

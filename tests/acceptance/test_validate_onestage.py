@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -42,6 +43,27 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
     (found,) = counts.values()
     assert (found.rows, found.violations) == (8_000, {0: 4_000, 3: 10})
     assert scan.count(session, group, checks, None) == counts
+
+
+def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession, table: Table) -> None:
+    from pyspark.sql import functions as F
+
+    table.add("a.parquet", {"x": [1, 2, 3]})
+    session, found = session_of(spark), list[Any]()
+    files = tuple(f for p in plan_table(table.record).partitions for f in p.files)
+    group = Group(files, {"x": "bigint"})
+    checks = (F.col("x") > 1,)
+
+    def ask() -> None:
+        query = scan._counting_query(scan.relation(session, group), group, checks, None)
+        tasks = onestage.of_tasks(session, query)
+        found.extend(tasks.collect() if tasks is not None else ["planned otherwise"])
+
+    # As each run of jobs in the child has one of its own.
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(DEADLINE)
+    assert [row[1] for row in found] == [2]
 
 
 def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
