@@ -14,6 +14,7 @@ from distop.core.declaration import Declaration
 from distop.core.keys import Keys
 from distop.core.labels import labels as check_labels
 from distop.core.model import OperationRef, TableRecord
+from distop.core.requests import MADE
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.graphs import Start, requests, steps
@@ -64,7 +65,7 @@ def _once(starts: Step | Iterable[Start], request_id: str | None) -> tuple[list[
     """
     if request_id is not None:
         return *requests(steps(starts), request_id), request_id
-    name = str(uuid.uuid4())
+    name = f"{MADE}{uuid.uuid4()}"
     wanted, links = requests(steps(starts), None)
     named = [one if one.own_id else replace(one, request_id=f"{name}#{n}") for n, one in enumerate(wanted)]
     return named, links, name

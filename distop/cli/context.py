@@ -104,22 +104,30 @@ def use(context: Context) -> None:
 
 def parse_argument(text: str | None) -> Any:
     """``--arg``: JSON, or ``@FILE`` (``@-``: standard input) that holds it. Raises InvalidArgument, with the place."""
-    import json
+    if text is None:
+        return None
+    if text == "@":
+        raise InvalidArgument("--arg @ is to be followed by a file's name (@-: standard input)")
+    return parse_file(text[1:], "the argument") if text.startswith("@") else _json(text, "--arg")
+
+
+def parse_file(name: str, what: str) -> Any:
+    """The JSON in a file (``-``: standard input). Raises InvalidArgument, with the place."""
     import sys
     from pathlib import Path
 
-    if text is None:
-        return None
-    where = "--arg"
-    if text.startswith("@"):
-        if text == "@":
-            raise InvalidArgument("--arg @ is to be followed by a file's name (@-: standard input)")
-        where = f"the argument in {text[1:]}"
-        try:
-            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InvalidArgument(f"{where} cannot be read: {reason}") from None
+    where = f"{what} in {name}"
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidArgument(f"{where} cannot be read: {reason}") from None
+    return _json(text, where)
+
+
+def _json(text: str, where: str) -> Any:
+    import json
+
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

@@ -147,3 +147,21 @@ MAX_FAILED = Annotated[
     str | None,
     typer.Option(metavar="N|N%", help="Go on until more jobs than so many have failed, whatever the policy."),
 ]
+AT = Annotated[str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")]
+DELAY = Annotated[float | None, typer.Option(metavar="S", help="Begin so many seconds from now.")]
+AFTER = Annotated[
+    list[str] | None, typer.Option(metavar="OP", help="Begin once this operation has succeeded (repeatable).")
+]
+AFTER_END = Annotated[
+    list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
+]
+WHERE = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
+]
+
+
+def predecessors(after: list[str] | None, after_end: list[str] | None) -> list[Any]:
+    """The operations of ``--after`` and ``--after-end``. Raises InvalidArgument."""
+    from distop.submission.request import After
+
+    return [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())]

@@ -8,7 +8,25 @@ import typer
 
 from distop.cli import output
 from distop.cli.context import current, parse_argument
-from distop.cli.options import ATTEMPTS, count, parse, seconds
+from distop.cli.options import (
+    AFTER,
+    AFTER_END,
+    AT,
+    ATTEMPTS,
+    DELAY,
+    LABEL,
+    MAX_FAILED,
+    MAX_JOBS,
+    MAX_JOBS_PER_EXECUTOR,
+    PRIORITY,
+    WHERE,
+    count,
+    labels,
+    parse,
+    predecessors,
+    seconds,
+    selected,
+)
 from distop.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,14 +59,39 @@ def prepare(
         str | None, typer.Option(metavar="POLICY", help="fail_fast or collect_all, instead of the type's.")
     ] = None,
     retry_attempts: ATTEMPTS = None,
+    label: LABEL = None,
+    at: AT = None,
+    delay: DELAY = None,
+    after: AFTER = None,
+    after_end: AFTER_END = None,
+    priority: PRIORITY = None,
+    max_jobs: MAX_JOBS = None,
+    max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
+    max_failed: MAX_FAILED = None,
+    where: WHERE = None,
 ) -> None:
     """Insert an operation that begins once it is confirmed."""
+    from distop.schema import encode_argument
     from distop.submission.prepared import check_verifier, external
+    from distop.submission.request import request
 
     argument = parse_argument(arg)
     external(external_id)
     if verify is not None:
         check_verifier(verify)
+    options: dict[str, Any] = {
+        "not_before": at,
+        "delay": delay,
+        "after": predecessors(after, after_end),
+        "priority": priority,
+        "max_jobs": max_jobs,
+        "max_jobs_per_executor": max_jobs_per_executor,
+        "max_failed": max_failed,
+        "where": selected(where),
+    }
+    rules = (partition or None, None, failure_policy, retry_attempts, "")
+    # What is wrong whatever etcd holds is said before it is asked.
+    request(type_name, table, encode_argument(argument), *rules, labels(label), **options)
 
     async def work(client: Client) -> Operation:
         return await client.prepare_operation(
@@ -62,6 +105,8 @@ def prepare(
             partitions=partition or None,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
+            labels=labels(label),
+            **options,
         )
 
     op = current.with_client(work)

@@ -9,8 +9,13 @@ import typer
 from distop.cli import output
 from distop.cli.context import Interrupted, current, parse_argument
 from distop.cli.following import ended, follow
+from distop.cli.graphs import start_graph
 from distop.cli.options import (
+    AFTER,
+    AFTER_END,
+    AT,
     ATTEMPTS,
+    DELAY,
     LABEL,
     MAX_FAILED,
     MAX_JOBS,
@@ -18,17 +23,19 @@ from distop.cli.options import (
     OP,
     PRIORITY,
     TIMEOUT,
+    WHERE,
     check_waiting,
     labels,
     parse,
+    predecessors,
     seconds,
     selected,
 )
-from distop.errors import DistopError, InvalidArgument, NotAllowed
+from distop.errors import DistopError, InvalidArgument, NotAllowed, UsageError
 from distop.suggest import goes_on, may_have_begun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from distop.client import Client
     from distop.core.model import OperationRef
@@ -58,8 +65,11 @@ def _check_start(
 
 
 def start(
-    type_name: Annotated[str, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")],
+    context: typer.Context,
+    type_name: Annotated[
+        str | None, typer.Argument(metavar="TYPE", help="The operation type; see `distop behaviors`.")
+    ] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")] = None,
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
     partition: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one (repeatable).")] = None,
     since: Annotated[
@@ -75,23 +85,15 @@ def start(
     ] = None,
     retry_attempts: ATTEMPTS = None,
     label: LABEL = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin then, or later: 2026-01-31T18:00:00+01:00.")
-    ] = None,
-    delay: Annotated[float | None, typer.Option(metavar="S", help="Begin so many seconds from now.")] = None,
-    after: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Begin once this operation has succeeded (repeatable).")
-    ] = None,
-    after_end: Annotated[
-        list[str] | None, typer.Option(metavar="OP", help="Begin once it has ended, however (repeatable).")
-    ] = None,
+    at: AT = None,
+    delay: DELAY = None,
+    after: AFTER = None,
+    after_end: AFTER_END = None,
     priority: PRIORITY = None,
     max_jobs: MAX_JOBS = None,
     max_jobs_per_executor: MAX_JOBS_PER_EXECUTOR = None,
     max_failed: MAX_FAILED = None,
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Only on executors with this label (repeatable).")
-    ] = None,
+    where: WHERE = None,
     every: Annotated[float | None, typer.Option(metavar="S", help="Come again so many seconds after its end.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="With --every: from one begin to the next.")] = False,
     jitter: Annotated[float, typer.Option(metavar="S", help="With --every: up to so many seconds later.")] = 0.0,
@@ -108,12 +110,22 @@ def start(
         typer.Option(metavar="POLICY", help="join (default), refuse, replace or combine, where one goes on."),
     ] = None,
     one_off: Annotated[bool, typer.Option("--one-off", help="Without an id.")] = False,
+    graph: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Instead: all operations of this graph (JSON), or none.")
+    ] = None,
 ) -> None:
-    """Start an operation."""
+    """Start an operation, or a graph of them."""
     check_waiting(wait, timeout)
+    if graph is not None:
+        _only(context, ("graph", "request_id", "wait", "timeout"))
+        start_graph(graph, request_id, wait, timeout)
+        return
+    if type_name is None or table is None:
+        missing = "TYPE" if type_name is None else "TABLE"
+        raise UsageError(f"Missing argument '{missing}' (see `distop start --help`)")
     given = labels(label)
     argument = parse_argument(arg)
-    from distop.submission.request import After, Every
+    from distop.submission.request import Every
 
     series = Every(every, jitter, "start" if grid else "end", again_on, until, times) if every is not None else None
     if series is None and (grid or jitter or times is not None or until is not None or again_on != "any"):
@@ -127,7 +139,7 @@ def start(
         "id": id_,
         "one_off": one_off,
         "on_duplicate": on_duplicate,
-        "after": [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())],
+        "after": predecessors(after, after_end),
         "priority": priority,
         "max_jobs": max_jobs,
         "max_jobs_per_executor": max_jobs_per_executor,
@@ -151,6 +163,17 @@ def start(
         )
 
     _start(work, wait, timeout)
+
+
+def _only(context: typer.Context, allowed: Collection[str]) -> None:
+    """Raises UsageError where something else stands in the line, too: the graph says it for each of its operations."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                "beside --graph stand --request-id, --wait and --timeout alone: all else is said in the file, of each "
+                "operation"
+            )
 
 
 async def _certificate(client: Client, ref: OperationRef) -> Mapping[str, Any]:

@@ -358,7 +358,8 @@ class Ending:
             if not result.succeeded:
                 return False
         await self._sweep(op)
-        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod)):
+        id_ = op.spec.id if op.spec is not None and op.spec.series is not None else ""
+        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod, id_)):
             return False
         await self._ctx.prune_history(ref.table)
         return True

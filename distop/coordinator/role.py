@@ -109,6 +109,7 @@ class Coordinator:
             relist_every=relist,
             name="jobs",
             ignore=(b".progress",),
+            gather=self._view.listing,
         )
         claims = ctx.keys.type_claims(table, type_name)
         self._claims = ClaimWatch(
@@ -182,17 +183,17 @@ class Coordinator:
     # ------------------------------------------------------------------- fold
 
     def _fold_jobs(self, batch: Batch) -> None:
-        changes = [Change(event.kv, event.deleted) for event in batch.events]
         if batch.listing:
-            self._waiters.forget_times()
+            changed = self._view.take(batch.gathered)
         else:
+            changes = [Change(event.kv, event.deleted) for event in batch.events]
             self._keep_arguments(changes)
-        changed = self._view.replace(changes, claims=False) if batch.listing else self._view.apply(changes)
+            changed = self._view.apply(changes)
         for told in (self._left_alone, self._barred):
             told.difference_update([ref for ref in told if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         for ref in changed:
-            op = self._view.operations.get(ref)
+            op = self._view.operations.awake.get(ref)
             if op is not None and op.stage is Stage.CANCELLING and op.spec is not None and not decide.newer(op):
                 self._cancelling.add(ref)
             else:
@@ -250,8 +251,7 @@ class Coordinator:
 
     def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
         """The most urgent first, then in their order."""
-        op = self._view.operations.get(ref)
-        return -op.terms.options.priority if op is not None else 0, ref
+        return -self._view.operations.priority(ref), ref
 
     # ------------------------------------------------------------------ drive
 
@@ -449,8 +449,10 @@ class Coordinator:
             self._overtaken.discard(ref)
 
     def _stage(self, ref: OperationRef) -> Stage:
-        op = self._view.operations.get(ref)
-        return op.stage if op is not None else Stage.ABSENT
+        operations = self._view.operations
+        if operations.rests(ref):
+            return Stage.WAITING
+        return op.stage if (op := operations.awake.get(ref)) is not None else Stage.ABSENT
 
     def _check_call(self, ref: OperationRef) -> None:
         stage = self._calls.get(ref)

@@ -8,12 +8,12 @@ that are ready begin together, in transactions of many (``core.waiting``).
 from __future__ import annotations
 
 import asyncio
-import heapq
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.backoff import Backoff
 from distop.clock import time
+from distop.coordinator.times import Times
 from distop.core import catalog
 from distop.core import waiting as w
 from distop.core.codec import rfc3339
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 EXCLUDED_PAUSE = (0.05, 2.0)
 """Seconds between two looks at what runs on the table, while that excludes those that are ready."""
 TROUBLE_PAUSE = (0.5, 10.0)
-FEW = 64
-"""Times of operations that wait no more, which are not worth to be looked for."""
 
 
 class Waiters:
@@ -62,13 +60,11 @@ class Waiters:
         self._log = ctx.log
         self._ready: dict[OperationRef, float] = {}
         """In the order in which they became ready, with the time of that (``time.monotonic``)."""
-        self._urgent: set[OperationRef] = set()
-        """Those of them that are more, or less, urgent than others."""
+        self._urgent: dict[OperationRef, int] = {}
+        """Those of them that are more, or less, urgent than others, with their priorities."""
         self._over: dict[OperationRef, None] = {}
         """Those that end without having begun: joins, and what never will begin."""
-        self._times: list[tuple[float, OperationRef]] = []
-        self._due_at: dict[OperationRef, float] = {}
-        """What stands in it of each: those that are looked at again are not added again."""
+        self._times = Times()
         self._held: dict[str, dict[OperationRef, None]] = {}
         """By their holds, in the order in which they came: so they become ready."""
         self._timer: asyncio.TimerHandle | None = None
@@ -88,8 +84,7 @@ class Waiters:
             else:
                 self._ready.pop(ref, None)
                 self._over.pop(ref, None)
-                self._due_at.pop(ref, None)
-        self._forget_times()
+                self._times.discard(ref.instance)
         self._changed.set()
         self._set_timer(now)
         if (self._ready or self._over) and self._work is None and not self._closed:
@@ -100,11 +95,6 @@ class Waiters:
         holds = self._ctx.cluster.holds
         for id_ in [one for one in self._held if one not in holds or holds[one].value.state != "held"]:
             self.look(self._held.pop(id_))
-
-    def forget_times(self) -> None:
-        """All that wait are looked at anew, and take their places again."""
-        self._times.clear()
-        self._due_at.clear()
 
     def close(self) -> None:
         """Stop at once."""
@@ -120,41 +110,31 @@ class Waiters:
         match fate(op, self._ctx.cluster.holds, now):
             case Begin():
                 self._ready[op.ref] = since if since is not None else time.monotonic()
-                (self._urgent.add if op.terms.options.priority else self._urgent.discard)(op.ref)
+                self._urgent.pop(op.ref, None)
+                if priority := op.terms.options.priority:
+                    self._urgent[op.ref] = priority
             case Join() | EndWaiting():
                 self._over.setdefault(op.ref)
-            case At(due) if self._due_at.get(op.ref) != due:
-                self._due_at[op.ref] = due
-                heapq.heappush(self._times, (due, op.ref))
+            case At(due):
+                self._times.add(op.ref.object, op.ref.instance, due)
             case Blocked(hold) if hold:
                 self._held.setdefault(hold, {})[op.ref] = None
 
     # ------------------------------------------------------------------ times
-
-    def _forget_times(self) -> None:
-        """Those of operations that wait no more, once they are the most."""
-        if len(self._times) > 2 * len(self._due_at) + FEW:
-            self._times = [one for one in self._times if self._due_at.get(one[1]) == one[0]]
-            heapq.heapify(self._times)
 
     def _set_timer(self, now: float) -> None:
         """One timer for the earliest time. It looks again with each poll: a wall clock may be set meanwhile."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._times and not self._closed:
-            pause = min(max(0.0, self._times[0][0] - now), self._ctx.config.poll)
+        if (earliest := self._times.earliest()) is not None and not self._closed:
+            pause = min(max(0.0, earliest - now), self._ctx.config.poll)
             self._timer = asyncio.get_running_loop().call_later(pause, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        now, come = time.time(), []
-        while self._times and self._times[0][0] <= now:
-            due, ref = heapq.heappop(self._times)
-            if self._due_at.get(ref) == due:
-                del self._due_at[ref]
-                come.append(ref)
-        self.look(come)
+        operations = self._view.operations
+        self.look([operations.ref(*one) for one in self._times.come(time.time())])
 
     # ------------------------------------------------------------------- work
 
@@ -278,14 +258,13 @@ class Waiters:
 
     def _in_turn(self) -> list[OperationRef]:
         """Those that are ready, by priority with aging, then in the order in which they became so."""
-        self._urgent &= self._ready.keys()
+        self._urgent = {ref: priority for ref, priority in self._urgent.items() if ref in self._ready}
         if not self._urgent:
             return list(self._ready)
-        now, view = time.monotonic(), self._view.operations
+        now = time.monotonic()
 
         def urgency(ref: OperationRef) -> int:
-            priority = view[ref].terms.options.priority if ref in view else 0
-            return rank(priority, now - self._ready[ref])
+            return rank(self._urgent.get(ref, 0), now - self._ready[ref])
 
         return sorted(self._ready, key=urgency, reverse=True)
 

@@ -11,6 +11,7 @@ from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
 from distop.core.links import Hold, HoldState
 from distop.core.model import Node, State
+from distop.core.unique import may_come_again
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -163,6 +164,8 @@ class Ids:
     def __init__(self) -> None:
         self._going_on: dict[tuple[str, str, str], dict[OperationRef, bool]] = {}
         """(table, type, id) → which they are, and whether they wait."""
+        self._between: dict[str, tuple[str, str, str]] = {}
+        """Those of a series that have ended, and may have a next one, as long as their keys are there."""
 
     def tell(self, op: OperationTrace) -> tuple[str, str, str] | None:
         """Something about it may have changed; the id to look at."""
@@ -172,9 +175,15 @@ class Ids:
         found = self._going_on.setdefault(place, {})
         if op.state is None or op.state.terminal:
             found.pop(op.ref, None)
+            if op.state is not None and may_come_again(op.spec.series is not None, op.state):
+                self._between[str(op.ref)] = place
         else:
             found[op.ref] = op.state is State.PENDING
         return place
+
+    def gone(self, op: OperationTrace) -> tuple[str, str, str] | None:
+        """Its keys are deleted; the id to look at, where it might have kept it until then."""
+        return self._between.pop(str(op.ref), None)
 
     def wrong(self, place: tuple[str, str, str], named: str | None) -> str:
         """What is wrong about an id whose key names this operation, or ""."""
@@ -186,7 +195,33 @@ class Ids:
         if len(waits) > 1 or len(runs) > 1:
             return f"two operations of the id: {' and '.join(waits if len(waits) > 1 else runs)}"
         expected = (*waits, *runs, None)[0]
+        if expected is None and named is not None and self._between.get(named) == place:
+            return ""  # the next one will take it
         return f"it names {named or 'nobody'}, and not {expected or 'nobody'}" if named != expected else ""
+
+
+class RequestKeys:
+    """The keys of request ids, and the operations that they name (14)."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, str] = {}
+        self._of: dict[str, str] = {}
+        """Operation → the key that names it."""
+
+    def put(self, key: str, named: str) -> None:
+        """It names this operation."""
+        self.deleted(key)
+        self._named[key], self._of[named] = named, key
+
+    def deleted(self, key: str) -> str:
+        """The operation that it named, or ""."""
+        named = self._named.pop(key, "")
+        self._of.pop(named, None)
+        return named
+
+    def naming(self, ref: OperationRef) -> str:
+        """The key that names the operation, or ""."""
+        return self._of.get(str(ref), "")
 
 
 class Requests:
@@ -204,6 +239,10 @@ class Requests:
             return ref
         self._of[ref] = request
         return self._first.setdefault(request, ref)
+
+    def known(self, ref: OperationRef) -> bool:
+        """Something is left of an operation that a request began."""
+        return ref in self._of
 
     def forget(self, ref: OperationRef) -> None:
         """The last record of an operation is gone."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import Decision, History, OperationRef, Phase, State
+from distop.core.requests import forgotten
 from distop.core.txn import (
     MAX_OPERATIONS,
     Compare,
@@ -26,7 +27,7 @@ from distop.core.txn import (
     unchanged,
     value_is,
 )
-from distop.core.unique import freed
+from distop.core.unique import freed, released
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,9 +193,10 @@ def clean(
     )
 
 
-def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn:
-    """The last page: all that is left of it, ``.state`` and pending with the rest. Refused while a successor has not
-    been told (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
+def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "") -> Txn:
+    """The last page: all that is left of it, ``.state`` and pending with the rest; of one of a series also its id
+    (``id_``), where the next one has not taken it. Refused while a successor has not been told
+    (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
     """
     return Txn(
         (
@@ -208,6 +210,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int) -> Txn
             Delete(*keys.claims_range(ref)),
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
+            *released(keys, ref, id_),
         ),
         (),
         "end",
@@ -224,18 +227,22 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
     return Delete(f"{root}.{first:06d}", f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:")
 
 
-def forget(keys: Keys, old: Sequence[tuple[OperationRef, int]]) -> Txn:
-    """Delete old history records, each as it was read: (operation, its record's mod revision). Each alone, with what
-    stands beside it.
+def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]]) -> Txn:
+    """Delete old history records, each as it was read: (operation, its record's mod revision, its request id). Each
+    alone, with what stands beside it.
     """
     return Txn(
         (),
         tuple(
             Txn(
                 (unchanged(keys.history(ref), mod),),
-                (Delete(keys.history(ref)), Delete(*_beside_history(keys, ref))),
+                (
+                    Delete(keys.history(ref)),
+                    Delete(*_beside_history(keys, ref)),
+                    *forgotten(keys, ref, request_id),
+                ),
             )
-            for ref, mod in old
+            for ref, mod, request_id in old
         ),
         (),
         "forget",

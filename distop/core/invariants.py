@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.cluster_invariants import ClusterTrace, Ids, Requests
+from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.limit_invariants import limit_faults
@@ -30,6 +30,7 @@ from distop.core.operation_invariants import (
 )
 from distop.core.plan import Gate
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
+from distop.core.unique import holder_of
 from distop.core.view import Change
 from distop.core.violation import Violation
 from distop.errors import InvalidArgument
@@ -75,7 +76,10 @@ class Checker:
         self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
         self._requests = Requests()
+        self._request_keys = RequestKeys()
         self._ids = Ids()
+        self._left_ids: dict[tuple[str, str, str], OperationTrace | None] = {}
+        """Those of which an operation went in this revision that might have kept it."""
 
     def begin(self, listing: Iterable[KeyValue]) -> None:
         """Start from what a listing holds instead of from an empty store."""
@@ -136,7 +140,8 @@ class Checker:
         tables = {ref.table for ref in own}
         known = (self._operations.get(ref) for ref in own)
         ids: dict[tuple[str, str, str], OperationTrace | None]
-        ids = {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        ids, self._left_ids = dict(self._left_ids), {}
+        ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
                 self._denied_gone(key.id, change.kv.key)
@@ -147,10 +152,16 @@ class Checker:
                 tables.add(key.table)
             elif key.family == K.UNIQUE:
                 ids.setdefault((key.table, key.type, key.id), None)
+            elif key.family == K.REQUEST:
+                self._request_key(change)
             for number, text in self._cluster.fold(key, change, started, self._quiet):
                 self._found(number, change.kv.key, text)
             if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
                 del self._cluster_log[change.kv.key]
+        for ref, writes in own.items():
+            forgotten = [c for _, c in writes if c.deleted and c.kv.key == self.keys.history(ref)]
+            if forgotten and (named := self._request_keys.naming(ref)):
+                self._found(14, named, f"it names {ref}, of which nothing is known any more", writes=forgotten)
         for table, type_name in started:
             self._found(6, self.keys.next_instance(table, type_name), "an operation began and took no number")
         for table in tables:
@@ -340,6 +351,25 @@ class Checker:
         if first != op.ref:
             self._found(14, where, f"the request {request} began {first} and also {op.ref}", op)
 
+    def _request_key(self, change: Change) -> None:
+        """Whom the key of a request id names."""
+        where = change.kv.key
+        if change.deleted:
+            named = self._request_keys.deleted(where)
+            if named and self._requests.known(OperationRef.parse(named)):
+                self._found(14, where, f"deleted, while {named} is known, which the request began")
+            self._cluster_log.pop(where, None)
+            return
+        try:
+            ref = holder_of(change.kv.value)
+        except ValueError as error:
+            self._found(0, where, f"the record cannot be read: {error}")
+            return
+        self._request_keys.put(where, str(ref))
+        op = self._operations.get(ref)
+        if op is None or op.spec is None or self.keys.request(ref.table, ref.type, op.spec.request_id) != where:
+            self._found(14, where, f"it names {ref}, which that request did not begin")
+
     def _recorded(self, ref: OperationRef, change: Change) -> None:
         """A history record of an operation that has ended: pruned, or in the listing."""
         if change.deleted:
@@ -457,6 +487,8 @@ class Checker:
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
             self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
+        if (place := self._ids.gone(op)) is not None:
+            self._left_ids[place] = None
         self._operations.pop(op.ref, None)
         jobs, claims = self.keys.roots(op.ref)
         del self._job_roots[jobs], self._claim_roots[claims]

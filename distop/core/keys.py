@@ -7,6 +7,7 @@ matches a longer name (``a`` against ``ab``; the Ignite bug of partition 1 again
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
@@ -17,7 +18,7 @@ from distop.core.plan import MAX_PARTITIONS
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE, REQUEST = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
@@ -26,6 +27,7 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE = (
     "distOpHistory",
     "distOpHold",
     "distOpUnique",
+    "distOpRequest",
 )
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
@@ -279,6 +281,16 @@ class Keys:
         """Who holds an id. Outside of the range that every daemon watches: these are as many as operations wait."""
         return f"{self._prefix}{UNIQUE}.{encode(table)}.{check_type_name(type_name)}.{encode(id_)}"
 
+    def request(self, table: str, type_name: str, request_id: str) -> str:
+        """Which operation a request id of the caller's has started. One that is too long for a key, or is no Unicode,
+        stands there as its digest. Outside of the range that every daemon watches.
+        """
+        try:
+            named = encode(request_id)
+        except InvalidArgument:
+            named = f"sha256:{hashlib.sha256(request_id.encode(errors='surrogatepass')).hexdigest()}"
+        return f"{self._prefix}{REQUEST}.{encode(table)}.{check_type_name(type_name)}.{named}"
+
     def behavior(self, type_name: str) -> str:
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
@@ -313,7 +325,7 @@ class Keys:
             return ParsedKey(family, table=decode(parts[0]))
         if family == COORDINATOR and len(parts) == 2:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
-        if family == UNIQUE and len(parts) == 3:
+        if family in (UNIQUE, REQUEST) and len(parts) == 3:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), id=decode(parts[2]))
         if family == OP and len(parts) == 2 and parts[1] == "runOps":
             return ParsedKey(family, decode(parts[0]), name="runOps")

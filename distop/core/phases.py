@@ -81,6 +81,13 @@ class Phases(Mapping[OperationRef, Phase]):
             for number in waiting:
                 yield OperationRef(*place, number)
 
+    def counts(self) -> Iterator[tuple[tuple[str, str], Phase, int]]:
+        """How many there are: (table, type), phase, number; one may come several times."""
+        for ref, phase in self._others.items():
+            yield (ref.table, ref.type), phase, 1
+        for (table, type_name, _), waiting in self._waiting.items():
+            yield (table, type_name), Phase.WAITING, len(waiting)
+
     def set(self, ref: OperationRef, phase: Phase | None) -> None:
         """``phase`` None: it has none any more."""
         self._others.pop(ref, None)

@@ -100,6 +100,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.CLAIM: Claim.decode,
     K.HOLD: Hold.decode,
     K.UNIQUE: holder_of,
+    K.REQUEST: holder_of,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
 }

@@ -25,6 +25,7 @@ from distop.core.model import (
 )
 from distop.core.options import DEFAULT, Options, Terms
 from distop.core.plan import Gate
+from distop.core.requests import noted
 from distop.core.txn import (
     MAX_OPERATIONS,
     Compare,
@@ -104,6 +105,8 @@ class NewOperation:
     """Its id."""
     value: bytes = b""
     """Of the spec's key, where it is known already."""
+    named: bool = False
+    """It is to be found by a key of its request id (``core.requests``)."""
 
     @property
     def terms(self) -> Terms:
@@ -184,6 +187,7 @@ def _begin(keys: Keys, one: NewOperation) -> list[Put]:
     """What an operation begins with; these keys are its own, but for ``.current``, its id, and whom it replaces."""
     ref, takes = one.ref, one.takes
     puts = [
+        *((noted(keys, ref, one.spec),) if one.named else ()),
         *((taken(keys, ref, takes),) if takes is not None else ()),
         *(ending(keys, takes.holder, *takes.replaced)[1] if takes and takes.holder and takes.replaced else ()),
         Put(keys.of(ref, "arg"), one.arg),

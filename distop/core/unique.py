@@ -4,6 +4,9 @@ It is put by the start's transaction, and deleted by the one that ends the opera
 shall run after another of the same id *follows* it: it waits for its end, and the key names the one that waits; if that
 is cancelled while the other still runs, it names the other again. The clauses were checked by exhaustive exploration of
 a model.
+
+An operation of a series keeps its id beyond its end, until the next one has taken it or its last keys are deleted: so
+nobody takes the id in between, who would find the series itself there a moment later.
 """
 
 from __future__ import annotations
@@ -59,8 +62,9 @@ def taken(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
 
 
 def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
-    """What gives back the id of an operation that ends with this record; nothing where it has none."""
-    if not history.id:
+    """What gives back the id of an operation that ends with this record; nothing where it has none, or may come again.
+    """
+    if not history.id or may_come_again(bool(history.series), history.state):
         return ()
     key = keys.unique(ref.table, ref.type, history.id)
     back: Operation = Delete(key)
@@ -69,3 +73,16 @@ def freed(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, .
         going_on = tuple(is_not(state, word(end)) for end in State if end.terminal)
         back = Txn(going_on, (Put(key, word(history.follows)),), (Delete(key),), "give_back")
     return (Txn((value_is(key, word(str(ref))),), (back,), (), "release_id"),)
+
+
+def may_come_again(series: bool, ended: State) -> bool:
+    """An operation (of a ``series``) that has ended so may have a next one: which is started when it is cleaned up."""
+    return series and ended is not State.CANCELLED
+
+
+def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+    """What gives back the id of an operation of a series with its last keys, where it has no next one."""
+    if not id_:
+        return ()
+    key = keys.unique(ref.table, ref.type, id_)
+    return (Txn((value_is(key, word(str(ref))),), (Delete(key),), (), "release_id"),)

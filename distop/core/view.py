@@ -8,6 +8,7 @@ deciders only read it. Two views exist: :class:`ClusterView` (every daemon: node
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,11 +23,12 @@ from distop.core.model import Attempts, Cancel, Decision, Node, OperationRef, Ph
 from distop.core.options import Options, Terms, fits
 from distop.core.phases import Phases
 from distop.core.plan import Gate, Plan
+from distop.core.resting import Resting
 from distop.core.states import Stage
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from distop.core.keys import Keys
@@ -36,6 +38,8 @@ _OWN_NAMES = frozenset({"arg", "spec", "state", "plan", "planning", "cancel", "d
 """Of keys that stand directly under an operation's root."""
 _ENDING = (Phase.CANCELLING, Phase.COMPLETING, Phase.CLEANING)
 
+EDGES_AT_REST = 8
+"""Edges of an operation that rests, at most: one that has thousands changes with each of them."""
 MAX_KEPT_OUTCOME = 4 * 1024
 """Bytes of an outcome that a view keeps."""
 MAX_KEPT_OUTCOMES = 16 * 1024 * 1024
@@ -118,26 +122,41 @@ class ClusterView:
         self.foreign: dict[str, str] = {}
         """Keys that this release cannot read, with why: left alone."""
 
-    def replace(self, family_keys: Iterable[str], changes: Iterable[Change]) -> list[K.ParsedKey]:
+    def replace(self, family_keys: Iterable[str], changes: Iterable[Change]) -> None:
         """A listing: it holds everything of the families named; what is not in it is gone."""
+        listed = self.listing()
+        listed.apply(changes)
+        self.take(family_keys, listed)
+
+    def listing(self) -> ClusterView:
+        """An empty view, for a listing that comes in parts (:meth:`take`)."""
+        return ClusterView(self.keys)
+
+    def take(self, family_keys: Iterable[str], listed: ClusterView) -> None:
+        """What was listed is what there is of the families named."""
         families = frozenset(family_keys)
-        if K.NODE in families:
-            self.nodes.clear()
         if K.NODE_DRAIN in families:
             self.drains.clear()
-        if K.OPEN in families:
-            for ref in list(self.gates):
-                self._set_gate(ref, None)
+            self.drains |= listed.drains
         if K.PENDING in families:
-            for ref in list(self.pending):
-                self._set_pending(ref, None)
-        if K.COORDINATOR in families:
-            self.elections.clear()
-        if K.HOLD in families:
-            self.holds.clear()
+            self.pending = listed.pending
+        for family, mine, theirs in (  # in place: somebody may be using them
+            (K.NODE, self.nodes, listed.nodes),
+            (K.OPEN, self.gates, listed.gates),
+            (K.COORDINATOR, self.elections, listed.elections),
+            (K.HOLD, self.holds, listed.holds),
+        ):
+            if family in families:
+                mine.clear()
+                mine.update(theirs)  # type: ignore[arg-type]
+        self._subjects, self._ending = Counter(), Counter()
+        self._subjects.update((ref.table, ref.type) for ref in self.gates)
+        for subject, phase, count in self.pending.counts():
+            self._subjects[subject] += count
+            self._ending[subject] += count if phase in _ENDING else 0
         for family in families:
             _forget(self.foreign, *self.keys.family(family))
-        return self.apply(changes)
+        self.foreign |= listed.foreign
 
     def apply(self, changes: Iterable[Change]) -> list[K.ParsedKey]:
         """Fold one response; returns the keys that changed, taken apart."""
@@ -313,6 +332,91 @@ class OperationView:
         return self.state is None and self.spec is None and self.plan is None and not self.claims
 
 
+class Operations(Mapping[OperationRef, OperationView]):
+    """The operations of one type on one table, as a mapping. Those that wait, and of which nothing else is to be known,
+    *rest*: what a look-up gives of one is made for it, and is nothing that may be changed (:meth:`wake`).
+    """
+
+    def __init__(self, table: str, type_name: str, resting: Resting | None = None) -> None:
+        self.table = table
+        self.type = type_name
+        self.claims_known = False
+        """As in each of them."""
+        self.awake: dict[OperationRef, OperationView] = {}
+        """Those that do not rest."""
+        self.resting = resting if resting is not None else Resting()
+
+    def __len__(self) -> int:
+        return len(self.awake) + len(self.resting)
+
+    def __iter__(self) -> Iterator[OperationRef]:
+        yield from self.awake
+        for obj, number in self.resting:
+            yield self.ref(obj, number)
+
+    def __contains__(self, ref: object) -> bool:
+        return ref in self.awake or (isinstance(ref, OperationRef) and self.rests(ref))
+
+    def __getitem__(self, ref: OperationRef) -> OperationView:
+        if (op := self.awake.get(ref)) is not None:
+            return op
+        if not self._mine(ref) or (found := self.resting.get(ref.object, ref.instance)) is None:
+            raise KeyError(ref)
+        return self._made(ref, *found)
+
+    def ref(self, obj: str, number: int) -> OperationRef:
+        """The name of one."""
+        return OperationRef(self.table, self.type, obj, number)
+
+    def rests(self, ref: OperationRef) -> bool:
+        """It waits, and nothing else is to be known of it."""
+        return self._mine(ref) and self.resting.has(ref.object, ref.instance)
+
+    def priority(self, ref: OperationRef) -> int:
+        """How urgent it is; 0 where it is not known."""
+        if (op := self.awake.get(ref)) is not None:
+            return op.terms.options.priority
+        rest = self.resting.rest_of(ref.object, ref.instance) if self._mine(ref) else None
+        return Options.decode(rest[1]).priority if rest is not None and rest[1] else 0
+
+    def wake(self, ref: OperationRef) -> OperationView:
+        """It, to be changed; a new one where it is not known."""
+        if (op := self.awake.get(ref)) is None:
+            found = self.resting.take(ref.object, ref.instance) if self._mine(ref) else None
+            op = self._made(ref, *found) if found is not None else OperationView(ref, claims_known=self.claims_known)
+            self.awake[ref] = op
+        return op
+
+    def settle(self, op: OperationView) -> bool:
+        """Let it rest, if it may."""
+        if op.state is not State.PENDING or op.spec is None or len(op.after) + len(op.next) > EDGES_AT_REST:
+            return False
+        altered = (op.altered.value.encode(), op.altered.mod) if op.altered is not None else (b"", 0)
+        edges = tuple((edge, one.op, one.on, one.broken) for edge, one in op.next.items())
+        rest = (op.state_mod, *altered, tuple(op.after.items()), edges)
+        waits = OperationView(op.ref, op.state, op.state_mod, op.spec, claims_known=op.claims_known)
+        waits.after, waits.next, waits.altered, waits.broken = op.after, op.next, op.altered, op.broken
+        if op != waits or not self._mine(op.ref) or not self.resting.put(op.ref.object, op.ref.instance, op.spec, rest):
+            return False
+        del self.awake[op.ref]
+        return True
+
+    def _mine(self, ref: OperationRef) -> bool:
+        return ref.type == self.type and ref.table == self.table
+
+    def _made(self, ref: OperationRef, spec: Spec, rest: tuple[Any, ...]) -> OperationView:
+        state_mod, options, mod, after, edges = rest
+        op = OperationView(ref, State.PENDING, state_mod, spec, claims_known=self.claims_known)
+        if options:
+            op.altered = Seen(Options.decode(options), mod)
+        if after:
+            op.after = dict(after)
+            op.broken = {edge: text for edge, text in after if text} or None
+        if edges:
+            op.next = {edge: Edge(*told) for edge, *told in edges}
+        return op
+
+
 class TypeView:
     """All operations of one type on one table: what its coordinator decides from. ``few``: of operations with so many
     jobs at most, outcomes are kept as well.
@@ -323,54 +427,88 @@ class TypeView:
         self.table = table
         self.type = type_name
         self._few = few
-        self.claims_known = False
-        """They are watched, and were listed."""
         self.current: dict[str, int] = {}
         """Object → the instance that runs, of a type that runs one at a time."""
         self._kept = 0
         """Bytes of the outcomes that are kept."""
-        self.operations: dict[OperationRef, OperationView] = {}
+        self.operations = Operations(table, type_name)
         self.foreign: dict[str, str] = {}
         """Keys of the type that this release cannot read, with why: left alone."""
         self._spec: Spec | None = None
         """Read last: the next one has most in common with it."""
+        self._listed: TypeView | None = None
+        """A listing that has not come to its end."""
         self._job_roots: dict[str, OperationView] = {}
         """Of operations that have a plan, or jobs."""
         self._claim_roots: dict[str, OperationView] = {}
 
+    @property
+    def claims_known(self) -> bool:
+        """They are watched, and were listed."""
+        return self.operations.claims_known
+
     def replace(self, changes: Iterable[Change], *, claims: bool) -> set[OperationRef]:
         """A listing of the operations' keys, or (``claims``) of their claims; returns what may have changed."""
-        touched = set(self.operations)
-        of_type = self.keys.type_claims if claims else self.keys.type_range
-        _forget(self.foreign, *of_type(self.table, self.type))
-        if claims:
-            self.claims_known = True
-            self._claim_roots.clear()
-            for op in self.operations.values():
-                op.claims = NOTHING
-                op.claims_known = True
-        else:
-            held = {ref: op.claims for ref, op in self.operations.items() if op.claims}
-            self.operations.clear()
-            self.current.clear()
-            self._kept = 0
-            self._job_roots.clear()
-            self._claim_roots.clear()
-            for ref, kept in held.items():
-                self._operation(ref).claims = kept
+        if not claims:
+            listed = self.listing()
+            listed.apply(changes)
+            return self.take(listed)
+        _forget(self.foreign, *self.keys.type_claims(self.table, self.type))
+        touched = set(self.operations.awake)
+        self._set_claims_known(True)
         touched |= self.apply(changes)
+        self._drop_empty(touched)
+        return touched
+
+    def listing(self) -> TypeView:
+        """An empty view, for a listing of the operations' keys that comes in parts (:meth:`take`). One that was begun
+        before, and did not come to its end, is void.
+        """
+        if self._listed is not None:
+            self._listed.operations.resting.clear()
+        listed = self._listed = TypeView(self.keys, self.table, self.type, self._few)
+        listed.operations.resting = self.operations.resting.beside()
+        listed.operations.claims_known = self.operations.claims_known
+        listed._spec = self._spec
+        return listed
+
+    def take(self, listed: TypeView) -> set[OperationRef]:
+        """What was listed is what there is, the claims aside; returns what may have changed. (Those that rest as they
+        did before are left out: a listing of very many tells most often nothing new.)
+        """
+        former, now = self.operations, listed.operations
+        self._listed = None
+        touched = {*former.awake, *now.awake}
+        touched |= {former.ref(*one) for one in former.resting.differing(now.resting)}
+        touched |= {now.ref(*one) for one in now.resting.differing(former.resting)}
+        now.claims_known = former.claims_known
+        for op in now.awake.values():
+            op.claims_known = former.claims_known
+        for ref, op in former.awake.items():
+            if op.claims:
+                now.wake(ref).claims = op.claims
+        former.resting.clear()
+        now.resting.alone()
+        self.operations, self.current, self._spec = now, listed.current, listed._spec
+        self._kept, self._job_roots, self._claim_roots = listed._kept, listed._job_roots, {}
+        _forget(self.foreign, *self.keys.type_range(self.table, self.type))
+        self.foreign |= listed.foreign
         self._drop_empty(touched)
         return touched
 
     def forget_claims(self) -> None:
         """They are not watched any more."""
-        self.claims_known = False
-        self._claim_roots.clear()
-        for op in self.operations.values():
-            op.claims = NOTHING
-            op.claims_known = False
+        self._set_claims_known(False)
         _forget(self.foreign, *self.keys.type_claims(self.table, self.type))
-        self._drop_empty(set(self.operations))
+        self._drop_empty(list(self.operations.awake))
+
+    def _set_claims_known(self, known: bool) -> None:
+        """None is known as yet, or any more."""
+        self._claim_roots.clear()
+        self.operations.claims_known = known
+        for op in self.operations.awake.values():
+            op.claims = NOTHING
+            op.claims_known = known
 
     def apply(self, changes: Iterable[Change]) -> set[OperationRef]:
         """Fold one response; returns the operations that changed."""
@@ -444,7 +582,7 @@ class TypeView:
             if key.ref is None:
                 self._fold_current(key, kv, deleted)
                 return None
-            op = self._operation(key.ref)
+            op = self.operations.wake(key.ref)
             if key.family == K.CLAIM:
                 self._claim_roots[self.keys.roots(key.ref)[1]] = op
                 self._fold_claim(op, key.partition, kv, deleted)
@@ -483,17 +621,18 @@ class TypeView:
         else:
             self.current[key.object] = int(kv.value)
 
-    def _operation(self, ref: OperationRef) -> OperationView:
-        op = self.operations.get(ref)
-        if op is None:
-            op = self.operations[ref] = OperationView(ref, claims_known=self.claims_known)
-        return op
-
     def _drop_empty(self, touched: Iterable[OperationRef]) -> None:
+        """Of what has changed, let go of what is gone, and let rest what waits."""
+        awake = self.operations.awake
         for ref in touched:
-            op = self.operations.get(ref)
-            if op is not None and op.empty and not op.ended:
-                del self.operations[ref]
+            op = awake.get(ref)
+            if op is None:
+                continue
+            if op.empty and not op.ended:
+                del awake[ref]
+            elif op.state is not State.PENDING or not self.operations.settle(op):
+                continue
+            if self._job_roots or self._claim_roots:
                 jobs, claims = self.keys.roots(ref)
                 self._job_roots.pop(jobs, None)
                 self._claim_roots.pop(claims, None)

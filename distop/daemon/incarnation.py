@@ -177,7 +177,8 @@ class Incarnation(Context):
         self.elections = Elections(self)
         for first, after, families in self._watched():
             fold, name = self._folder(families), _watch_name(families)
-            feed = Feed(self.client, first, after, fold, relist_every=self.config.poll, name=name)
+            every, gather = self.config.poll, self.cluster.listing
+            feed = Feed(self.client, first, after, fold, relist_every=every, name=name, gather=gather)
             self._feeds.append(feed)
             await feed.start()
         self.caught_up_at = max(feed.revision for feed in self._feeds)
@@ -224,11 +225,13 @@ class Incarnation(Context):
             if batch.events and not batch.listing:
                 newest = max(event.kv.mod_revision for event in batch.events)
                 self.meter.heard(_watch_name(families), self.client.transport.identity.revision - newest)
-            changes = [Change(event.kv, event.deleted) for event in batch.events]
             if K.OPEN in families:
                 self.gates_at = batch.revision
-            before = dict(self.cluster.nodes)
-            changed = self.cluster.replace(families, changes) if batch.listing else self.cluster.apply(changes)
+            before, changed = dict(self.cluster.nodes), []
+            if batch.listing:
+                self.cluster.take(families, batch.gathered)
+            else:
+                changed = self.cluster.apply([Change(event.kv, event.deleted) for event in batch.events])
             if self._caught_up and (changed or batch.listing):
                 self._changed(changed, before, batch.listing)
 
@@ -334,8 +337,11 @@ class Incarnation(Context):
         """How many operations this incarnation coordinates, by type and stage."""
         cluster = self.cluster
         mine = {subject for subject, held in cluster.elections.items() if held.value == self.incarnation}
-        stages = {**dict.fromkeys(cluster.gates, "open"), **{ref: str(phase) for ref, phase in cluster.pending.items()}}
-        return dict(Counter((ref.type, stage) for ref, stage in stages.items() if (ref.table, ref.type) in mine))
+        found = Counter((ref.type, "open") for ref in cluster.gates if (ref.table, ref.type) in mine)
+        for subject, phase, count in cluster.pending.counts():
+            if subject in mine:
+                found[subject[1], str(phase)] += count
+        return dict(found)
 
     async def prune_history(self, table: str) -> None:
         await self._pruner.prune(table)

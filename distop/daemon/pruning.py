@@ -124,19 +124,23 @@ class HistoryPruner:
         for n in range(0, len(records), ctx.limits.pruned):
             page = records[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
-            finished = [_finished(answer.kv.value) if answer.kv is not None else None for answer in found]
-            old = [(ref, mod) for (mod, ref), at in zip(page, finished, strict=True) if at is not None and at < oldest]
+            told = [_told(answer.kv.value) if answer.kv is not None else None for answer in found]
+            old = [
+                (ref, mod, one[1]) for (mod, ref), one in zip(page, told, strict=True) if one and one[0] < oldest
+            ]
             if old:
                 await ctx.commit(f.forget(ctx.keys, old))
-                self._on_forgotten([ref for ref, _ in old])
-            if any(at is not None and at >= oldest for at in finished):
+                self._on_forgotten([ref for ref, _, _ in old])
+            if any(one is not None and one[0] >= oldest for one in told):
                 return False  # what follows is younger still
         return True
 
 
-def _finished(value: bytes) -> float | None:
-    """When a record's operation finished; None where it cannot be read: such a one is left alone."""
+def _told(value: bytes) -> tuple[float, str] | None:
+    """When a record's operation finished, and its request id; None where it cannot be read: such a one is left alone.
+    """
     try:
-        return parse_time(History.decode(value).finished)
+        record = History.decode(value)
+        return parse_time(record.finished), record.request_id
     except UNREADABLE:
         return None

@@ -295,6 +295,15 @@ class EtcdClient:
         pages are of one revision, that of the first unless ``revision`` says it (R2).
 
         Raises Compacted when it is gone, also after some pages: the caller begins anew.
+        """
+        async for part in self.parts(start, end, keys_only=keys_only, page=page, revision=revision):
+            if part.kvs:
+                yield part.kvs
+
+    async def parts(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = PAGE, revision: int = 0
+    ) -> AsyncIterator[Listing]:
+        """As :meth:`pages`, each with the revision; one of them at least, and some may be empty.
 
         For each page etcd counts all keys of the range that it is asked for, so that plain paging takes as many steps
         as the square of their number. Here a page is asked for in a range of about its own size: those keys that begin
@@ -307,8 +316,7 @@ class EtcdClient:
         while True:
             response = await self._read(wire.RANGE, request)
             request.revision = request.revision or response.header.revision
-            if response.kvs:
-                yield tuple(map(key_value, response.kvs))
+            yield Listing(request.revision, tuple(map(key_value, response.kvs)))
             if response.count > _WIDE * page:
                 cut = max(1, cut - 1)
             elif response.count <= page:

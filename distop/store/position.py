@@ -5,7 +5,7 @@ The stream's I/O is in ``watch``; the decisions are here, so that they can be te
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core.frozen import frozen
 
@@ -34,6 +34,10 @@ class Batch:
     revision: int
     events: tuple[Event, ...]
     listing: bool = False
+    gathered: Any = None
+    """Of a listing that was gathered part by part (``watch.Gather``): what it was gathered in; then there are no
+    ``events``.
+    """
 
 
 @frozen

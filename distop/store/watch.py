@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -16,7 +16,8 @@ import grpc.aio
 from distop.backoff import Backoff
 from distop.clock import random
 from distop.core.versions import orders_requested_progress
-from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describe
+from distop.core.view import Change
+from distop.errors import ClusterChanged, Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
 from distop.store._proto import rpc_pb2 as rpc
@@ -131,12 +132,22 @@ class WatchStream:
             self._call.cancel()
 
 
+class Gather(Protocol):
+    """Takes a listing part by part, for one that may be large: the keys as etcd has them take more room than what is
+    made of them.
+    """
+
+    def apply(self, changes: list[Change], /) -> object:
+        """A part of the listing, in order."""
+
+
 class Feed:
     """The content of ``[start, end)`` and all its changes, in order.
 
     ``apply`` is called on the loop with each :class:`Batch`, whole (W4): first a listing, then changes; a listing
     again after a compaction (W6), every ``relist_every`` seconds (with some jitter), and on :meth:`relist`. After a
     listing, deletions are implied: what it does not hold is gone. A batch without events only moves the revision.
+    With ``gather``, which is asked for each listing, that is handed over as it was ``gathered``.
     ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise it.
 
     Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
@@ -152,6 +163,7 @@ class Feed:
         relist_every: float = 300.0,
         name: str = "",
         ignore: tuple[bytes, ...] = (),
+        gather: Callable[[], Gather] | None = None,
     ) -> None:
         self.name = name or start
         self.problem = ""
@@ -159,6 +171,7 @@ class Feed:
         self._start, self._end = start, end
         self._apply = apply
         self._ignore = ignore
+        self._gather = gather
         self._relist_every = relist_every
         self._position = WatchPosition()
         self._stream: WatchStream | None = None
@@ -277,13 +290,13 @@ class Feed:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            listing = await self._client.list(self._start, self._end)
+            batch = await (self._listing() if self._gather is None else self._gathered(self._gather))
         except BaseException:
             self._list_due = True
             self._listed = waiting + self._listed
             raise
-        self._position.listed(listing.revision)
-        self._hand_over(Batch(listing.revision, tuple([Event(pair) for pair in listing.kvs]), listing=True))
+        self._position.listed(batch.revision)
+        self._hand_over(batch)
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -292,6 +305,22 @@ class Feed:
         # A listing backs a watch that is believed to be whole: it may take as much of the time as that is worth.
         every = max(self._relist_every, _LISTING_SHARE * (loop.time() - began))
         self._relist_timer = loop.call_later(every * random.uniform(0.9, 1.1), self._want_listing)
+
+    async def _listing(self) -> Batch:
+        listing = await self._client.list(self._start, self._end)
+        return Batch(listing.revision, tuple([Event(pair) for pair in listing.kvs]), listing=True)
+
+    async def _gathered(self, gather: Callable[[], Gather]) -> Batch:
+        while True:
+            gathered, revision = gather(), 0
+            try:
+                async for part in self._client.parts(self._start, self._end):
+                    gathered.apply([Change(pair) for pair in part.kvs])
+                    revision = part.revision
+            except Compacted:
+                log.info("the listing of %s was compacted away while paging, starting anew", self.name)
+                continue
+            return Batch(revision, (), listing=True, gathered=gathered)
 
     async def _follow(self) -> bool:
         """One stream, until it ends; true when it got as far as being useful."""

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.core import ids
 from distop.core.codec import rfc3339
+from distop.core.decide import parse_time
 from distop.core.digest import request_digest
 from distop.core.due import ended_waiting
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Edge, Hold
-from distop.core.model import Cancel, OperationRef, Spec, State
+from distop.core.model import Cancel, History, OperationRef, Spec, State
 from distop.core.records import read, word
 from distop.core.series import Series
 from distop.core.txn import Get
-from distop.core.unique import Takes, holder_of
+from distop.core.unique import Takes, holder_of, may_come_again
 from distop.errors import Incompatible, InvalidArgument
 from distop.submission.request import FOLLOW, After
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 PAGE = 100
 """Keys of ids that are read at once."""
+BETWEEN_TWO = 10.0
+"""Seconds for which the id of an operation of a series that has ended is left to the next one of it."""
 MAX_TAKEN_OVER = 30
 """Operations at most that one waits for whose place another one takes: they are compared in one transaction."""
 
@@ -160,7 +163,7 @@ async def _by_policy(
     """Raises Incompatible, InvalidArgument."""
     policy, state = wanted.on_duplicate or "join", holder.state
     if state is None or state.terminal:
-        return Asked(wanted, id_, holder)
+        return Undecided() if await _between_two(etcd, keys, policy, holder) else Asked(wanted, id_, holder)
     held = await _held(etcd, keys, holder)
     if policy == "refuse":
         raise _taken(wanted, id_, holder, "")
@@ -184,6 +187,18 @@ async def _by_policy(
     if policy == "replace":
         return await _in_turn(etcd, keys, Asked(wanted, id_, holder, replaces=True), holder.spec)
     return await _combined(etcd, keys, declaration, wanted, id_, holder, held)
+
+
+async def _between_two(etcd: EtcdClient, keys: Keys, policy: str, holder: Holder) -> bool:
+    """The holder has just ended, and was of a series: the next one is about to take its place. (Where nobody cleans it
+    up, who asks goes first after a while, and the series after that.)
+    """
+    if holder.state is None or holder.spec is None or holder.spec.series is None or policy == FOLLOW:
+        return False
+    if not may_come_again(True, holder.state):
+        return False
+    kv = await etcd.get(keys.history(holder.ref))
+    return kv is not None and time.time() - parse_time(read(History.decode, kv).finished) < BETWEEN_TWO
 
 
 def _behind(wanted: Request, id_: str, holder: Holder) -> Asked:

@@ -1,9 +1,10 @@
 """Which operation a request has started before, and which operations run: looked for among those of one type on one
 table.
 
-There is no key for a request id, on purpose: it would be one more to write with each start, whoever repeats it or not,
-and to delete with each history record. So a repetition reads the specs of what is active and, where it is not among
-those, the history; only requests whose callers chose the id are looked for.
+A request id that the caller chose has a key of its own, which names the operation (``core.requests``): whether it was
+used before is asked with each start of it, and there may be a hundred thousand operations that wait. An id that was
+made here has none; only who was told that the outcome of a call is unknown has it to repeat. It is looked for among the
+specs of what is active, the newest first, then in the history.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import History, OperationRef, Phase, Spec
 from distop.core.records import read
+from distop.core.requests import MADE
 from distop.core.txn import Get
+from distop.core.unique import holder_of
 from distop.errors import InvalidArgument
 from distop.reading import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue
@@ -71,6 +74,10 @@ class _Search:
         """Nothing is left to look for."""
         return not self._left
 
+    def has_no_key(self) -> bool:
+        """One of those that are left was made here, not chosen by a caller."""
+        return any(request_id.startswith(MADE) for request_id in self._left)
+
     def concerns(self, record: Spec | History) -> bool:
         """The operation has one of the request ids that are looked for."""
         return record.request_id in self._left
@@ -91,10 +98,35 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
     started.
 
     It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
-    the start fail. Active ones first, then the history, since an operation goes from there to here.
+    the start fail.
     """
-    table, type_name = wanted[0].table, wanted[0].type
-    search = _Search(wanted)
+    search, keyed = _Search(wanted), [one for one in wanted if not one.request_id.startswith(MADE)]
+    for n in range(0, len(keyed), _PAGE):
+        await _look_up(etcd, keys, search, keyed[n : n + _PAGE])
+    if search.has_no_key():
+        await _look_everywhere(etcd, keys, search, wanted[0].table, wanted[0].type)
+    return search.found
+
+
+async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence[Request]) -> None:
+    """By their keys. An operation goes from its own keys to the history: both are read at once."""
+    answers = await etcd.read(*(Get(keys.request(one.table, one.type, one.request_id)) for one in page))
+    refs = list(dict.fromkeys(read(holder_of, one.kv) for one in answers if one.kv is not None))
+    gets = [Get(key) for ref in refs for key in (keys.of(ref, "spec"), keys.history(ref))]
+    found = [answer.kv for n in range(0, len(gets), _PAGE) for answer in await etcd.read(*gets[n : n + _PAGE])]
+    ended = {ref: read(History.decode, kv) for ref, kv in zip(refs, found[1::2], strict=True) if kv is not None}
+    specs = {ref: read(Spec.decode, kv) for ref, kv in zip(refs, found[::2], strict=True) if kv is not None}
+    holds = await graph_holds(etcd, keys, {spec.hold for ref, spec in specs.items() if ref not in ended})
+    for ref in refs:
+        if ref in ended:
+            if not ended[ref].void:
+                search.take(ended[ref], ref)
+        elif ref in specs:
+            _take_active(search, holds, specs[ref], ref)
+
+
+async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table: str, type_name: str) -> None:
+    """Active ones first, then the history, since an operation goes from there to here."""
     active = await active_refs(etcd, keys, table, type_name)
     await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
     if not search.over():
@@ -104,15 +136,6 @@ async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) 
                 search.take(record, catalog.refs(keys, [kv])[0])
                 if search.over():
                     break
-    return search.found
-
-
-async def find_since(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], first: int) -> list[Found]:
-    """As :func:`find_earlier`, among the active operations from this number on."""
-    search = _Search(wanted)
-    active = await active_refs(etcd, keys, wanted[0].table, wanted[0].type)
-    await _look_through(etcd, keys, search, [ref for ref in active if ref.instance >= first])
-    return search.found
 
 
 async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: Sequence[OperationRef]) -> None:
@@ -125,9 +148,14 @@ async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: S
         concerned = [(ref, spec) for ref, spec in specs if search.concerns(spec)]
         holds = await graph_holds(etcd, keys, {spec.hold for _, spec in concerned})
         for ref, spec in concerned:
-            state = holds.get(spec.hold)
-            if state is not HoldState.DENIED:
-                search.take(spec, ref, spec.hold if state is HoldState.HELD else "")
+            _take_active(search, holds, spec, ref)
+
+
+def _take_active(search: _Search, holds: Mapping[str, HoldState], spec: Spec, ref: OperationRef) -> None:
+    """``holds``: those of graphs, which a spec may name."""
+    state = holds.get(spec.hold)
+    if state is not HoldState.DENIED:
+        search.take(spec, ref, spec.hold if state is HoldState.HELD else "")
 
 
 async def graph_holds(etcd: EtcdClient, keys: Keys, names: Iterable[str]) -> dict[str, HoldState]:

@@ -43,7 +43,7 @@ async def start_graph(
 
     Raises as ``submit.submit`` does, for the first operation that is refused; nothing was started then.
     """
-    _check(wanted, links)
+    check(wanted, links)
     began, tries = time.monotonic(), 0
     try:
         while True:
@@ -84,7 +84,7 @@ async def in_one(
 
     Raises as :func:`start_graph` does; InvalidArgument where one transaction does not take them.
     """
-    _check(wanted, links)
+    check(wanted, links)
     began = time.monotonic()
     while True:
         try:
@@ -93,7 +93,7 @@ async def in_one(
             await _until_decided(etcd, keys, other.hold, began)
 
 
-def _check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
+def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
     """Raises InvalidArgument: too many, the same request twice, a policy for duplicates that goes with one alone, a
     cycle.
     """

@@ -17,7 +17,7 @@ from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, unchanged, value_is
 from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
-from distop.submission.earlier import BeingInserted, find_earlier, find_since, is_of
+from distop.submission.earlier import BeingInserted, find_earlier, is_of
 from distop.submission.request import After
 from distop.submission.submit import WRITE_LIMIT, Lost, Started, make_spec, object_of, overdue, read_type
 from distop.submission.waiting import predecessors, standings
@@ -125,8 +125,9 @@ class Insertion:
         whole = self._in_one()
         if whole is None:
             raise InvalidArgument(
-                f"{len(self._wanted)} operations are more than one transaction takes (31, 1 MiB of arguments in all, "
-                "and some 60 that they wait for): start them by themselves (start_operations), or several times fewer"
+                f"{len(self._wanted)} operations are more than one transaction takes (31, or 25 with request ids, "
+                "1 MiB of arguments in all, and some 60 that they wait for): start them by themselves "
+                "(start_operations), or several times fewer"
             )
         return Whole(tuple(self._refs), whole)
 
@@ -259,6 +260,7 @@ class Insertion:
                     after=self._after[n] if n not in self._apart else (),
                     takes=asked.takes(ref),
                     options=wanted.options,
+                    named=wanted.keyed,
                 )
             )
         return found
@@ -350,7 +352,7 @@ class Insertion:
                     record = read(History.decode, instead.history) if instead.history is not None else None
                     if record is not None and is_of(record, wanted, page[0].ref):
                         raise Lost  # it was started by another call, and has ended: what is held here does not end
-                    await self._still_alone(places[first:], counters.next_instance)
+                    await self._still_alone(places[first : first + len(page)])
                     await self._still_free(subject, places[first : first + len(page)])
                     await self._read_counters(subject)
                     await self._read_predecessors()
@@ -378,10 +380,12 @@ class Insertion:
             if isinstance(answer, Exception):
                 raise answer
 
-    async def _still_alone(self, places: Sequence[int], since: int) -> None:
-        """Whoever came first of two calls with the same request ids inserts them. Raises Inserting, Lost."""
+    async def _still_alone(self, places: Sequence[int]) -> None:
+        """Whoever came first of two calls with the same request ids inserts them; both do it in the same order. Raises
+        Inserting, Lost.
+        """
         own = [self._wanted[n] for n in places if self._wanted[n].own_id]
-        for answer in await find_since(self._etcd, self._keys, own, since) if own else ():
+        for answer in await find_earlier(self._etcd, self._keys, own) if own else ():
             if isinstance(answer, BeingInserted):
                 raise Inserting(answer.hold)
             if answer is not None:

@@ -19,6 +19,7 @@ from distop.core.ids import COMPUTED
 from distop.core.labels import labels as check_labels
 from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.core.options import DEFAULT, Options
+from distop.core.requests import MADE
 from distop.core.series import ON, Series
 from distop.errors import InvalidArgument
 from distop.submission.options import changes, selector
@@ -92,6 +93,11 @@ class Request:
     """What is done where an operation of its id goes on; "": it is joined."""
 
     @property
+    def keyed(self) -> bool:
+        """The operation is found by a key of the request id (``core.requests``)."""
+        return self.own_id and not self.request_id.startswith(MADE)
+
+    @property
     def waits(self) -> bool:
         """It may have to wait before it begins."""
         return bool(self.not_before or self.after or self.hold)
@@ -162,7 +168,7 @@ def request(
     text(submitter, "the submitter")
     _check_id(id, one_off, on_duplicate)
     own = request_id is not None
-    identity = request_id if request_id is not None else str(uuid.uuid4())
+    identity = request_id if request_id is not None else f"{MADE}{uuid.uuid4()}"
     return Request(
         *(type_name, table, arg, names, identity, own, failure_policy, retry_attempts, submitter),
         not_before=(due := due_time(not_before, delay)),

@@ -280,6 +280,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
             after=waiting.get(one, ()),
             options=one.wanted.options,
             value=value,
+            named=one.wanted.keyed,
         )
         for n, (one, (spec, value)) in enumerate(zip(chosen, specs, strict=True))
     ]

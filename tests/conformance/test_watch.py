@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.core.txn import Delete, Put, Txn
-from distop.errors import EtcdUnavailable
-from distop.store.watch import Feed, WatchStream, decode_response
+from distop.errors import Compacted, EtcdUnavailable
+from distop.store.watch import Batch, Feed, WatchStream, decode_response
 from tests.support.etcd import Mirror, compacted, connected, until
 from tests.support.proxy import Mode, TcpProxy
 
 if TYPE_CHECKING:
-    from distop.store.client import EtcdClient
+    from collections.abc import AsyncIterator
+
+    from distop.core.view import Change
+    from distop.store.client import EtcdClient, Listing
     from distop.store.embedded import EmbeddedEtcd
 
 pytestmark = pytest.mark.etcd
@@ -194,6 +197,47 @@ async def test_listing_again_on_request_and_by_the_clock(client: EtcdClient, pre
     await until(lambda: mirror.listings >= 4)
     await feed.reached(await put(client, prefix, a="1"))
     assert mirror.values == {f"{prefix}a": b"1"}
+    await feed.close()
+
+
+async def test_a_listing_is_gathered_part_by_part(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its revision is compacted away between two of them, for which the pages are wrapped."""
+    names = [f"{prefix}{number:04}" for number in range(2_500)]
+    for n in range(0, len(names), 125):
+        await client.commit(Txn((), tuple(Put(name, b"1") for name in names[n : n + 125])))
+    parts: list[list[list[str]]] = []
+    batches: list[Batch] = []
+    pages, cut = client.parts, [True, False, False]
+
+    class Gathered:
+        def __init__(self) -> None:
+            self.parts: list[list[str]] = []
+            parts.append(self.parts)
+
+        def apply(self, changes: list[Change], /) -> None:
+            self.parts.append([change.kv.key for change in changes])
+
+    async def compacted_away(start: str, end: str) -> AsyncIterator[Listing]:
+        lost = cut.pop(0)
+        async for part in pages(start, end):
+            yield part
+            if lost:
+                raise Compacted("gone")
+
+    monkeypatch.setattr(client, "parts", compacted_away)
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", batches.append, gather=Gathered)
+    await feed.start()
+    assert (batches[0].listing, batches[0].events) == (True, ())
+    assert batches[0].gathered.parts is parts[1]
+    assert [name for part in parts[1] for name in part] == names
+    assert all(len(part) <= 1_000 for part in parts[1])
+    await feed.reached(await put(client, prefix, a="1"))
+    assert batches[-1].events[-1].kv.key == f"{prefix}a"
+    await feed.relist()
+    assert batches[-1].gathered.parts is parts[2]
+    assert sum(map(len, parts[2])) == 2_501
     await feed.close()
 
 

@@ -58,7 +58,13 @@ def test_connections_that_die_in_silence(
         assert ann.stop() == 0
 
 
-@pytest.mark.parametrize("mode", [Mode.DROP_ANSWERS, Mode.HOLD_REQUESTS], ids=["answers lost", "requests held"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(Mode.DROP_ANSWERS, id="answers lost"),
+        pytest.param(Mode.HOLD_REQUESTS, id="requests held", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cut_in_one_direction(
     etcd: EmbeddedEtcd, group: Daemons, journal: Journal, sample_env: dict[str, str], mode: Mode
 ) -> None:

@@ -52,6 +52,43 @@ def test_start_ls_show_and_the_commands(world: World) -> None:
     assert "user: why not" in world.distop("show", "nyc.flights/noop/1").out
 
 
+def test_a_graph_is_started_as_a_whole_or_not_at_all(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+
+    def graph(*last: str) -> str:
+        types = dict(zip(("type", "table"), last, strict=True))
+        part = {"type": "noop", "table": TABLE}
+        file.write_text(json.dumps({"chain": [[{"name": "one", **part}, part], {"name": "then", **types}]}))
+        return str(file)
+
+    for last, code, words in ((("nope", TABLE), 2, "no behavior 'nope'"), (("noop", "no"), 4, "no table 'no'")):
+        ran = world.distop("start", "--graph", graph(*last))
+        assert (ran.code, words in ran.sentence) == (code, True), ran
+    assert world.distop("ls", "--json").json == []
+    ran = world.distop("start", "--graph", graph("noop", TABLE), "--request-id", "g", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    names = [f"{TABLE}/noop/{number}" for number in (1, 2, 3)]
+    assert ran.json == {
+        "operations": [
+            {"name": name, "op": op, "instance": n}
+            for n, (name, op) in enumerate(zip(("one", "", "then"), names, strict=True), 1)
+        ],
+        "already_started": False,
+    }
+    again = world.distop("start", "--graph", graph("noop", TABLE), "--request-id", "g")
+    assert again.out.splitlines() == [
+        f"already started: {names[0]} (one)",
+        f"already started: {names[1]}",
+        f"already started: {names[2]} (then)",
+    ]
+    assert len(world.distop("ls", "--json").json) == 3
+    for name in reversed(names):
+        assert world.distop("cancel", name).code == 0
+    waited = world.distop("start", "--graph", str(file), "--request-id", "g", "--wait", "--timeout", "20", "--json")
+    assert (waited.code, {one["state"] for one in waited.json["operations"]}) == (1, {"cancelled"})
+    assert [one["op"] for one in waited.json["operations"]] == names
+
+
 def test_codes_of_what_is_refused(world: World) -> None:
     world.distop("start", "noop", TABLE)
     for argv, code, words in (

@@ -13,6 +13,7 @@ import pytest
 import distop
 from distop import aio
 from distop.connecting import configure
+from distop.core import finishing
 from distop.core.digest import plan_digest
 from distop.core.model import CLUSTER_TABLE, Spec, State, TableRecord
 from distop.core.txn import Get
@@ -278,6 +279,41 @@ async def test_a_request_is_found_by_its_id_only(client: aio.Client, hand: Hand)
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [None]
     ref = (await submit(client.etcd, client.keys, wanted)).ref
     assert await find_earlier(client.etcd, client.keys, [wanted]) == [ref]
+
+
+async def test_a_request_is_one_look_at_its_key_until_its_history_is_forgotten(
+    client: aio.Client, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start_operations([distop.Start("noop", TABLE, {}, options={"delay": 3_600.0}) for _ in range(150)])
+    read, asked = client.etcd.read, []
+
+    async def counted(*gets: Get) -> Any:
+        asked.append(gets)
+        return await read(*gets)
+
+    monkeypatch.setattr(client.etcd, "read", counted)
+    first = await client.start_operation("noop", TABLE, request_id="r")
+    assert sum(map(len, asked)) <= 10, "what waits is read for no start"
+    asked.clear()
+    again = await client.start_operation("noop", TABLE, request_id="r")
+    assert (again.ref, again.already_started) == (first.ref, True)
+    assert sum(map(len, asked)) <= 10
+    key = client.keys.request(TABLE, "noop", "r")
+    found = await client.etcd.get(key)
+    assert found is not None
+    assert found.value == first.ref.encode()
+    await hand.plan(first.parts, "n1", [])
+    await hand.finish(first.parts, "n1", State.SUCCESS)
+    await hand.clean(first.parts, "n1")
+    again = await client.start_operation("noop", TABLE, request_id="r")
+    assert (again.ref, again.already_started) == (first.ref, True)
+    record = await client.etcd.get(client.keys.history(first.parts))
+    assert record is not None
+    await client.etcd.commit(finishing.forget(client.keys, [(first.parts, record.mod_revision, "r")]))
+    assert await client.etcd.get(key) is None
+    again = await client.start_operation("noop", TABLE, request_id="r")
+    assert not again.already_started
+    assert again.ref != first.ref
 
 
 async def test_a_handle_tells_whether_an_earlier_call_had_started_it(client: aio.Client, hand: Hand) -> None:

@@ -83,7 +83,7 @@ def test_a_job_that_starts_over_is_cleaned_up_first(
     assert steps.diary().index("clean a") < steps.diary().index("start a at 0 attempt 2")
 
 
-@pytest.mark.parametrize("kind", ["steps", "restarting"])
+@pytest.mark.parametrize("kind", ["steps", pytest.param("restarting", marks=pytest.mark.slow)])
 def test_what_ran_elsewhere_meanwhile_is_cleaned_up_here_alone(
     group: Daemons,
     steps: Steps,
@@ -186,6 +186,9 @@ def test_a_failed_checkpoint_does_not_stop_the_next(
     group.eventually(lambda: steps.at("a", 3), "a holds")
     assert "not saved a 2" in steps.diary()
     again(ann)
+    group.eventually(
+        lambda: len(steps.starts("a")) == 2, "a goes on; until then the child of the killed daemon may live"
+    )
     steps.go("a", 4)
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 3], ALL)

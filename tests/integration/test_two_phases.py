@@ -119,7 +119,7 @@ def test_C14_a_url_decides_on_what_nobody_confirms(group: Daemons, answer: bytes
         assert [one.op for one in group.client.history(alarms=True)] == [op.ref]
         with pytest.raises(NotAllowed, match="never runs: 'tx-17' was not confirmed, and its sender"):
             group.client.confirm("tx-17")
-        assert "ERROR" in group.tails()
+        group.eventually(lambda: "ERROR" in group.tails(), "a daemon says so in its log")
 
 
 def ten_gigabytes(server: Server) -> Iterator[bytes]:
@@ -256,6 +256,16 @@ def test_C13_the_command_line(group: Daemons, distop_command: Callable[..., Ran]
     assert run("confirm", "--external-id", "tx-3").code == 4
     for words in (("confirm",), ("abandon", "t/noop/1", "--external-id", "x"), ("confirm", "nonsense")):
         assert run(*words).code == 2
+    later = ("--label", "team=a", "--delay", "3600", "--priority", "7", "--max-jobs", "2", "--where", "zone=b")
+    assert run(*prepares, "tx-5", *later, "--after-end", "t/noop/1").out == "prepared t/noop/3\n"
+    assert run("confirm", "--external-id", "tx-5").code == 0
+    shown = run("show", "t/noop/3", "--json").json
+    assert (shown["labels"], shown["state"]) == ({"team": "a"}, "pending")
+    assert "waits" in run("why", "t/noop/3").out
+    assert run("cancel", "t/noop/3").code == 0
+    for words, sentence in ((("--where", "a"), "--where takes a label"), (("--at", "never"), "is no time to begin at")):
+        wrong = run(*prepares, "tx-6", *words)
+        assert (wrong.code, sentence in wrong.sentence) == (2, True)
     secret = run(*prepares, "tx-4", "--verify", "https://a:b@c/")
     assert secret.code == 2
     assert "neither a user, a password nor parameters" in secret.sentence

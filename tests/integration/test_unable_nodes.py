@@ -39,7 +39,7 @@ def node(group: Daemons, executor: str) -> Node:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("type_name", ["sample", "batches"])
+@pytest.mark.parametrize("type_name", [pytest.param("sample", marks=pytest.mark.slow), "batches"])
 def test_a_node_without_java_leaves_the_work_to_another(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811

@@ -96,7 +96,7 @@ def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     substitute(patch, Jobs, "_write", write)
 
 
-@bug("not stopped", shape=paused_for_long)
+@bug("not stopped", shape=paused_for_long, slow=True)
 def a_pause_now_that_does_not_release(patch: Patch) -> None:
     """It is taken for a pause that lets running jobs end."""
     former = Executor._closed
@@ -127,7 +127,7 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
 # ------------------------------------------------------------------------ ends
 
 
-@bug("liveness: still at it", shape=few_jobs)
+@bug("liveness: still at it", shape=few_jobs, slow=True)
 def a_job_that_is_done_begins_anew(patch: Patch) -> None:
     """It is let go of, without its checkpoint, and saves the next ones: something gets on for ever."""
     former = Jobs._write
@@ -170,7 +170,7 @@ def a_drain_that_cleans_up(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("not drained", shape=drained_for_long)
+@bug("not drained", shape=drained_for_long, slow=True)
 def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -230,7 +230,7 @@ def blame_what_one_node_cannot_run(patch: Patch) -> None:
     substitute(patch, Capability, "cannot", lambda self, type_name, why: False)
 
 
-@bug("liveness", shape=some_cannot)
+@bug("liveness", shape=some_cannot, slow=True)
 def offer_for_ever_what_cannot_be_run(patch: Patch) -> None:
     """The work is left to others, and nobody is told."""
     substitute(patch, Capability, "cannot", lambda self, type_name, why: True)

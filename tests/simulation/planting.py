@@ -32,7 +32,8 @@ class Planted:
     ``focus``: the kinds of faults that it needs, where all of them would find it late; ``shape`` changes the scenarios
     in which it is looked for; ``first``: the seed with which the search begins, where it is seen in one of some thirty
     schedules, or in fewer. That saves time and nothing else: the search goes on to all others. Where the draw or the
-    timing has changed, the seed that the test prints is the new one.
+    timing has changed, the seed that the test prints is the new one. ``slow``: what it does is seen after very long
+    alone, so it is not looked for at every change.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Planted:
     focus: tuple[str, ...] = ()
     shape: Shape | None = None
     first: int = 1
+    slow: bool = False
 
     @property
     def chosen(self) -> bool:
@@ -57,12 +59,12 @@ BUGS: list[Planted] = []
 
 
 def bug(
-    *expected: str, focus: tuple[str, ...] = (), shape: Shape | None = None, first: int = 1
+    *expected: str, focus: tuple[str, ...] = (), shape: Shape | None = None, first: int = 1, slow: bool = False
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Add a bug to the list, with the kinds of breach that prove it."""
 
     def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first))
+        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, slow))
         return plant
 
     return add

@@ -25,7 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(planted, id=planted.name, marks=[pytest.mark.slow] * planted.slow) for planted in BUGS],
+)
 def test_a_planted_bug_is_found(
     planted: Planted, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:

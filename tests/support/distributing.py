@@ -9,13 +9,25 @@ from xdist.scheduler import LoadFileScheduling
 if TYPE_CHECKING:
     import pytest
 
+SHARING = {
+    "tests/acceptance/test_apply": "tests/acceptance: apply",
+    "tests/acceptance/test_validate_spark_catalog": "tests/acceptance",
+    "tests/acceptance/test_validate": "tests/acceptance: validate",
+    "tests/acceptance/": "tests/acceptance",
+}
+"""How acceptance tests begin → the process that has them: each has one Spark session, which takes as long to be of use
+as many of them take together. The first that fits counts.
+"""
 LONGEST = (
+    "tests/acceptance: validate",
+    "tests/acceptance: apply",
     "tests/acceptance",
     "tests/simulation/test_crash_points.py",
     "tests/integration/test_worker_spark.py",
     "tests/integration/test_unable_nodes.py",
     "tests/acceptance/test_end_to_end.py",
     "tests/acceptance/test_standalone.py",
+    "tests/acceptance/test_demo.py",
     "tests/simulation/test_planted_bugs.py",
     "tests/faults/test_apply_faults.py",
     "tests/integration/test_coordinator.py",
@@ -38,15 +50,15 @@ LONGEST = (
 )
 """What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
 APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
-"""Acceptance tests whose executors have a Spark of their own. All others have the Spark session of their process, which
-takes as long to be of use as most of them take together: one process has them all.
-"""
+"""Acceptance tests whose executors have a Spark of their own."""
 
 
 def unit_of(nodeid: str) -> str:
-    """The file of a test, or the folder where all of it shares a process."""
-    file, folder = nodeid.partition("::")[0], LONGEST[0]
-    return folder if file.startswith(f"{folder}/") and file not in APART else file
+    """The file of a test, or what shares a Spark session with others."""
+    file = nodeid.partition("::")[0]
+    if file in APART:
+        return file
+    return next((unit for prefix, unit in SHARING.items() if file.startswith(prefix)), file)
 
 
 def rank(nodeid: str) -> int:

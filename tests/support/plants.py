@@ -604,6 +604,37 @@ def one_is_told_never_to_have_been_started(world: World, ref: OperationRef) -> N
     world.do(w.end_waiting(world.keys, waiting, world.mod(waiting, "state"), history, why))
 
 
+def named(world: World, ref: OperationRef) -> str:
+    """The key of the request id with which the operation was started."""
+    return world.keys.request(TABLE, TYPE, world.own_spec(ref).request_id)
+
+
+@plant(14)
+def a_request_names_what_it_did_not_begin(world: World, ref: OperationRef) -> None:
+    world.tamper(Put(world.keys.request(TABLE, TYPE, "r"), str(ref).encode()))
+
+
+@plant(14)
+def a_request_names_nobody(world: World, ref: OperationRef) -> None:
+    world.tamper(Put(named(world, ref), str(world.next_ref()).encode()))
+
+
+@plant(14)
+def a_request_is_forgotten_too_soon(world: World, ref: OperationRef) -> None:
+    world.tamper(Delete(named(world, ref)))
+
+
+@plant(14)
+def a_request_is_forgotten_before_the_history(world: World, ref: OperationRef) -> None:
+    ended = world.life(1)
+    world.tamper(Delete(world.keys.request(TABLE, TYPE, f"request-{ended}")))
+
+
+@plant(14)
+def a_request_outlives_the_history(world: World, ref: OperationRef) -> None:
+    world.tamper(Delete(world.keys.history(world.life(1))))
+
+
 @plant(18)
 def an_id_is_given_up_too_soon(world: World, ref: OperationRef) -> None:
     world.do(world.start_of("x", waits=True))
@@ -728,6 +759,7 @@ SPOILED: dict[str, tuple[tuple[int, int], Spoiling]] = {
     "drain": ((-1, -1), lambda world, ref, value: (Put(world.keys.drain("ex-a"), value),)),
     "behavior": ((-1, -1), lambda world, ref, value: (Put(world.keys.behavior(TYPE), value),)),
     "unique": ((0, 18), lambda world, ref, value: (Put(world.keys.unique(TABLE, TYPE, "x"), value),)),
+    "request": ((0, 0), lambda world, ref, value: (Put(world.keys.request(TABLE, TYPE, "r"), value),)),
     "table": ((-1, -1), lambda world, ref, value: (Put(world.keys.table(TABLE), value),)),
 }
 """Record → the numbers of what garbage and an empty list in its place break (-1: the audit does not read it), and the

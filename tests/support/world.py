@@ -133,13 +133,14 @@ class World:
         return self.op(ref).spec or self.spec(ref)
 
     def start(self, ref: OperationRef) -> Txn:
-        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}")])
+        return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", named=True)])
 
     def starts(self, count: int, objects: Sequence[str] = ()) -> Txn:
         """So many at once; of these objects, or of none."""
         seen = self.counters()
         refs = [OperationRef(TABLE, TYPE, obj, seen.next_instance + n) for n, obj in enumerate(objects or [""] * count)]
-        return t.starts(self.keys, seen, [t.NewOperation(ref, self.spec(ref), b"{}") for ref in refs])
+        new = [t.NewOperation(ref, self.spec(ref), b"{}", named=True) for ref in refs]
+        return t.starts(self.keys, seen, new)
 
     def submit(self, ref: OperationRef, *after: OperationRef, on: str = "success", hold: str = "") -> Txn:
         """To wait for others, of which each has begun to be (or nobody)."""

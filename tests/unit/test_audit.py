@@ -161,9 +161,10 @@ def test_the_end_of_its_record_does_not_make_it_checked() -> None:
 
 
 def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
-    kv = world.store.get(world.keys.history(ref))
-    assert kv is not None
-    return [Change(replace(kv, value=b"", mod_revision=world.store.revision + 1), deleted=True)]
+    keys = (world.keys.history(ref), world.keys.request(TABLE, TYPE, f"request-{ref}"))
+    kvs = [kv for key in keys if (kv := world.store.get(key)) is not None]
+    assert len(kvs) == 2
+    return [Change(replace(kv, value=b"", mod_revision=world.store.revision + 1), deleted=True) for kv in kvs]
 
 
 def test_one_that_goes_on_unchanged_was_not_checked_either() -> None:

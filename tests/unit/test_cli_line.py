@@ -62,6 +62,10 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
         (["start"], "Missing argument 'TYPE' (see `distop start --help`)"),
         (["start", "validate"], "Missing argument 'TABLE'"),
         (["ls", "--bogus"], "No such option: --bogus (see `distop ls --help`)"),
+        (["start", "--graph", "/no/such/file", *CLOSED], "the graph in /no/such/file cannot be read: No such file"),
+        (["start", "noop", "t", "--graph", "/f", *CLOSED], "beside --graph stand --request-id, --wait and --timeout"),
+        (["start", "--graph", "/f", "--label", "a=b", *CLOSED], "beside --graph stand --request-id, --wait and"),
+        (["start", "--graph", "/f", "--timeout", "5", *CLOSED], "--timeout is for --wait"),
         (["start", "validate", "t", "--arg", "{", *CLOSED], "--arg is not valid JSON: Expecting property name"),
         (["start", "validate", "t", "--arg", "[1,\n x]", *CLOSED], "at line 2, column 2"),
         (
@@ -195,6 +199,29 @@ def test_an_interrupt_is_code_130(tmp_path: Path) -> None:
         command.send_signal(signal.SIGINT)
         out, err = command.communicate(timeout=60)
     assert (command.returncode, out, err) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not valid JSON: Expecting property name"),
+        ("[]", "there is no operation to start: the graph is empty"),
+        ('[{"type": "noop"}]', "the graph[0]: an operation needs a table"),
+        ('[{"type": "noop", "table": "t", "name": "a", "after": ["a"]}]', "wait for each other in a circle"),
+        ('{"group": [{"type": "noop", "table": "t", "name": "a"}], "chain": []}', "the graph is a chain, which has no"),
+        (json.dumps([{"type": "noop", "table": "t", "name": "a"}] * 2), "operations of the graph have the name 'a'"),
+        ('{"type": "noop", "table": "t", "colour": 1}', "no field 'colour'"),
+        ('{"type": "no type", "table": "t"}', "'no type' is not an operation type"),
+    ],
+)
+def test_a_graph_that_is_none_is_one_sentence_and_code_2(
+    text: str, words: str, distop_command: Callable[..., Ran], tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    ran = distop_command("start", "--graph", str(file), *CLOSED)
+    assert words in ran.sentence
+    assert ran.code == 2
 
 
 def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distributing import APART, LONGEST, rank, unit_of
+from tests.support.distributing import APART, LONGEST, SHARING, rank, unit_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_what_takes_long_is_there_and_begins_first() -> None:
-    assert [name for name in LONGEST if not (ROOT / name).exists()] == []
+    assert [name for name in LONGEST if name not in SHARING.values() and not (ROOT / name).exists()] == []
     crash_points = "tests/simulation/test_crash_points.py::test_b"
     nodes = ["tests/unit/test_a.py::test_a", crash_points, "tests/acceptance/test_c.py::test_c"]
     assert sorted(nodes, key=rank) == nodes[::-1]
 
 
-def test_acceptance_tests_share_a_process_but_for_those_whose_executors_have_a_spark() -> None:
+def test_acceptance_tests_share_few_processes_but_for_those_whose_executors_have_a_spark() -> None:
     files = [f"tests/acceptance/{path.name}" for path in (ROOT / "tests/acceptance").glob("test_*.py")]
-    assert {unit_of(f"{file}::test[a::b]") for file in files} == {"tests/acceptance", *APART}
+    assert {unit_of(f"{file}::test[a::b]") for file in files} == {*SHARING.values(), *APART}
+    assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance: apply"
+    assert [prefix for prefix in SHARING if not any(file.startswith(prefix) for file in files)] == []
     assert unit_of("tests/unit/test_x.py::test_y") == "tests/unit/test_x.py"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.clock import time
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.codec import dumps, loads
+from distop.core.codec import dumps, loads, rfc3339
 from distop.core.declaration import Declaration, Rules
 from distop.core.due import ended_waiting
 from distop.core.invariants import check
@@ -107,7 +108,19 @@ class Etcd(ModelClient):
         self.apply(t.cancel(KEYS, ref, self.store.mod(KEYS.of(ref, "state")), Cancel("user")))
         self.apply(self.finish_txn(ref))
         self.signal(ref)
-        self.apply(f.end(KEYS, ref, self.election(ref), self.store.mod(KEYS.of(ref, "state"))))
+        self.clean(ref)
+
+    def clean(self, ref: OperationRef) -> None:
+        """The last page of its cleanup."""
+        spec = self.spec(ref)
+        id_ = spec.id if spec.series is not None else ""
+        self.apply(f.end(KEYS, ref, self.election(ref), self.store.mod(KEYS.of(ref, "state")), id_))
+
+    def succeed(self, ref: OperationRef, ago: float = 0.0) -> None:
+        """What waits has done so, as a join does."""
+        history = ended_waiting(ref, self.spec(ref), State.SUCCESS, rfc3339(time.time() - ago), None)
+        mod = self.store.mod(KEYS.of(ref, "state"))
+        self.apply(w.end_waiting(KEYS, ref, mod, history, None, self.election(ref)))
 
     def signal(self, ref: OperationRef) -> None:
         edges = {
@@ -428,6 +441,71 @@ def test_follow_leaves_the_id_to_another_series() -> None:
         etcd.end(first.ref)
         series = await etcd.start(every=60, delay=60)
         assert await follow() == Started(series.ref, earlier=True)
+
+    run(work)
+
+
+@pytest.mark.parametrize("policy", ["join", "refuse", "replace"])
+def test_P3_between_two_of_a_series_its_id_is_not_free(policy: str) -> None:
+    """Whoever came then started another one: the series went on behind that, or ended, where it did not begin soon."""
+
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.start(every=60, delay=60)
+        etcd.succeed(first.ref)
+        assert etcd.holder() == str(first.ref), "until the next one has it"
+        between = asyncio.ensure_future(etcd.start(policy=policy, delay=60))
+        asked = len(etcd.requests)
+        await etcd.until(lambda: len(etcd.requests) > asked + 20)
+        assert not between.done()
+        following = replace(wanted(every=60, delay=60), on_duplicate=FOLLOW)
+        second = await submit(etcd, KEYS, following)  # type: ignore[arg-type]
+        etcd.clean(first.ref)
+        if policy == "refuse":
+            with pytest.raises(Incompatible, match=f"{second.ref} has the same id"):
+                await between
+        elif policy == "join":
+            assert await between == Started(second.ref, earlier=True)
+        else:
+            assert (await between).ref.instance == 3
+            assert etcd.state(second.ref) == "cancelled"
+
+    run(work)
+
+
+def test_P3_a_series_that_does_not_go_on_gives_back_its_id_with_its_last_keys() -> None:
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.start(every=60, delay=60)
+        etcd.succeed(first.ref)
+        after = asyncio.ensure_future(etcd.start(delay=60))
+        etcd.clean(first.ref)
+        assert etcd.ids() == {}
+        assert (await after).ref.instance == 2
+        third = await etcd.start("b", every=60, delay=60)
+        etcd.apply(etcd.cancel_waiting_txn(third.ref))
+        assert list(etcd.ids().values()) == [f"{TABLE}/purge/2"], "a cancel ends the series at once"
+
+    run(work)
+
+
+def test_P3_the_audit_sees_an_id_that_is_kept_beyond_the_last_of_a_series() -> None:
+    async def main() -> list[int]:
+        etcd = Etcd()
+        first = await etcd.start(every=60, delay=60)
+        etcd.succeed(first.ref)
+        etcd.apply(f.end(KEYS, first.ref, etcd.election(first.ref), etcd.store.mod(KEYS.of(first.ref, "state"))))
+        return [found.invariant for found in check(KEYS, etcd.store.history)]
+
+    assert asyncio.run(main()) == [18]
+
+
+def test_P3_where_nobody_cleans_up_after_one_of_a_series_its_id_is_left_to_it_for_a_while() -> None:
+    async def work(etcd: Etcd) -> None:
+        first = await etcd.start(every=60, delay=60)
+        etcd.succeed(first.ref, ago=60.0)
+        second = await etcd.start(delay=60)
+        assert (second.ref.instance, second.earlier) == (2, False)
+        etcd.clean(first.ref)
+        assert etcd.holder() == str(second.ref)
 
     run(work)
 

@@ -8,7 +8,7 @@ from distop import After, Ended, Start, chain, chord, group
 from distop.core.model import OperationRef
 from distop.errors import InvalidArgument
 from distop.graphs import WIDE, requests
-from distop.submission.graph import MAX_GRAPH, _check
+from distop.submission.graph import MAX_GRAPH, check
 
 
 def noop(**options: object) -> Start:
@@ -59,7 +59,7 @@ def test_an_end_is_another_edge_than_a_success() -> None:
 )
 def test_what_is_no_graph_is_refused(graph: object, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
-        _check(*requests(graph, None))  # type: ignore[arg-type]
+        check(*requests(graph, None))  # type: ignore[arg-type]
 
 
 def test_a_cycle_is_refused_and_names_one_of_it() -> None:
@@ -67,13 +67,13 @@ def test_a_cycle_is_refused_and_names_one_of_it() -> None:
     b = Start("noop", "other", after=[a])
     a.waiting_for([b])
     with pytest.raises(InvalidArgument, match="in a circle, noop on"):
-        _check(*requests([a, b], None))
+        check(*requests([a, b], None))
 
 
 def test_more_than_a_graph_takes_are_refused() -> None:
     wanted, links = requests([noop() for _ in range(MAX_GRAPH + 1)], None)
     with pytest.raises(InvalidArgument, match="100001 operations are more than one graph takes"):
-        _check(wanted, links)
+        check(wanted, links)
 
 
 def test_L19_the_requests_of_a_graph_have_ids_by_their_places() -> None:

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "distop"
 # Modules without I/O, clock, chance or loop. `datetime` is here for its arithmetic; its clock is refused below.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
-    "enum", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string", "types", "typing",
-    "unicodedata", "urllib.parse", "zlib",
+    "enum", "functools", "hashlib", "heapq", "itertools", "json", "marshal", "math", "operator", "re", "string",
+    "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
 HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}

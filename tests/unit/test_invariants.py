@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.core import finishing
 from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
@@ -164,7 +165,7 @@ def test_every_record_has_been_spoiled() -> None:
         *((K.HISTORY, name, False, False) for name in {*K.HISTORY_NAMES, ""}),
         *((family, "plan", True, False) for family in (K.OP, K.HISTORY)),
         *((f, "", False, False) for f in (K.OPEN, K.PENDING, K.NODE, K.NODE_DRAIN, K.COORDINATOR, K.BEHAVIOR)),
-        *((f, "", False, False) for f in (K.TABLE, K.UNIQUE)),
+        *((f, "", False, False) for f in (K.TABLE, K.UNIQUE, K.REQUEST)),
         (K.CLAIM, "", False, True),
     }
 
@@ -219,7 +220,7 @@ def test_what_has_ended_takes_no_memory() -> None:
 def test_a_request_is_forgotten_with_its_history() -> None:
     world = World()
     ref = world.life(1)
-    world.tamper(Delete(world.keys.history(ref)))
+    world.do(finishing.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
     assert found(world) == []
     world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
     assert 14 not in numbers(world)

@@ -50,8 +50,8 @@ def test_it_is_written_with_the_record_and_read_back() -> None:
 def test_it_goes_with_the_record() -> None:
     world, keys = failed_life()
     (ref,) = refs(world.keys, [kv for kv in world.store.listing() if kv.key in keys])
-    world.store.apply(finishing.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)))]))
-    assert not [kv.key for kv in world.store.listing() if kv.key.startswith("distOpHistory.")]
+    world.store.apply(finishing.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
+    assert not [kv.key for kv in world.store.listing() if kv.key.startswith(("distOpHistory.", "distOpRequest."))]
     assert not check(world.keys, world.store.history)
 
 

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distop.core import keys as K
+from distop.core import waiting as w
 from distop.core.declaration import Retry, Rules
 from distop.core.jobs import Claim, JobState
-from distop.core.model import Phase, State
+from distop.core.links import Edge
+from distop.core.model import OperationRef, Phase, Spec, State
+from distop.core.options import Options
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
-from distop.core.view import MAX_KEPT_OUTCOME, Change, ClusterView, TypeView
+from distop.core.view import MAX_KEPT_OUTCOME, Change, ClusterView, Seen, TypeView
 from tests.support.lives import random_event
 from tests.support.world import TABLE, TYPE, World
 
@@ -285,3 +288,124 @@ def test_claims_that_are_not_watched_are_not_known() -> None:
     assert not view.operations[ref].claims_known
     view.replace((), claims=True)
     assert view.operations[ref].claims_known
+
+
+# --------------------------------------------------------------- at rest
+
+
+def waiting(world: World, number: int, obj: str = "", **spec: Any) -> list[Change]:
+    """The records of an operation that waits, as they come."""
+    ref = OperationRef(TABLE, TYPE, obj, number)
+    due = "2113-01-01T00:00:00.000Z"
+    record = Spec(f"r{number}", "2013-01-01T00:00:00.000Z", "me", Rules(), not_before=due, **spec)
+    values = {"arg": b"{}", "spec": record.encode(), "state": b"pending"}
+    return [Change(KeyValue(world.keys.of(ref, name), value, 7)) for name, value in values.items()]
+
+
+def test_what_waits_rests_and_is_seen_as_it_is() -> None:
+    world, view = World(), None
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"labels": {"team": "a"}},
+        {"id": "nightly", "follows": f"{TABLE}/{TYPE}/1", "request_digest": "0f" * 32},
+        {"hold": "h", "series": {"interval": 5}, "where": {"zone": "b"}, "partitions": ("p=1",)},
+        {"rules": Rules(retry=Retry(attempts=9)), "version": 2, "one_at_a_time": True},
+    ]
+    view = TypeView(world.keys, TABLE, TYPE)
+    specs: dict[OperationRef, Spec] = {}
+    for number in range(1, 101):
+        kind, obj = kinds[number % len(kinds)], ("", "index 1")[number % 2]
+        changes = waiting(world, number, obj) if "rules" in kind else waiting(world, number, obj, **kind)
+        ref = OperationRef(TABLE, TYPE, obj, number)
+        spec = replace(Spec.decode(changes[1].kv.value), **kind)
+        changes[1] = Change(replace(changes[1].kv, value=spec.encode()))
+        specs[ref] = spec
+        assert view.apply(changes) == {ref}
+    assert not view.operations.awake
+    assert len(view.operations) == 100
+    assert {ref: op.spec for ref, op in view.operations.items()} == specs
+    assert all(op.stage is Stage.WAITING and op.state_mod == 7 for op in view.operations.values())
+    assert all(view.operations.rests(ref) and ref in view.operations for ref in specs)
+    other = OperationRef(TABLE, TYPE, "another", 1)
+    assert other not in view.operations
+    assert view.operations.get(other) is None
+
+
+def test_what_changes_of_one_that_rests_is_seen() -> None:
+    world = World()
+    view = TypeView(world.keys, TABLE, TYPE)
+    view.apply([*waiting(world, 1), *waiting(world, 2)])
+    one, two = (OperationRef(TABLE, TYPE, "", number) for number in (1, 2))
+    edge, _ = w.link(world.keys, two, one, "success")
+    options = Options(priority=7, max_jobs=3)
+    told = {edge.key: edge.value, world.keys.of(one, "options"): options.encode()}
+    view.apply([Change(KeyValue(key, value, 8)) for key, value in told.items()])
+    assert view.operations.rests(one)
+    assert list(view.operations[one].after.values()) == [""]
+    assert view.operations[one].altered == Seen(options, 8)
+    assert (view.operations.priority(one), view.operations.priority(two)) == (7, 0)
+    broken = Edge(str(two), "success", "failed").encode()
+    view.apply([Change(KeyValue(edge.key, broken, 9))])
+    assert view.operations.rests(one)
+    assert list((view.operations[one].broken or {}).values()) == [f"{two} ended as failed"]
+    view.apply([Change(KeyValue(edge.key, b"", 10), deleted=True)])
+    assert not view.operations[one].after
+    assert not view.operations[one].broken
+    view.apply([Change(KeyValue(world.keys.of(one, "state"), b"running", 11))])
+    assert view.operations.awake.keys() == {one}
+    assert (view.operations[one].state, view.operations[one].state_mod) == (State.RUNNING, 11)
+    gone = [Change(KeyValue(change.kv.key, b"", 12), deleted=True) for change in waiting(world, 2)]
+    assert view.apply(gone) == {two}
+    assert list(view.operations) == [one]
+
+
+def test_a_listing_tells_what_of_those_at_rest_is_another() -> None:
+    world = World()
+    view = TypeView(world.keys, TABLE, TYPE)
+    before = {number: waiting(world, number, labels={"n": str(number % 20)}) for number in range(1, 41)}
+    view.apply([change for changes in before.values() for change in changes])
+    after = {**before, 3: waiting(world, 3, labels={"n": "x"}), 50: waiting(world, 50)}
+    del after[7]
+    ref = OperationRef(TABLE, TYPE, "", 9)
+    after[9] = [*before[9][:2], Change(KeyValue(world.keys.of(ref, "state"), b"running", 9))]
+    listed = view.listing()
+    for changes in after.values():  # part by part
+        listed.apply(changes)
+    assert sorted(ref.instance for ref in view.take(listed)) == [3, 7, 9, 50]
+    assert sorted(ref.instance for ref in view.operations) == [*range(1, 7), *range(8, 41), 50]
+    again = view.listing()
+    again.apply([change for changes in after.values() for change in changes])
+    assert view.take(again) == {ref}, "one that does not rest may always have changed"
+    assert len(view.operations.resting._templates) == 22
+    view.listing().apply(waiting(world, 60, labels={"n": "void"}))  # it was compacted away
+    view.take(view.listing())
+    assert len(view.operations) == len(view.operations.resting._templates) == 0
+    view.apply([change for changes in after.values() for change in changes])
+    assert len(view.operations.resting._templates) == 22
+    view.replace((), claims=False)
+    assert len(view.operations.resting._templates) == 0
+
+
+def test_of_two_with_one_number_which_somebody_wrote_by_hand_both_are_seen() -> None:
+    world = World()
+    view = TypeView(world.keys, TABLE, TYPE)
+    view.apply([*waiting(world, 1, "a"), *waiting(world, 1, "b")])
+    assert sorted(ref.object for ref in view.operations) == ["a", "b"]
+    assert all(op.stage is Stage.WAITING for op in view.operations.values())
+
+
+def test_a_view_of_the_cluster_counts_what_was_listed_in_parts() -> None:
+    world = World()
+    cluster = ClusterView(world.keys)
+    refs = [OperationRef(TABLE, TYPE, "", number) for number in range(1, 6)]
+    cluster.apply([Change(KeyValue(world.keys.pending(ref), b"waiting", 3)) for ref in refs])
+    nodes = cluster.nodes
+    listed = cluster.listing()
+    listed.apply([Change(KeyValue(world.keys.pending(refs[0]), b"cleaning", 4))])
+    listed.apply([Change(KeyValue(world.keys.pending(refs[1]), b"waiting", 4))])
+    cluster.take((K.NODE, K.OPEN, K.PENDING), listed)
+    assert dict(cluster.pending) == {refs[0]: Phase.CLEANING, refs[1]: Phase.WAITING}
+    assert cluster.ending_types() == cluster.wanted_types() == {(TABLE, TYPE)}
+    assert cluster.nodes is nodes, "somebody may be using it"
+    cluster.apply([Change(KeyValue(world.keys.pending(ref), b"", 5), deleted=True) for ref in refs[:2]])
+    assert cluster.ending_types() == cluster.wanted_types() == set()

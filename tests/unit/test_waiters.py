@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distop.coordinator import waiters
+from distop.coordinator import times, waiters
 from distop.coordinator.role import Coordinator as Role
 from distop.coordinator.waiters import Waiters
 from distop.core import prepared as p
@@ -221,31 +221,30 @@ def test_the_times_of_what_was_cancelled_are_forgotten() -> None:
         for n in range(1, 501):
             coordinator.add(n, not_before="2113-01-01T00:00:00.000Z")
         coordinator.sees_operations()
-        assert len(coordinator.waiters._times) == len(coordinator.waiters._due_at) == 500
+        assert len(coordinator.waiters._times) == 500
         for n in range(1, 500):
             ref = OperationRef(TABLE, "noop", "", n)
             coordinator.etcd.put(KEYS.of(ref, "state"), b"cancelled")
         coordinator.sees_operations()
-        assert len(coordinator.waiters._due_at) == 1
-        assert len(coordinator.waiters._times) <= 2 + waiters.FEW
-        assert coordinator.waiters._times[0][1].instance == 500
+        assert len(coordinator.waiters._times._heap) <= 2 + times.FEW
+        assert list(coordinator.waiters._times.come(1e11)) == [("", 500)]
 
     run_many(work)
 
 
-def test_what_waits_for_its_time_takes_its_place_again_after_a_listing() -> None:
+def test_what_waits_for_its_time_has_one_place_whatever_is_listed_again() -> None:
     async def work(coordinator: Many) -> None:
         coordinator.add(1, not_before="2113-01-01T00:00:00.000Z")
         coordinator.sees_operations()
-        coordinator.waiters.forget_times()
         coordinator.sees_operations()
-        assert [ref.instance for _, ref in coordinator.waiters._times] == [1]
+        assert list(coordinator.waiters._times.come(1e11)) == [("", 1)]
 
     run_many(work)
 
 
-def test_a_wide_join_is_not_looked_through_for_each_edge() -> None:
+def test_a_wide_join_is_not_looked_through_for_each_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 50,000 that end is an event of the join."""
+    monkeypatch.setattr("distop.core.view.EDGES_AT_REST", 0)
 
     class Edges(dict[str, str]):
         def values(self) -> Any:

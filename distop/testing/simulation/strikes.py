@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 EACH = 1
-"""Strikes of one kind that are run at each change of the project; ``scripts/simulate --points`` runs all."""
+"""Strikes of one kind that are run at each change of the project; ``scripts/simulate --points`` runs all. Of what is no
+kill the two moments count as one kind then: who is cut off, frozen or asked to stop goes on and learns what was done.
+"""
 STORIES = 1
 """Breaches of one strike that are told: the first shows what led to the others."""
 
@@ -68,7 +71,10 @@ class Listed:
 
     def some(self, each: int = EACH) -> list[Strike]:
         """So many of each kind, the same ones each time, from anywhere in the runs."""
-        return [one for alike in self.kinds.values() for one in sorted(alike, key=_anywhere)[:each]]
+        alike: defaultdict[Kind, list[Strike]] = defaultdict(list)
+        for kind, strikes in self.kinds.items():
+            alike[kind if kind.action == "kill" else kind._replace(moment="")] += strikes
+        return [one for strikes in alike.values() for one in sorted(strikes, key=_anywhere)[:each]]
 
     def figures(self, outcomes: Iterable[Struck]) -> Iterator[str]:
         """For people: what of all was run."""

@@ -1,0 +1,29 @@
+"""The demo of the README, as a new user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_demo_finds_what_there_is_and_goes_on_without_the_executor_that_it_kills() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/demo.py")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2,512" in ran.stdout
+    assert "kill -9 bob" in ran.stdout
+    assert "Done in " in ran.stdout.splitlines()[-1]
+    assert "Traceback" not in ran.stdout + ran.stderr
