@@ -15,6 +15,20 @@ def local_path(location: str) -> Path | None:
     return None if "://" in location else Path(location)
 
 
+def identity(location: str) -> tuple[str, ...]:
+    """What tells a file from others, as a key of what is kept of it: one that was removed and written anew has the same
+    name. Of one that is not on a disk this is the name alone.
+    """
+    path = local_path(location)
+    if path is None:
+        return (location,)
+    try:
+        found = path.stat()
+    except OSError:
+        return (location, "gone")
+    return (location, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
+
+
 def write(location: str, data: bytes) -> None:
     """Write a whole file, seen wholly or not at all; its folders are made."""
     path = local_path(location)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
+from distop.recent import Kept
 from distop_behaviors.index.alike import Unfaithful, arrow_type
 from distop_behaviors.index.postings import BLOCK
 from distop_behaviors.index.values import FIRST_DAY, FIRST_TIME
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.recent import Kept
 from distop_behaviors.index.folder import write_parquet
 from distop_behaviors.index.values import numbers, together
-from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

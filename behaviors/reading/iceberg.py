@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
 import threading
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import FatalError
 from distop.core.frozen import frozen
+from distop.files import identity
+from distop.recent import Kept
 from distop_behaviors.reading.facts import Unreadable
-from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,20 +80,6 @@ def split_size(sizes: Sequence[int], cores: int) -> int:
     return max(_LEAST, min(_MOST, weight // (cores * _TASKS)))
 
 
-def identity(source: str) -> tuple[str, ...]:
-    """What tells a metadata file from others, as a key of what is kept of it: a table by path that was dropped and made
-    anew has files of the same names again. Of one that is not on a disk this is the name alone.
-    """
-    local = local_path(source)
-    if local is None:
-        return (source,)
-    try:
-        found = os.stat(local)  # noqa: PTH116
-    except OSError:
-        return (source, "gone")
-    return (source, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
-
-
 def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> str:
     """Have the JVM keep the tasks that read these files; the name to read them by. What a frame of that name reads is
     looked up when its query is planned: call it again before one that was made earlier is run.
@@ -103,12 +88,13 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, l
     for path, _, _ in files:
         digest.update(b"\0" + path.encode("utf-8", "surrogateescape"))
     name, snapshot = f"distop-{'rows-' * lineage}{digest.hexdigest()}", _snapshot(session, source, lineage=lineage)
-    spark: Any = session._jvm.org.apache.iceberg.spark  # type: ignore[union-attr]
     key = (str(session.sparkContext.applicationId), name)
     with _lock:
         if key in _staged:
             _staged.move_to_end(key)
             return name
+        # Each name on the way is a question to Java.
+        spark: Any = session._jvm.org.apache.iceberg.spark  # type: ignore[union-attr]
         spark.ScanTaskSetManager.get().stageTasks(snapshot.table, name, snapshot.tasks.some(p for p, _, _ in files))
         cache = table_cache(session)
         cache.add(name, snapshot.table)

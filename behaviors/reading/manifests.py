@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError
+from distop.files import identity
+from distop.recent import Kept
 from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import Gone, file_gone, gone, identity
-from distop_behaviors.reading.kept import Kept
+from distop_behaviors.reading.iceberg import Gone, file_gone, gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

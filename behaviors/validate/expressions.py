@@ -6,8 +6,8 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from distop.recent import Kept
 from distop_behaviors.reading.facts import ddl, decimal_of, quote
-from distop_behaviors.reading.kept import Kept
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:

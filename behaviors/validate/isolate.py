@@ -68,7 +68,9 @@ class Isolated:
                     counts = scan.count_attempts(self._session, group, checks, self._where)
                     self._mark_throwing(left, files, counts)
                 else:
-                    counts = scan.count(self._session, group, checks, self._where)
+                    # An expression may ask for the time.
+                    lasting = not self._written
+                    counts = scan.count(self._session, group, checks, self._where, lasting=lasting)
                 return counts
             except Exception as e:
                 self._check_stop()

@@ -7,15 +7,18 @@ aggregation by file costs next to nothing, and the query is no slower than a han
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.core.frozen import frozen
+from distop.files import identity
+from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, quote
-from distop_behaviors.reading.kept import Kept
+from distop_behaviors.validate import onestage
 from distop_behaviors.validate.expressions import attempted
 from distop_behaviors.validate.failures import plain_path, sentence_of
 
@@ -26,13 +29,15 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.footers import PlannedFile
 
+_log = logging.getLogger(__name__)
+
 _FILE, _KNOWN = "__distop_file", "__distop_known"
 _LOCAL = re.compile("^file:/*")
 """Spark writes the paths of local files with one slash here, and with three there."""
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 _relations: Kept[DataFrame] = Kept(8)
-_counting: Kept[tuple[DataFrame, Any]] = Kept(8)
+_counting: Kept[tuple[DataFrame, bool, Any]] = Kept(8)
 _judged: Kept[str | None] = Kept(256)
 
 
@@ -105,7 +110,7 @@ def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataF
     from pyspark.sql import functions as F
 
     values = None if group.values is None else tuple(group.values[f[0]] for f in group.files)
-    source = iceberg.identity(group.source) if group.source else ()
+    source = identity(group.source) if group.source else ()
     key = (session, group.files, _schema(group), group.base, source, values)
     if group.source:
         iceberg.stage(session, group.source, group.files)
@@ -195,28 +200,47 @@ def _hold_all(frame: DataFrame, group: Group) -> None:
         raise Unreadable(f"Spark does not read the file {left_out}: give it a name without '_' or '.' at its ends")
 
 
-def count(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> dict[str, Counts]:
-    """Violations by file and check. Files that have none may be left out. Raises what Spark raises.
+def count(
+    session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
+) -> dict[str, Counts]:
+    """Violations by file and check. Files that have none may be left out. Raises what Spark raises. ``lasting``: no
+    condition tells the time, or anything else that is not the row's.
 
-    A query takes dozens of calls into the JVM and two analyses: the last ones are kept, as their conditions are.
+    A query takes dozens of calls into the JVM, two analyses and a plan: the last ones are kept, as their conditions
+    are.
     """
     with_rows = where is not None or group.all_rows
     if not with_rows and not checks:
         return {}
     frame, found = relation(session, group), tuple(checks.values())
-    key = (id(frame), tuple(map(id, found)), id(where), with_rows)
-    # With what it is made of, so that nothing else gets their ids.
-    query, _ = _counting.get(key, lambda: (_counting_query(frame, group, found, where), (frame, found, where)))
+    key = (id(frame), tuple(map(id, found)), id(where), with_rows, lasting)
+
+    def made() -> tuple[DataFrame, bool, Any]:
+        query = _counting_query(frame, group, found, where)
+        planned = _planned(session, query) if lasting and group.values is None else None
+        # With what it is made of, so that nothing else gets their ids.
+        return planned or query, planned is not None, (frame, found, where)
+
+    query, planned, _ = _counting.get(key, made)
     # Selected from: a query that was run once would find what it shuffled then.
-    rows = query.select("*").collect()
-    offset = 2 if with_rows else 1
-    return {
-        group.path(row[0]): Counts(
-            row[1] if with_rows else None,
-            {n: row[offset + i] for i, n in enumerate(checks)},
-        )
-        for row in rows
-    }
+    rows = (query if planned else query.select("*")).collect()
+    counts: dict[str, Counts] = {}
+    for row in rows:
+        of_file = counts.setdefault(group.path(row[0]), Counts(0 if with_rows else None, dict.fromkeys(checks, 0)))
+        if with_rows:
+            of_file.rows = (of_file.rows or 0) + row[1]
+        for i, n in enumerate(checks, 2 if with_rows else 1):
+            of_file.violations[n] += row[i]
+    return counts
+
+
+def _planned(session: SparkSession, query: DataFrame) -> DataFrame | None:
+    """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
+    try:
+        return onestage.of_tasks(session, query)
+    except Exception:
+        _log.warning("a count is planned anew whenever it is run", exc_info=True)
+        return None
 
 
 def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None) -> DataFrame:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.files import identity, local_path
+from distop.recent import Kept
 from distop.tables import catalogs
 from distop.tables.avro import Damaged, ManifestIO
 from distop.tables.location import Location
@@ -34,6 +36,17 @@ _HINT = "version-hint.text"
 _NUMBERED = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json")
 _CHECKED_EVERY = 1_000
 """Files of a manifest between two looks at whether to go on."""
+_KEPT_FILES = 20_000
+"""Of a plan at most that is kept: some 10 MB."""
+_KEPT_BYTES = 4 << 20
+"""Of a metadata file at most that is kept as it was read."""
+
+_UNKNOWN = 2
+"""So long is the identity of a file that is gone, or not on a disk: at most."""
+
+_read: Kept[tuple[Any, Any]] = Kept(4)
+_plans: Kept[tuple[Planned, tuple[str, ...]]] = Kept(4)
+"""With the paths of the manifests that they were read from, and of the list of these."""
 
 
 def check_table(record: TableRecord) -> TableRecord:
@@ -76,17 +89,54 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
     A table without files is one partition without files: that it has no rows is certain, unlike an empty folder, and
     the partition's job still tells whether it has the columns.
 
+    A metadata file is never changed, nor is what it names: whoever plans on it again has what was read then.
+
     Raises as :func:`plan_table` does.
     """
+    key = _told_apart(source)
+    if key is None:
+        return _planned(source, table, options, check)[0]
+    key = (*key, str(options.group_bytes), str(options.group_files))
+
+    def make() -> tuple[Planned, tuple[str, ...]]:
+        return _planned(source, table, options, check)
+
+    planned, manifests = _plans.get(key, make, keep=_is_small)
+    if not all(map(_is_there, manifests)):
+        # What cannot be read is not to be planned by what is kept of it.
+        planned, _ = make()
+    return replace(planned, partitions=list(planned.partitions))
+
+
+def _is_small(made: tuple[Planned, tuple[str, ...]]) -> bool:
+    return sum(len(partition.files) for partition in made[0].partitions) <= _KEPT_FILES
+
+
+def _is_there(path: str) -> bool:
+    local = local_path(path)
+    return local is None or local.exists()
+
+
+def _told_apart(source: str) -> tuple[str, ...] | None:
+    """The key of what is kept of a metadata file; None where another one of this name would not be told apart."""
+    key = identity(source)
+    return key if len(key) > _UNKNOWN else None
+
+
+def _planned(
+    source: str, table: TableRecord, options: Options, check: Callable[[], None]
+) -> tuple[Planned, tuple[str, ...]]:
+    """With the paths of what it was read from, besides the metadata file."""
     metadata, io = read_metadata(source)
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
     loose: dict[str, list[tuple[str, int, int]]] = {}
+    manifests: list[str] = []
     if snapshot is not None:
         try:
             with io.watched():
-                for prefix, name, file in _data_files(metadata, snapshot, io, check):
+                for prefix, name, file in _data_files(metadata, snapshot, io, check, manifests):
                     group = folders.setdefault(prefix + name, []) if name else loose.setdefault(prefix, [])
                     group.append(file)
         except Damaged as error:
@@ -102,7 +152,7 @@ def plan_metadata(source: str, table: TableRecord, options: Options, check: Call
     for ordinal, name in enumerate(sorted(folders, key=lambda name: (natural(name), name))):
         files = sorted(folders[name], key=lambda f: (natural(f[0]), f[0]))
         partitions.append(PartitionPlan(ordinal, name, sum(f[1] for f in files), tuple(files), source=source))
-    return Planned(partitions, version)
+    return Planned(partitions, version), tuple(manifests)
 
 
 def check_reachable(table: TableRecord, spark: Spark) -> None:
@@ -194,13 +244,23 @@ def read_metadata(source: str) -> tuple[Any, ManifestIO]:
     """The metadata, and what its manifests are read by. Raises InvalidArgument for what is no metadata,
     TableUnavailable where it cannot be read.
     """
+    key = _told_apart(source)
+    if key is None:
+        metadata, io = _read_metadata(source)
+    else:
+        size = int(key[_UNKNOWN])
+        metadata, io = _read.get(key, lambda: _read_metadata(source), keep=size <= _KEPT_BYTES)
+    return metadata, ManifestIO(io)
+
+
+def _read_metadata(source: str) -> tuple[Any, Any]:
     from pyiceberg.exceptions import ValidationError
     from pyiceberg.io import load_file_io
     from pyiceberg.serializers import FromInputFile
 
     io = load_file_io({}, source)
     try:
-        return FromInputFile.table_metadata(io.new_input(source)), ManifestIO(io)
+        return FromInputFile.table_metadata(io.new_input(source)), io
     except OSError as error:
         raise TableUnavailable(f"the metadata file {source} cannot be read: {error}") from error
     except (ValidationError, ValueError) as error:
@@ -209,10 +269,11 @@ def read_metadata(source: str) -> tuple[Any, ManifestIO]:
 
 
 def _data_files(
-    metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None]
+    metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[str]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """Each live data file: what stands before its partition's name, that name ("": its spec has no partitions), and the
-    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. Raises TableUnavailable.
+    file. Its time is 0: Iceberg never changes a file, and a path is the file's identity. ``read_from`` gets the paths
+    of the manifests and of their list. Raises TableUnavailable.
     """
     from pyiceberg.manifest import ManifestContent
 
@@ -224,8 +285,10 @@ def _data_files(
 
     namings: dict[int, _Naming] = {}
     specs = metadata.specs()
+    read_from.append(snapshot.manifest_list)
     for manifest in read(snapshot.manifests):
         check()
+        read_from.append(manifest.manifest_path)
         if manifest.content != ManifestContent.DATA:
             continue
         spec_id = manifest.partition_spec_id

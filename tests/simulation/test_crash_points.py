@@ -28,7 +28,7 @@ BUILDERS = ("Txn", "Guarded", "replace")
 is the fourth argument."""
 
 
-PARTS = {"broken_edge", "give_back", "release_id"}
+PARTS = {"broken_edge", "forget_request", "give_back", "release_id"}
 """They are sent as parts of others alone, which are struck."""
 
 STORY = """

@@ -149,6 +149,37 @@ def test_a_commit_after_the_plan_is_another_version(tmp_path: Path) -> None:
     assert [len(p.files) for p in after.partitions] == [2]
 
 
+def test_who_plans_on_the_same_metadata_again_reads_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Folder(tmp_path).new(SCHEMA, BY_K)
+    table.append(rows("a", "b"))
+    read: list[str] = []
+    files = iceberg._data_files
+
+    def counted(*given: Any) -> Any:
+        read.append("manifests")
+        return files(*given)
+
+    monkeypatch.setattr(iceberg, "_data_files", counted)
+    first, again = plan_table(record(tmp_path)), plan_table(record(tmp_path))
+    assert (len(read), again) == (1, first)
+    assert again.partitions is not first.partitions, "whoever changes the list changes nobody else's"
+    plan_table(record(tmp_path, group_files=2))
+    assert len(read) == 2, "other options, another plan"
+    table.append(rows("c"))
+    assert names(tmp_path) == ["k=a", "k=b", "k=c"]
+    assert len(read) == 3
+    shutil.rmtree(tmp_path / "metadata")
+    Folder(tmp_path).new(SCHEMA, BY_K).append(rows("z"))
+    assert names(tmp_path) == ["k=z"], "another table, whose metadata have the names of the former one's"
+    assert len(read) == 4
+    (manifest,) = (tmp_path / "metadata").glob("*-m0.avro")
+    manifest.unlink()
+    with pytest.raises(TableUnavailable, match="cannot be read"):
+        plan_table(record(tmp_path))
+
+
 def test_files_that_a_later_snapshot_removed_are_not_planned(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a", "b"))

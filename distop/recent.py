@@ -22,7 +22,7 @@ class Kept(Generic[T]):
         self._values: OrderedDict[tuple[Any, ...], T] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[Any, ...], make: Callable[[], T], *, keep: bool = True) -> T:
+    def get(self, key: tuple[Any, ...], make: Callable[[], T], *, keep: bool | Callable[[T], bool] = True) -> T:
         """The value of the key; where there is none ``make`` makes it, and it is kept if it is to be. Raises what that
         raises.
         """
@@ -31,7 +31,7 @@ class Kept(Generic[T]):
                 self._values.move_to_end(key)
                 return self._values[key]
         made = make()
-        if keep:
+        if keep(made) if callable(keep) else keep:
             with self._lock:
                 self._values[key] = made
                 while len(self._values) > self._limit:

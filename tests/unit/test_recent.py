@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from distop_behaviors.reading.kept import Kept
+from distop.recent import Kept
 
 
 def test_the_one_not_asked_for_for_longest_goes_first() -> None:

@@ -1,0 +1,55 @@
+"""Counts by file in one stage: what each task has counted is fetched as it is, and added up here.
+
+Spark adds up in a second stage, for which it plans a query anew whenever it runs. Here there is nothing to plan: a row
+for each file that a task met is all that comes, and a file is in as many tasks as it has splits. So the first stage is
+kept as Spark has planned it, and run again.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+_AGGREGATION = "HashAggregate"
+
+
+def of_tasks(session: SparkSession, query: DataFrame) -> DataFrame | None:
+    """The rows that the tasks of a grouping by counts make, to be added up by their keys; they are read anew whenever
+    they are collected. None where Spark plans it in another way. Raises what Spark raises.
+
+    Functions that tell the time have the answer of now for good: such a query is not to be kept.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+    # Before Spark has put a shuffle between what its tasks count and what adds that up.
+    whole = query._jdf.queryExecution().sparkPlan()
+    if str(whole.nodeName()) != _AGGREGATION:
+        return None
+    partial = whole.child()
+    if str(partial.nodeName()) != _AGGREGATION:
+        return None
+    jvm: Any = session._jvm
+    jsession: Any = session._jsparkSession
+    with _active(jvm, jsession):
+        stage = jvm.org.apache.spark.sql.execution.QueryExecution.prepareExecutedPlan(jsession, partial)
+        return Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+
+
+@contextmanager
+def _active(jvm: Any, jsession: Any) -> Iterator[None]:
+    """Java finds the session without being told of it, in the thread that stands for this one there."""
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(jsession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()

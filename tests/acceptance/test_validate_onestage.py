@@ -1,0 +1,99 @@
+"""Counts that tasks have made are added up as they are, and what was planned once is run again, on the rows of now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from distop.tables import plan_table
+from distop_behaviors.reading.session import session_of
+from distop_behaviors.validate import onestage, scan
+from distop_behaviors.validate.scan import Group
+from tests.support.checked import Table, between
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DEADLINE = 120.0
+
+
+def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Table) -> None:
+    from pyspark.sql import functions as F
+
+    path = table.add("a.parquet", {"x": list(range(8_000))}, row_group_size=1_000, compression="none")
+    session = session_of(spark)
+    session.conf.set("spark.sql.files.maxPartitionBytes", str(path.stat().st_size // 8))
+    try:
+        files = tuple(f for p in plan_table(table.record).partitions for f in p.files)
+        group = Group(files, {"x": "bigint"}, all_rows=True)
+        checks = {0: F.col("x") % 2 == 0, 3: F.col("x") < 10}
+        counts = scan.count(session, group, checks, None, lasting=True)
+        query = scan._counting_query(scan.relation(session, group), group, tuple(checks.values()), None)
+        tasks = onestage.of_tasks(session, query)
+    finally:
+        session.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert tasks is not None
+    assert len(tasks.collect()) > 1, "the file has several tasks"
+    (found,) = counts.values()
+    assert (found.rows, found.violations) == (8_000, {0: 4_000, 3: 10})
+    assert scan.count(session, group, checks, None) == counts
+
+
+def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession, table: Table) -> None:
+    from pyspark.sql import functions as F
+
+    table.add("a.parquet", {"x": [1, 2, 3]})
+    session, found = session_of(spark), list[Any]()
+    files = tuple(f for p in plan_table(table.record).partitions for f in p.files)
+    group = Group(files, {"x": "bigint"})
+    checks = (F.col("x") > 1,)
+
+    def ask() -> None:
+        query = scan._counting_query(scan.relation(session, group), group, checks, None)
+        tasks = onestage.of_tasks(session, query)
+        found.extend(tasks.collect() if tasks is not None else ["planned otherwise"])
+
+    # As each run of jobs in the child has one of its own.
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(DEADLINE)
+    assert [row[1] for row in found] == [2]
+
+
+def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[DataFrame | None] = []
+    of_tasks = onestage.of_tasks
+
+    def counted(session: SparkSession, query: DataFrame) -> DataFrame | None:
+        planned.append(of_tasks(session, query))
+        return planned[-1]
+
+    monkeypatch.setattr(onestage, "of_tasks", counted)
+    checks = (between("x", 2), {"not_null": "x"})
+    table.add("a.parquet", {"x": [1, 2, None]})
+    for _ in range(2):
+        report = table.run(*checks, statistics="never").report
+        assert [c["violations"] for c in report["checks"]] == [1, 1]
+    assert [frame is not None for frame in planned] == [True]
+    table.add("a.parquet", {"x": [0, 1, 2, None, None, None]})
+    report = table.run(*checks, statistics="never").report
+    assert [c["violations"] for c in report["checks"]] == [2, 3]
+    assert [frame is not None for frame in planned] == [True, True]
+
+
+def test_an_expression_asks_for_the_time_whenever_it_is_run(table: Table) -> None:
+    table.add("a.parquet", {"x": pa.array([1])})
+    later = {"check": "x <= unix_micros(now())"}
+    table.run(later)
+    soon = int((time.time() + 5) * 1e6)
+    table.add("a.parquet", {"x": pa.array([soon])})
+    end = time.monotonic() + DEADLINE
+    while table.run(later).report["verdict"] != "valid":
+        assert time.monotonic() < end, "the time stands still"
+    assert time.time() * 1e6 >= soon
