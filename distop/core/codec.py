@@ -30,9 +30,10 @@ def dumps(value: Any) -> bytes:
     return _ENCODER.encode(value).encode(errors="backslashreplace")
 
 
-def loads(value: bytes) -> Any:
+def loads(value: bytes | str) -> Any:
     """The JSON value; ValueError where it is none."""
-    return json.loads(value)
+    # Of bytes, json would guess the encoding first.
+    return json.loads(value if isinstance(value, str) else value.decode(errors="surrogatepass"))
 
 
 def word(text: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
@@ -240,6 +240,8 @@ class Gate:
     where: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
+        if not self.where and self.options == DEFAULT:
+            return _plain_gate(self.count)
         data: dict[str, Any] = {"v": SCHEMA_VERSION}
         if self.count:
             data["count"] = self.count
@@ -261,6 +263,11 @@ class Gate:
             )
         except UNREADABLE:
             return cls()
+
+
+@lru_cache(maxsize=256)
+def _plain_gate(count: int) -> bytes:
+    return dumps({"v": SCHEMA_VERSION, **({"count": count} if count else {})})
 
 
 def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:

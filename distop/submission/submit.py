@@ -283,11 +283,14 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         )
         for n, (one, (spec, value)) in enumerate(zip(chosen, specs, strict=True))
     ]
-    new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
-    if len(new) > 1:
-        new = new[: t.start_together(keys, new)]
-    chosen = chosen[: len(new)]
-    txn = t.starts(keys, counters, new, registered=True)
+    new = [
+        replace(each, takes=takes) if (takes := asked[one].takes(each.ref)) is not None else each
+        for one, each in zip(chosen, new, strict=True)
+    ]
+    begun = [t.begin_with(keys, one) for one in new]
+    new = new[: t.start_together(keys, new, begun)]
+    chosen, begun = chosen[: len(new)], begun[: len(new)]
+    txn = t.starts(keys, counters, new, registered=True, begun=begun)
     if operations(txn) > MAX_OPERATIONS:
         chosen[0].verdict = _waits_for_too_many(new[0])
         return
@@ -302,8 +305,8 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         raise
     heard.note(_told(result, of_type, new))
     instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
-    for one, begun, there in zip(chosen, new, instead, strict=True):
-        one.verdict = _judge(one.wanted, begun, there)
+    for one, each, there in zip(chosen, new, instead, strict=True):
+        one.verdict = _judge(one.wanted, each, there)
     for one, first in behind.items():
         if first in chosen:
             _told_by_the_first(one, objects[one], first)
