@@ -199,6 +199,10 @@ class Plan:
 
     @classmethod
     def decode(cls, value: bytes) -> Plan:
+        return _plan(value) if len(value) <= _SMALL else cls._decode(value)
+
+    @classmethod
+    def _decode(cls, value: bytes) -> Plan:
         data = loads(value)
         return cls(
             int(data["count"]),
@@ -254,6 +258,10 @@ class Gate:
     @classmethod
     def decode(cls, value: bytes) -> Gate:
         """Whatever stands there: what cannot be read gives no hint."""
+        return _gate(value) if len(value) <= _SMALL else cls._decode(value)
+
+    @classmethod
+    def _decode(cls, value: bytes) -> Gate:
         try:
             data = loads(value)
             return cls(
@@ -263,6 +271,20 @@ class Gate:
             )
         except UNREADABLE:
             return cls()
+
+
+_SMALL = 200
+"""Bytes of a record of which thousands may be alike, and which is read once."""
+
+
+@lru_cache(maxsize=64)
+def _plan(value: bytes) -> Plan:
+    return Plan._decode(value)
+
+
+@lru_cache(maxsize=256)
+def _gate(value: bytes) -> Gate:
+    return Gate._decode(value)
 
 
 @lru_cache(maxsize=256)

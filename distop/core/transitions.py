@@ -47,11 +47,11 @@ from distop.core.unique import free_for, taken
 from distop.core.waiting import ending, link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
     from distop.core.plan import Plan
-    from distop.core.txn import KeyValue, TxnResult
+    from distop.core.txn import KeyValue, Result, TxnResult
     from distop.core.unique import Takes
 
 NOTHING_SAID = Terms()
@@ -125,6 +125,7 @@ def starts(
     *,
     registered: bool = False,
     begun: Sequence[Sequence[Put]] | None = None,
+    looks: bool = True,
 ) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
     what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
@@ -133,8 +134,9 @@ def starts(
 
     The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
     (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
-    transaction won. ``begun``: :func:`begin_with` of each, where it is known already. Raises ValueError where the
-    instances are not the next ones, or two of them exclude each other.
+    transaction won. ``begun``: :func:`begin_with` of each, where it is known already; not ``looks``: the failure
+    branch reads the counters alone. Raises ValueError where the instances are not the next ones, or two of them exclude
+    each other.
     """
     first = new[0].ref
     places = [(one.ref.table, one.ref.type, one.ref.instance) for one in new]
@@ -150,15 +152,7 @@ def starts(
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
-    reads: Sequence[Operation] = [
-        Get(key)
-        for one in new
-        for key in (
-            keys.of(one.ref, "spec"),
-            keys.history(one.ref),
-            keys.current(first.table, first.type, one.ref.object),
-        )
-    ]
+    reads: Sequence[Operation] = instead_of(keys, [one.ref for one in new]) if looks else []
     puts: Sequence[Operation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
     if max(len(puts), len(reads)) > _IN_ONE_LIST:
         puts, reads = parcels(puts), parcels(reads)
@@ -253,6 +247,15 @@ def start_together(
     return len(new)
 
 
+def instead_of(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
+    """What tells, of operations that were to begin, what is there instead (:func:`found_in`)."""
+    return [
+        Get(key)
+        for ref in refs
+        for key in (keys.of(ref, "spec"), keys.history(ref), keys.current(ref.table, ref.type, ref.object))
+    ]
+
+
 @frozen
 class FoundInstead:
     """What a start that was refused found where its operation was to begin."""
@@ -264,7 +267,12 @@ class FoundInstead:
 
 def found_instead(refused: TxnResult) -> list[FoundInstead]:
     """What the failure branch of :func:`starts` read, for each operation in its order."""
-    found = [answer.kv if isinstance(answer, GetResult) else None for answer in unpacked(refused.responses[2:])]
+    return found_in(unpacked(refused.responses[2:]))
+
+
+def found_in(answers: Iterable[Result]) -> list[FoundInstead]:
+    """What :func:`instead_of` read."""
+    found = [answer.kv if isinstance(answer, GetResult) else None for answer in answers]
     return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.core import decide, together
@@ -30,7 +30,7 @@ HEAD_STARTS = (0.2, 10.0)
 """Seconds for which an operation is left to the executor that it falls to by its name; then whoever has nothing else to
 do takes it. Longer each time that this one had long taken them all, and its coordinator was behind with their ends.
 """
-LOOKED_AT = 500
+LOOKED_AT = 100
 """Of those that wait, so many are looked at for a group."""
 
 
@@ -54,6 +54,8 @@ class Small:
         """Those that fall to other executors, with the time (``time.monotonic``) at which each was seen."""
         self._lost: dict[OperationRef, None] = {}
         """Claimed by others: looked at again on a hint."""
+        self.taken: dict[OperationRef, None] = {}
+        """Claimed here together with others, or about to be: there is nothing to do for them."""
         self.urgent: dict[OperationRef, None] = {}
         """Of all others, those of a higher priority than what has none."""
         self._rivals: dict[str, tuple[str, ...]] = {}
@@ -68,18 +70,22 @@ class Small:
     def changed(self, gates: Mapping[OperationRef, Seen[Gate]], refs: Iterable[OperationRef] | None) -> None:
         """The gates of these operations have changed; None: perhaps of all."""
         if refs is None:
-            for kept in (self.general, self._mine, self._others, self._lost):
+            for kept in self._all():
                 for ref in [ref for ref in kept if ref not in gates]:
                     del kept[ref]
             altered = [ref for ref in (*self._mine, *self._others) if not _plain(gates[ref].value)]
-            known = self.general.keys() | self._mine.keys() | self._others.keys() | self._lost.keys()
+            known = set().union(*self._all())
             refs = [*altered, *(ref for ref in gates if ref not in known)]
             self.urgent = {ref: None for ref in self.general if gates[ref].value.options.priority > 0}
         for ref in refs:
-            for kept in (self.general, self.urgent, self._mine, self._others, self._lost):
+            for kept in (self.urgent, *self._all()):
                 kept.pop(ref, None)
             if ref in gates:
                 self._sort(ref, gates[ref])
+
+    def _all(self) -> tuple[dict[OperationRef, Any], ...]:
+        """Where an operation is kept, each in one of them."""
+        return self.general, self._mine, self._others, self._lost, self.taken
 
     def hint(self) -> None:
         """There may be claims to take of those that others have won."""
@@ -90,14 +96,14 @@ class Small:
         """These are served as any other."""
         for ref in refs:
             if ref in self._ctx.cluster.gates:
-                self._mine.pop(ref, None)
-                self._others.pop(ref, None)
+                for kept in (self._mine, self._others, self.taken):
+                    kept.pop(ref, None)
                 self.general[ref] = None
 
     def done(self, ref: OperationRef) -> None:
         """All of its jobs have ended here."""
-        self.general.pop(ref, None)
-        self.urgent.pop(ref, None)
+        for kept in (self.general, self.urgent, self.taken):
+            kept.pop(ref, None)
 
     def _sort(self, ref: OperationRef, gate: Seen[Gate]) -> None:
         ctx = self._ctx
@@ -156,7 +162,7 @@ class Small:
             if self._others.pop(ref, None) is not None:
                 self._borrowed.add(ref)
             self._mine.pop(ref, None)
-            self.general[ref] = None
+            self.taken[ref] = None
         return chosen
 
     # ----------------------------------------------------------------- claim
@@ -175,6 +181,9 @@ class Small:
         opened = [together.Opened(ref, gate.mod, OpenOperation.records(keys, ref)) for ref, gate in gates.items()]
         if not opened:
             return []
+        if (fit := together.fitting(opened)) < len(opened):
+            self._put_back([one.ref for one in opened[fit:]])
+            opened = opened[:fit]
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
         result = await ctx.commit(together.claim_together(keys, ctx.incarnation, opened, first))
         granted: Sequence[together.Granted | None]
@@ -196,6 +205,7 @@ class Small:
                 # Nobody here could run it, and others would wait for that until the poll finds it.
                 give_back(one.ref, 0, first, grant.fence)
                 failed(one.ref, error)
+                self.one_by_one([one.ref])
         return won
 
     async def _opened(self, one: together.Opened, gate: Gate, grant: together.Granted, first: Claim) -> OpenOperation:
@@ -211,9 +221,15 @@ class Small:
         longer = self._head_start(type_name) * (0.5 if won else 2.0)
         self._head_starts[type_name] = max(shortest, min(longest, longer))
 
+    def _put_back(self, refs: Sequence[OperationRef]) -> None:
+        """They were too many for one transaction: the first of those that are claimed next."""
+        for ref in refs:
+            self.taken.pop(ref, None)
+        self._mine = dict.fromkeys((*refs, *self._mine))
+
     def _left(self, ref: OperationRef) -> None:
-        if ref in self.general:
-            del self.general[ref]
+        if ref in self.taken:
+            del self.taken[ref]
             self._lost[ref] = None
 
     # ------------------------------------------------------------------ size

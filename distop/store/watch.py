@@ -20,7 +20,7 @@ from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describ
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.codec import key_value, to_bytes
+from distop.store.codec import to_bytes, written
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
 from distop.store.transport import RequestFailed, being_cancelled
@@ -42,19 +42,25 @@ _LISTING_SHARE = 300.0  # times what a listing took, that pass before the next o
 _PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
-def _wanted(events: Any, ignore: tuple[bytes, ...]) -> Any:
+def _wanted(events: Any, ignore: tuple[bytes, ...], gone: tuple[bytes, ...]) -> Any:
     """Without those that nobody asked for; the last one stays: its revision tells how far this goes (W2)."""
-    if not ignore or len(events) < 2:
+    if not (ignore or gone) or len(events) < 2:
         return events
     last = len(events) - 1
-    return [event for n, event in enumerate(events) if n == last or not event.kv.key.endswith(ignore)]
+    return [
+        event
+        for n, event in enumerate(events)
+        if n == last or not event.kv.key.endswith(gone if event.type == _DELETE else ignore)
+    ]
 
 
-def decode_response(message: rpc.WatchResponse, ignore: tuple[bytes, ...] = ()) -> Response:
-    """What matters of a watch response; without the keys that end so."""
+def decode_response(
+    message: rpc.WatchResponse, ignore: tuple[bytes, ...] = (), gone: tuple[bytes, ...] = ()
+) -> Response:
+    """What matters of a watch response; without the keys that end so, and without deletions of those that end so."""
     return Response(
         message.header.revision,
-        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore)]),
+        tuple([Event(written(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore, gone)]),
         message.created,
         message.canceled,
         message.compact_revision,
@@ -139,6 +145,8 @@ class Feed:
     listing, deletions are implied: what it does not hold is gone. A batch without events only moves the revision.
     ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise it.
 
+    ``ignore``: endings of keys whose changes are not handed over; ``gone``: of those whose deletions are not.
+
     Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
     """
 
@@ -152,6 +160,7 @@ class Feed:
         relist_every: float = 300.0,
         name: str = "",
         ignore: tuple[bytes, ...] = (),
+        gone: tuple[bytes, ...] = (),
     ) -> None:
         self.name = name or start
         self.problem = ""
@@ -159,6 +168,7 @@ class Feed:
         self._start, self._end = start, end
         self._apply = apply
         self._ignore = ignore
+        self._gone = (*ignore, *gone)
         self._relist_every = relist_every
         self._position = WatchPosition()
         self._stream: WatchStream | None = None
@@ -320,7 +330,7 @@ class Feed:
                     return useful
                 self._heard = asyncio.get_running_loop().time()
                 self._asked = False
-                step = self._position.feed(decode_response(message, self._ignore))
+                step = self._position.feed(decode_response(message, self._ignore, self._gone))
                 if not useful and message.created and not message.canceled:
                     useful = True
                     self.problem = ""

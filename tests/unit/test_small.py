@@ -85,11 +85,11 @@ def test_each_falls_to_one_executor_and_the_others_leave_it_to_that_one_for_a_mo
 def test_how_many_go_together_is_learned_from_what_they_take(clock: StandingClock) -> None:
     one = small(Here(), 500)
     sizes = []
-    for _ in range(6):
+    for _ in range(7):
         chosen, _ = one.choose(1, now)
         sizes.append(len(chosen))
         one.ran("noop", [JobEnded(0, "success", started=0.0, finished=0.001) for _ in chosen])
-    assert sizes == [1, 2, 4, 8, 16, TOGETHER], "at first nobody knows"
+    assert sizes == [1, 2, 4, 8, 16, 32, TOGETHER], "at first nobody knows"
     one.ran("noop", [JobEnded(0, "success", started=0.0, finished=DEFAULT.moment / 3)])
     assert len(one.choose(1, now)[0]) == 3
     one.took_long("noop")
@@ -165,9 +165,13 @@ def test_nothing_is_kept_of_a_gate_that_went(clock: StandingClock) -> None:
     one.changed(ctx.cluster.gates, None)
     quick(one)
     assert one.choose(1, now)[0] == [ref(3), ref(4)]
-    assert set(one.general) == {ref(3), ref(4)}, "they are looked at now"
+    assert set(one.taken) == {ref(3), ref(4)}, "they are looked at now"
+    assert not one.general, "there is nothing else to do for them"
+    one.one_by_one([ref(4)])
+    assert (set(one.taken), set(one.general)) == ({ref(3)}, {ref(4)})
     ctx.cluster.gates.clear()
     one.changed(ctx.cluster.gates, [ref(3), ref(4)])
+    assert not one.taken
     assert not one.general
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -454,14 +455,14 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
 
 
 def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None:
-    """The first copy was not answered, and so the identical transaction was sent again (T9): it is refused, and its
-    failure branch reads that the first has won.
+    """The first copy was not answered, and so the identical transaction was sent again (T9): it is refused, and what
+    is read then tells that the first has won.
     """
 
     async def twice(etcd: Etcd) -> None:
         def again(txn: Txn) -> TxnResult:
             assert etcd.store.apply(txn).succeeded
-            return etcd.store.apply(txn)
+            return replace(etcd.store.apply(txn), repeated=True)
 
         etcd.fates += [again, again]
         assert await asyncio.gather(*(etcd.start(n) for n in range(4))) == [ref(n) for n in range(1, 5)]
