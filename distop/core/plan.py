@@ -184,6 +184,11 @@ class Plan:
     """
 
     def encode(self) -> bytes:
+        if self.spilled or self.options:
+            return self._encode()
+        return _plain_plan(self.count, self.version, self.digest, self.chunks)
+
+    def _encode(self) -> bytes:
         data = {
             "v": SCHEMA_VERSION,
             "count": self.count,
@@ -285,6 +290,11 @@ def _plan(value: bytes) -> Plan:
 @lru_cache(maxsize=256)
 def _gate(value: bytes) -> Gate:
     return Gate._decode(value)
+
+
+@lru_cache(maxsize=64)
+def _plain_plan(count: int, version: str, digest: str, chunks: int) -> bytes:
+    return Plan(count, version, digest, chunks)._encode()
 
 
 @lru_cache(maxsize=256)

@@ -45,11 +45,6 @@ def key_value(pair: kv.KeyValue) -> KeyValue:
     )
 
 
-def written(pair: kv.KeyValue) -> KeyValue:
-    """What a watch tells of a key, as far as anybody asks: thousands of them come in a row."""
-    return KeyValue(pair.key.decode("utf-8", "surrogateescape"), pair.value, pair.mod_revision)
-
-
 def encode_txn(txn: Txn) -> rpc.TxnRequest:
     """The request for a transaction."""
     request = rpc.TxnRequest()

@@ -20,7 +20,7 @@ from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, describ
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
 from distop.store._proto import rpc_pb2 as rpc
-from distop.store.codec import to_bytes, written
+from distop.store.codec import key_value, to_bytes
 from distop.store.failures import Failure, Fate
 from distop.store.position import Batch, Event, Relist, Reopen, Response, WatchPosition
 from distop.store.transport import RequestFailed, being_cancelled
@@ -60,7 +60,7 @@ def decode_response(
     """What matters of a watch response; without the keys that end so, and without deletions of those that end so."""
     return Response(
         message.header.revision,
-        tuple([Event(written(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore, gone)]),
+        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore, gone)]),
         message.created,
         message.canceled,
         message.compact_revision,

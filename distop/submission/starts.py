@@ -125,8 +125,8 @@ class Starts:
         took = 0.0
         try:
             while True:
-                if lost:
-                    await asyncio.sleep(pause(lost, took))
+                # Whoever was just answered may start another one at once: it goes with those in line.
+                await asyncio.sleep(pause(lost, took) if lost else 0)
                 group = _take(line)
                 if not group:
                     break
