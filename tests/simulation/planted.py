@@ -325,6 +325,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     def of_the_first(txn: Txn, given: Any) -> Txn:
         others = {given.keys.of(one.ref, name) for one in given.finals[1:] for name in ("state", "decision", "cancel")}
+        others |= {given.keys.gate(one.ref) for one in given.finals[1:]}
         return without(txn, lambda compare: compare.key in others)
 
     wrap(patch, f, "finish", of_the_first)
