@@ -90,6 +90,10 @@ class OperationRef:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Another process hashes texts otherwise.
+        return OperationRef, (self.table, self.type, self.object, self.instance)
+
     def __str__(self) -> str:
         parts = [self.table, self.type, *([self.object] if self.object else [])]
         return "/".join([*map(_part, parts), str(self.instance)])

@@ -8,19 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core.frozen import frozen
-from distop.core.txn import (
-    MAX_OPERATIONS,
-    Compare,
-    Get,
-    GetResult,
-    Operation,
-    Put,
-    Txn,
-    TxnResult,
-    exists,
-    none_within,
-    unchanged,
-)
+from distop.core.txn import Compare, Get, GetResult, Operation, Put, Txn, TxnResult, exists, none_within, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +18,9 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
 
 OPERATIONS_PER_CLAIM = 42
-"""Operations of one job that one transaction claims at most: three compares of each, the claim and two reads (T1); 25
-of those that have a plan of their own to read.
-"""
+"""Operations of one job that one transaction claims at most: three compares of each, the claim and two reads (T1)."""
+PLANNED_PER_CLAIM = 25
+"""Of those that have a plan of their own: the claim and four reads of each."""
 
 
 @frozen
@@ -50,16 +38,6 @@ class Granted:
 
     fence: int
     records: tuple[GetResult, ...]
-
-
-def fitting(opened: Sequence[Opened]) -> int:
-    """How many of these, from the first one on, one transaction claims (T1)."""
-    ops = 0
-    for n, one in enumerate(opened):
-        ops += 1 + len(one.records)
-        if max(ops, 1 + 3 * (n + 1)) > MAX_OPERATIONS:
-            return n
-    return len(opened)
 
 
 def _guards(keys: Keys, one: Opened) -> tuple[Compare, ...]:

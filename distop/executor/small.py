@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.core import decide, together
 from distop.core.jobs import Claim
+from distop.core.model import CLUSTER_TABLE
 from distop.core.options import DEFAULT
 from distop.node.openop import Held, OpenOperation
 
@@ -158,6 +159,8 @@ class Small:
         """As many of these, which are of one type, as go together; for each free slot its share."""
         size = min(self._size(refs[0].type), -(-len(refs) // max(slots, 1)), self._ctx.limits.together)
         chosen = list(refs[:size])
+        if any(ref.table != CLUSTER_TABLE for ref in chosen):
+            del chosen[together.PLANNED_PER_CLAIM :]
         for ref in chosen:
             if self._others.pop(ref, None) is not None:
                 self._borrowed.add(ref)
@@ -181,9 +184,6 @@ class Small:
         opened = [together.Opened(ref, gate.mod, OpenOperation.records(keys, ref)) for ref, gate in gates.items()]
         if not opened:
             return []
-        if (fit := together.fitting(opened)) < len(opened):
-            self._put_back([one.ref for one in opened[fit:]])
-            opened = opened[:fit]
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
         result = await ctx.commit(together.claim_together(keys, ctx.incarnation, opened, first))
         granted: Sequence[together.Granted | None]
@@ -220,12 +220,6 @@ class Small:
         shortest, longest = HEAD_STARTS
         longer = self._head_start(type_name) * (0.5 if won else 2.0)
         self._head_starts[type_name] = max(shortest, min(longest, longer))
-
-    def _put_back(self, refs: Sequence[OperationRef]) -> None:
-        """They were too many for one transaction: the first of those that are claimed next."""
-        for ref in refs:
-            self.taken.pop(ref, None)
-        self._mine = dict.fromkeys((*refs, *self._mine))
 
     def _left(self, ref: OperationRef) -> None:
         if ref in self.taken:

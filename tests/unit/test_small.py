@@ -12,6 +12,7 @@ from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef
 from distop.core.options import Options
 from distop.core.plan import Gate
+from distop.core.together import PLANNED_PER_CLAIM
 from distop.core.view import ClusterView, Seen
 from distop.executor.small import HEAD_STARTS, Small
 from distop.node.context import Context
@@ -94,6 +95,17 @@ def test_how_many_go_together_is_learned_from_what_they_take(clock: StandingCloc
     assert len(one.choose(1, now)[0]) == 3
     one.took_long("noop")
     assert len(one.choose(1, now)[0]) == 1
+
+
+def test_of_those_on_a_table_fewer_go_together_since_their_plans_are_read(clock: StandingClock) -> None:
+    ctx = Here()
+    refs = [OperationRef("t", "noop", "", n) for n in range(1, 60)]
+    ctx.cluster.gates |= {one: Seen(Gate(1), 9) for one in refs}
+    one = Small(ctx, lambda seen: False)
+    one.changed(ctx.cluster.gates, None)
+    quick(one)
+    assert one.choose(1, now)[0] == refs[:PLANNED_PER_CLAIM]
+    assert one.choose(1, now)[0] == refs[PLANNED_PER_CLAIM : 2 * PLANNED_PER_CLAIM]
 
 
 def test_few_are_shared_out_among_the_free_slots(clock: StandingClock) -> None:
