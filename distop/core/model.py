@@ -90,7 +90,7 @@ class OperationRef:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Another process hashes texts otherwise.
         return OperationRef, (self.table, self.type, self.object, self.instance)
 
