@@ -93,6 +93,8 @@ def configure(level: str = "info", style: str = "text") -> None:
     """Send distop's logs to stderr, and the warnings of libraries, which else would stand there in a form of their own.
     ``style``: text or json. Tracebacks are shown to people at level debug alone.
     """
+    # What no line shows need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sink = _Stderr(sys.stderr)
     sink.setFormatter(_Json() if style == "json" else _Text(level.upper() == "DEBUG"))
     sink.addFilter(_matters)

@@ -119,11 +119,39 @@ def check_argument(type_name: str, schema: Mapping[str, Any], value: bytes) -> A
         return arg
     from jsonschema.exceptions import best_match
 
-    errors = list(_validator(dumps(dict(schema))).iter_errors(arg))
+    if len(value) <= _KEPT and value in (fitting := _fitting(_spelled(schema))):
+        return arg
+    errors = list(_validator(_spelled(schema)).iter_errors(arg))
+    if not errors and len(value) <= _KEPT:
+        if len(fitting) >= _KEPT:
+            fitting.clear()
+        fitting.add(value)
     if errors:
         worst = _deepest(best_match(errors))
         raise InvalidArgument(f"the argument of {type_name} does not fit: {_sentence(worst, schema)}")
     return arg
+
+
+_KEPT = 256
+"""Bytes of an argument that is kept as one that fits, and how many are: the same one comes again and again."""
+
+
+@lru_cache(maxsize=64)
+def _fitting(schema: bytes) -> set[bytes]:
+    return set()
+
+
+_last: list[tuple[Mapping[str, Any], bytes]] = []
+
+
+def _spelled(schema: Mapping[str, Any]) -> bytes:
+    """The schema's text. It is asked for again and again for the same one, which nobody changes."""
+    for one, text in _last:
+        if one is schema:
+            return text
+    text = dumps(dict(schema))
+    _last[:] = [(schema, text)]
+    return text
 
 
 def _deepest(error: ValidationError) -> ValidationError:

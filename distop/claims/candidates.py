@@ -14,7 +14,7 @@ from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.jobs import Claim, Outcome
 from distop.core.owning import Taking
-from distop.core.view import Change, ClusterView
+from distop.core.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.node.openop import OpenOperation
 from distop.reading import left_out
@@ -94,7 +94,7 @@ class Candidates:
         return True
 
     def _fold(self, batch: Batch) -> None:
-        changes = [Change(event.kv, event.deleted) for event in batch.events]
+        changes = batch.events
         before = set(self._cluster.nodes)
         if batch.listing:
             self._cluster.replace((K.NODE, K.NODE_DRAIN, K.OPEN), changes)

@@ -108,6 +108,16 @@ def _row(partition: int, success: bool, outcome: str) -> str:
     return f'{{"partition":{partition},"success":{"true" if success else "false"},"outcome":{outcome}}}'
 
 
+def _nothing_left(op: OperationView) -> bool:
+    """Its end is all that is to be done for it: it has one job, nobody waits for it, it does not come again, and it has
+    no permits and no files of its plan.
+    """
+    spec, plan = op.spec, op.plan
+    if spec is None or plan is None or op.stage is not Stage.OPEN:
+        return False
+    return plan.count == 1 and not plan.spilled and not op.next and spec.series is None and op.altered is None
+
+
 class Ending:
     """Completes, finishes and cleans up operations under one election (``guard``). What it is told of an operation is
     what the step was decided from, and does not change while it is done: the guards hold that.
@@ -294,8 +304,13 @@ class Ending:
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
             value = history.encode()
         kept = await kept_with(self._ctx, op, history)
-        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value)
-        return await self._finishes.finish(final)
+        gone = not decision_mod and _nothing_left(op)
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value, gone)
+        if not await self._finishes.finish(final):
+            return False
+        if gone:
+            await self._ctx.prune_history(ref.table)
+        return True
 
     def foresee_completion(self, op: OperationView, total: int) -> None:
         """All jobs have ended, and how each did never changes: have the outcomes of a few ready while the decision is

@@ -85,15 +85,21 @@ class Finishes:
             self._waiting.append(one)
             applied = await self._turn(one)
         if applied is None:
+            applied, others = 0, list[_Waiting]()
             self._busy = True
             try:
-                applied = await self._commit(one)
+                try:
+                    applied, others = await self._commit(one)
+                finally:
+                    self._hand_over()
+                if applied:
+                    await self._reached(applied)
             finally:
-                self._hand_over()
+                for other in others:  # one wait is enough for all of them
+                    other.settle(applied)
         if applied:
             state = final.history.state
             self._ctx.log.info("finished as %s", state, extra={"operation": str(final.ref)})
-            await self._reached(applied)
         return applied > 0
 
     async def _turn(self, one: _Waiting) -> int | None:
@@ -112,8 +118,10 @@ class Finishes:
                 return
         self._busy = False
 
-    async def _commit(self, mine: _Waiting) -> int:
-        """Commit this one, with all that wait by the time when it is sent."""
+    async def _commit(self, mine: _Waiting) -> tuple[int, list[_Waiting]]:
+        """Commit this one, with all that wait by the time when it is sent. The revision at which it was applied, or 0;
+        and those that were with it, who are to be told so.
+        """
         seen = await self._run_ops(mine.final.ref)
         group = [mine]
         try:
@@ -132,9 +140,8 @@ class Finishes:
                     continue
                 if result.succeeded:
                     self._keep_written(mine.final.ref, txn, result.revision)
-                    for one in group:
-                        one.settle(result.revision)
-                    return result.revision
+                    others, group = [one for one in group if one is not mine], []
+                    return result.revision, others
                 refused = f.finish_refused(result, mod, finals)
                 seen = refused.run_ops or seen
                 gone = [one for one, is_gone in zip(group, refused.gone, strict=True) if is_gone]
@@ -142,11 +149,11 @@ class Finishes:
                 for one in gone:
                     one.settle(0)
                 if mine in gone:
-                    return 0
+                    return 0, []
                 if not gone and not refused.moved:
                     # The election, a decision or the claims are not what they were.
                     if len(group) == 1:
-                        return 0
+                        return 0, []
                     group = self._apart(group)
         finally:
             # Whoever got no answer commits next.

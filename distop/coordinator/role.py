@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.backoff import Backoff
@@ -27,7 +26,7 @@ from distop.core.codec import SCHEMA_VERSION
 from distop.core.keys import state_ordinal
 from distop.core.states import Stage
 from distop.core.txn import Get
-from distop.core.view import Change, TypeView
+from distop.core.view import TypeView
 from distop.errors import DistopError, SessionLost, describe
 from distop.store.watch import Feed
 from distop.worker.model import WorkerError
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from distop.core.txn import Txn
     from distop.core.view import OperationView
     from distop.node.context import Context
-    from distop.store.watch import Batch
+    from distop.store.watch import Batch, Event
 
 LONG_STEP = 5.0
 """Seconds after which a step of an operation is not thrown away for the trouble of another."""
@@ -110,6 +109,7 @@ class Coordinator:
             name="jobs",
             ignore=(b".progress",),
             gather=self._view.listing,
+            gone=(b".arg", b".outcome"),  # they go with the state
         )
         claims = ctx.keys.type_claims(table, type_name)
         self._claims = ClaimWatch(
@@ -186,7 +186,7 @@ class Coordinator:
         if batch.listing:
             changed = self._view.take(batch.gathered)
         else:
-            changes = [Change(event.kv, event.deleted) for event in batch.events]
+            changes = batch.events
             self._keep_arguments(changes)
             changed = self._view.apply(changes)
         for told in (self._left_alone, self._barred):
@@ -201,7 +201,7 @@ class Coordinator:
         self._claims.want(bool(self._cancelling) and not self._closed)
         self._kick(changed)
 
-    def _keep_arguments(self, changes: Sequence[Change]) -> None:
+    def _keep_arguments(self, changes: Sequence[Event]) -> None:
         """Those of operations that start come with their other records, and planning needs them at once."""
         for change in changes:
             if change.kv.key.endswith(".arg") and not change.deleted:
@@ -211,7 +211,7 @@ class Coordinator:
                         self._ctx.keep_argument(key.ref, change.kv.value)
 
     def _fold_claims(self, batch: Batch) -> None:
-        changes = [Change(event.kv, event.deleted) for event in batch.events]
+        changes = batch.events
         self._kick(self._view.replace(changes, claims=True) if batch.listing else self._view.apply(changes))
 
     def _kick(self, refs: Any) -> None:
@@ -362,7 +362,7 @@ class Coordinator:
         etcd is asked): under the state of a later moment a finish would not be refused for what came between, such as a
         cancel.
         """
-        op = replace(op, failed=set(op.failed))
+        op = op.as_it_is()
         ends = op.stage is Stage.CANCELLING and isinstance(step, decide.Commit | decide.Finish)
         if ends and not await self._counted(op):
             return False

@@ -30,9 +30,10 @@ def dumps(value: Any) -> bytes:
     return _ENCODER.encode(value).encode(errors="backslashreplace")
 
 
-def loads(value: bytes) -> Any:
+def loads(value: bytes | str) -> Any:
     """The JSON value; ValueError where it is none."""
-    return json.loads(value)
+    # Of bytes, json would guess the encoding first.
+    return json.loads(value if isinstance(value, str) else value.decode(errors="surrogatepass"))
 
 
 def word(text: str) -> bytes:
@@ -42,14 +43,14 @@ def word(text: str) -> bytes:
 
 def rfc3339(seconds: float) -> str:
     """Seconds since the epoch as RFC 3339 in UTC with milliseconds: ``2013-01-01T00:00:00.000Z``."""
-    return _rfc3339(int(seconds * 1000))
+    milliseconds = int(seconds * 1000)
+    return f"{_to_the_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
 
 
 @lru_cache(maxsize=256)
-def _rfc3339(milliseconds: int) -> str:
-    # Thousands of jobs end within the same few milliseconds.
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+def _to_the_second(seconds: int) -> str:
+    # Thousands of jobs end within the same few seconds.
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def from_rfc3339(text: str) -> float:

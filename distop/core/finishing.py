@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue, TxnResult
 
-FINISHES_PER_TXN = 25
-"""Operations that one transaction finishes at most: five compares of each, election and runOps (T1)."""
+FINISHES_PER_TXN = 31
+"""Operations that one transaction finishes at most: four compares of each, election and runOps (T1); 25 of those whose
+keys are not deleted with it.
+"""
 FINISH_BYTES_PER_TXN = 1024 * 1024
 """Of history records and what reruns need; that of one operation alone may be more."""
 ORDINALS_PER_CLEAN = 300
@@ -90,6 +92,10 @@ class Final:
     kept: tuple[Put, ...] = ()
     value: bytes = b""
     """Of the history's key, where it is known already."""
+    gone: bool = False
+    """Nothing is left to do for it: its keys are deleted in the same transaction, so that ``.state`` and pending never
+    show its end (a join with what :func:`end` does; for those with an open gate that are not decided before).
+    """
 
 
 def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
@@ -122,20 +128,29 @@ def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mo
 
 def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
     ref, decision = one.ref, keys.of(one.ref, "decision")
+    if one.gone:
+        # The gate is there from the plan on, and goes with a decision, an end, or another state.
+        return (
+            unchanged(keys.of(ref, "state"), one.state_mod),
+            exists(keys.gate(ref)),
+            none_within(*keys.claims_range(ref)),
+            none_within(*keys.edges_range(ref, "next")),
+        )
     decided = (unchanged(decision, one.decision_mod),) if one.decision_mod else _undecided(keys, ref, one.history.state)
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
 def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
     ref = one.ref
+    left = not one.gone
     return (
-        Put(keys.of(ref, "state"), word(one.history.state)),
+        *((Put(keys.of(ref, "state"), word(one.history.state)),) if left else ()),
         Put(keys.history(ref), one.value or one.history.encode()),
         *one.kept,
         *(() if one.decision_mod else (Delete(keys.gate(ref)),)),
         *((Delete(keys.current(ref.table, ref.type, ref.object)),) if one.one_at_a_time else ()),
         *freed(keys, ref, one.history),
-        Put(keys.pending(ref), word(Phase.CLEANING)),
+        Put(keys.pending(ref), word(Phase.CLEANING)) if left else Delete(*keys.own_range(ref)),
     )
 
 

@@ -16,6 +16,7 @@ from distop.core import keys as K
 from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Requests
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
+from distop.core.joined import apart
 from distop.core.limit_invariants import limit_faults
 from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
@@ -104,9 +105,14 @@ class Checker:
         """Take one revision, whole; what it broke. The changes may include keys that are none of distop's."""
         self.revision = revision
         self._violations = []
-        self._step(changes)
+        for part in apart(self.keys, changes, self._goes_on):
+            self._step(part)
         found, self._violations = self._violations, []
         return found
+
+    def _goes_on(self, ref: OperationRef) -> bool:
+        op = self._operations.get(ref)
+        return op is not None and op.state is not None and not op.state.terminal
 
     def _step(self, changes: Sequence[Change]) -> None:
         jobs: dict[OperationTrace, dict[int, JobDelta]] = {}

@@ -161,13 +161,23 @@ class Keys:
     def __init__(self, namespace: str = "") -> None:
         self.namespace = check_namespace(namespace)
         self._prefix = f"{namespace}/" if namespace else ""
-        self._last: tuple[OperationRef | None, str, str] = (None, "", "")
+        self._last: tuple[OperationRef | None, str, str, str] = (None, "", "", "")
+        """The operation whose keys were built last: its root, that of its claims, and what all of its keys have after
+        their families.
+        """
 
     # ------------------------------------------------------------------ build
 
     def _op(self, ref: OperationRef, family: str) -> str:
-        obj = f".{encode_object(ref.object)}" if ref.object else ""
-        return f"{self._prefix}{family}.{encode(ref.table)}.{check_type_name(ref.type)}{obj}.{ref.instance}"
+        return f"{self._prefix}{family}{self._of(ref)[3]}"
+
+    def _of(self, ref: OperationRef) -> tuple[OperationRef | None, str, str, str]:
+        last = self._last
+        if last[0] is not ref:  # many keys of one operation are built in a row
+            obj = f".{encode_object(ref.object)}" if ref.object else ""
+            name = f".{encode(ref.table)}.{check_type_name(ref.type)}{obj}.{ref.instance}"
+            last = self._last = (ref, f"{self._prefix}{OP}{name}", f"{self._prefix}{CLAIM}{name}", name)
+        return last
 
     def everything(self) -> tuple[str, str]:
         """The range of all of distop's keys."""
@@ -197,24 +207,20 @@ class Keys:
 
     def roots(self, ref: OperationRef) -> tuple[str, str]:
         """The operation's root and the root of its claims, without a delimiter at their ends."""
-        last, root, claims = self._last
-        if last is not ref:  # thousands of keys of one operation are built in a row
-            root, claims = self._op(ref, OP), self._op(ref, CLAIM)
-            self._last = (ref, root, claims)
-        return root, claims
+        return self._of(ref)[1:3]
 
     def root(self, ref: OperationRef) -> str:
-        return self.roots(ref)[0]
+        return self._of(ref)[1]
 
     def of(self, ref: OperationRef, name: str) -> str:
         """``<root>.<name>``: arg, spec, state, cancel, plan, planning, decision."""
-        return f"{self._op(ref, OP)}.{name}"
+        return f"{self.root(ref)}.{name}"
 
     def chunk(self, ref: OperationRef, number: int) -> str:
-        return f"{self._op(ref, OP)}.plan.{number:06d}"
+        return f"{self.root(ref)}.plan.{number:06d}"
 
     def chunks_range(self, ref: OperationRef) -> tuple[str, str]:
-        return prefix_range(f"{self._op(ref, OP)}.plan.")
+        return prefix_range(f"{self.root(ref)}.plan.")
 
     def job(self, ref: OperationRef, partition: int, name: str) -> str:
         """``<root>.<partition>.<name>``: state, outcome, progress."""
@@ -222,16 +228,16 @@ class Keys:
 
     def jobs_range(self, ref: OperationRef) -> tuple[str, str]:
         """Every job's keys: they start with a digit, the operation's own with a letter."""
-        root = self._op(ref, OP)
+        root = self.root(ref)
         return f"{root}.0", f"{root}.:"
 
     def edge(self, ref: OperationRef, name: str, edge: str) -> str:
         """``<root>.after.<edge>`` or ``<root>.next.<edge>`` (``core.waiting``)."""
-        return f"{self._op(ref, OP)}.{name}.{edge}"
+        return f"{self.root(ref)}.{name}.{edge}"
 
     def edges_range(self, ref: OperationRef, name: str) -> tuple[str, str]:
         """All edges of one side: ``after`` or ``next``."""
-        return prefix_range(f"{self._op(ref, OP)}.{name}.")
+        return prefix_range(f"{self.root(ref)}.{name}.")
 
     def gate(self, ref: OperationRef) -> str:
         return self._op(ref, OPEN)
@@ -247,7 +253,7 @@ class Keys:
         return prefix_range(f"{self.root(ref)}.")
 
     def claims_range(self, ref: OperationRef) -> tuple[str, str]:
-        return prefix_range(f"{self._op(ref, CLAIM)}.")
+        return prefix_range(f"{self._of(ref)[2]}.")
 
     def permit(self, ref: OperationRef, number: int) -> str:
         """Who has the permit of this number (``core.permits``)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -66,6 +67,7 @@ _REF_SAFE = re.compile(r"[/%]")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
+@lru_cache(maxsize=4_096)
 def _part(text: str) -> str:
     return _REF_SAFE.sub(lambda m: f"%{ord(m.group()):02X}", text)
 
@@ -79,6 +81,18 @@ class OperationRef:
     object: str
     """The object id, or "" for a type without one."""
     instance: int
+    _hash: int = field(init=False, repr=False, compare=False)
+    """It is the key of whatever is kept of operations."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.table, self.type, self.object, self.instance)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process hashes texts otherwise.
+        return OperationRef, (self.table, self.type, self.object, self.instance)
 
     def __str__(self) -> str:
         parts = [self.table, self.type, *([self.object] if self.object else [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import SCHEMA_VERSION, UNREADABLE, dumps, loads
@@ -184,6 +184,11 @@ class Plan:
     """
 
     def encode(self) -> bytes:
+        if self.spilled or self.options:
+            return self._encode()
+        return _plain_plan(self.count, self.version, self.digest, self.chunks)
+
+    def _encode(self) -> bytes:
         data = {
             "v": SCHEMA_VERSION,
             "count": self.count,
@@ -199,6 +204,10 @@ class Plan:
 
     @classmethod
     def decode(cls, value: bytes) -> Plan:
+        return _plan(value) if len(value) <= _SMALL else cls._decode(value)
+
+    @classmethod
+    def _decode(cls, value: bytes) -> Plan:
         data = loads(value)
         return cls(
             int(data["count"]),
@@ -240,6 +249,8 @@ class Gate:
     where: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
+        if not self.where and self.options == DEFAULT:
+            return _plain_gate(self.count)
         data: dict[str, Any] = {"v": SCHEMA_VERSION}
         if self.count:
             data["count"] = self.count
@@ -252,6 +263,10 @@ class Gate:
     @classmethod
     def decode(cls, value: bytes) -> Gate:
         """Whatever stands there: what cannot be read gives no hint."""
+        return _gate(value) if len(value) <= _SMALL else cls._decode(value)
+
+    @classmethod
+    def _decode(cls, value: bytes) -> Gate:
         try:
             data = loads(value)
             return cls(
@@ -261,6 +276,30 @@ class Gate:
             )
         except UNREADABLE:
             return cls()
+
+
+_SMALL = 200
+"""Bytes of a record of which thousands may be alike, and which is read once."""
+
+
+@lru_cache(maxsize=64)
+def _plan(value: bytes) -> Plan:
+    return Plan._decode(value)
+
+
+@lru_cache(maxsize=256)
+def _gate(value: bytes) -> Gate:
+    return Gate._decode(value)
+
+
+@lru_cache(maxsize=64)
+def _plain_plan(count: int, version: str, digest: str, chunks: int) -> bytes:
+    return Plan(count, version, digest, chunks)._encode()
+
+
+@lru_cache(maxsize=256)
+def _plain_gate(count: int) -> bytes:
+    return dumps({"v": SCHEMA_VERSION, **({"count": count} if count else {})})
 
 
 def encode_chunk(partitions: Iterable[PartitionPlan]) -> bytes:

@@ -52,6 +52,7 @@ class Event(StrEnum):
     COMPLETE_ATTEMPT = "complete_attempt"
     FINISH = "finish"
     FINISH_AT_ONCE = "finish_at_once"
+    FINISH_AND_END = "finish_and_end"
     SIGNAL = "signal"
     CLEAN = "clean"
     END = "end"
@@ -88,6 +89,7 @@ OPERATION_TABLE: Mapping[Stage, Mapping[Event, frozenset[Stage]]] = {
         Event.FAIL_FAST: frozenset({Stage.CANCELLING}),
         Event.DECIDE: frozenset({Stage.COMPLETING}),
         Event.FINISH_AT_ONCE: frozenset({Stage.CLEANING}),
+        Event.FINISH_AND_END: frozenset({Stage.ABSENT}),
     },
     Stage.PAUSED: {
         Event.PAUSE_NOW: frozenset({Stage.PAUSED}),

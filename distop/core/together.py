@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.model import OperationRef
 
-OPERATIONS_PER_CLAIM = 25
-"""Operations of one job that one transaction claims at most: the claim and four reads of each (T1)."""
+OPERATIONS_PER_CLAIM = 42
+"""Operations of one job that one transaction claims at most: three compares of each, the claim and two reads (T1)."""
+PLANNED_PER_CLAIM = 25
+"""Of those that have a plan of their own: the claim and four reads of each."""
 
 
 @frozen

@@ -28,6 +28,7 @@ from distop.core.plan import Gate
 from distop.core.requests import noted
 from distop.core.txn import (
     MAX_OPERATIONS,
+    PARCEL,
     Compare,
     Delete,
     Get,
@@ -38,25 +39,31 @@ from distop.core.txn import (
     absent,
     exists,
     is_not,
+    parcels,
     unchanged,
+    unpacked,
     value_is,
 )
 from distop.core.unique import free_for, taken
 from distop.core.waiting import ending, link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.core.keys import Keys
     from distop.core.plan import Plan
-    from distop.core.txn import KeyValue, TxnResult
+    from distop.core.txn import KeyValue, Result, TxnResult
     from distop.core.unique import Takes
 
 NOTHING_SAID = Terms()
 START_BYTES_PER_TXN = 1024 * 1024
 """Of keys and values of operations that are started together; one alone may have more."""
-STARTS_PER_TXN = 31
-"""Operations that one transaction starts at most: four keys of each, and the two counters (T1); fewer with ids."""
+STARTS_PER_TXN = 64
+"""Operations that one transaction starts at most. All starts on a table take turns at its counters, so as many as ask
+for it at a time share one turn: what is more than a list takes (T1) goes in parcels.
+"""
+STARTS_PER_LIST = 31
+"""As many as one list takes at most: four keys of each, and the two counters; fewer with ids."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 123
 
@@ -114,7 +121,15 @@ class NewOperation:
         return Terms(self.options, 0, self.spec.where)
 
 
-def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registered: bool = False) -> Txn:
+def starts(
+    keys: Keys,
+    seen: Counters,
+    new: Sequence[NewOperation],
+    *,
+    registered: bool = False,
+    begun: Sequence[Sequence[Put]] | None = None,
+    looks: bool = True,
+) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
     what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
     to run at once; else (``registered``) it is compared that the table's record is there, which is removed under the
@@ -122,7 +137,9 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registere
 
     The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
     (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
-    transaction won. Raises ValueError where the instances are not the next ones, or two of them exclude each other.
+    transaction won. ``begun``: :func:`begin_with` of each, where it is known already; not ``looks``: the failure
+    branch reads the counters alone. Raises ValueError where the instances are not the next ones, or two of them exclude
+    each other.
     """
     first = new[0].ref
     places = [(one.ref.table, one.ref.type, one.ref.instance) for one in new]
@@ -138,15 +155,10 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registere
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
-    reads = [
-        Get(key)
-        for one in new
-        for key in (
-            keys.of(one.ref, "spec"),
-            keys.history(one.ref),
-            keys.current(first.table, first.type, one.ref.object),
-        )
-    ]
+    reads: Sequence[Operation] = instead_of(keys, [one.ref for one in new]) if looks else []
+    puts: Sequence[Operation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
+    if max(len(puts), len(reads)) > _IN_ONE_LIST:
+        puts, reads = parcels(puts), parcels(reads)
     return Txn(
         (
             *((unchanged(run_ops, seen.run_ops_mod),) if running else there),
@@ -159,11 +171,15 @@ def starts(keys: Keys, seen: Counters, new: Sequence[NewOperation], *, registere
         (
             *((Put(run_ops, dumps(counts)),) if running else ()),
             Put(following, word(str(seen.next_instance + len(new)))),
-            *(put for one in new for put in _begin(keys, one)),
+            *puts,
         ),
         (Get(run_ops), Get(following), *reads),
         "start",
     )
+
+
+_IN_ONE_LIST = MAX_OPERATIONS - 3
+"""Operations beside the two counters, and one that somebody may add (a hold that is written again)."""
 
 
 def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
@@ -183,7 +199,7 @@ def _free_for(keys: Keys, one: NewOperation) -> tuple[Compare, ...]:
     return compares
 
 
-def _begin(keys: Keys, one: NewOperation) -> list[Put]:
+def begin_with(keys: Keys, one: NewOperation) -> list[Put]:
     """What an operation begins with; these keys are its own, but for ``.current``, its id, and whom it replaces."""
     ref, takes = one.ref, one.takes
     puts = [
@@ -213,22 +229,35 @@ def gate(terms: Terms, count: int = 0) -> bytes:
     return Gate(count, terms.options, terms.where).encode()
 
 
-def start_together(keys: Keys, new: Sequence[NewOperation]) -> int:
+def start_together(
+    keys: Keys, new: Sequence[NewOperation], begun: Sequence[Sequence[Put]] | None = None, *, flat: bool = False
+) -> int:
     """How many of these, from the first one on, one transaction starts: as many as etcd takes (T1, T2), and one at
-    least.
+    least. ``begun`` as in :func:`starts`; ``flat``: without parcels.
     """
-    puts, compares, size = 2, 3, 0
+    puts, compares, size = 0, 3, 0
     behind: set[OperationRef] = set()
     for n, one in enumerate(new):
-        begun = _begin(keys, one)
-        puts += len(begun)
-        size += sum(len(put.key) + len(put.value) for put in begun)
+        written = begun[n] if begun is not None else begin_with(keys, one)
+        puts += len(written)
+        size += sum([len(put.key) + len(put.value) for put in written])
         behind.update(pred.ref for pred in one.after if pred.mod)
         compares += one.spec.one_at_a_time + len(_free_for(keys, one))
-        most = max(puts, compares + len(behind), 2 + 3 * (n + 1))
-        if n and (most > MAX_OPERATIONS or size > START_BYTES_PER_TXN):
+        packed = puts > _IN_ONE_LIST or 3 * (n + 1) > _IN_ONE_LIST
+        room = MAX_OPERATIONS - (PARCEL if packed else 0)
+        full = n >= STARTS_PER_TXN or size > START_BYTES_PER_TXN or (flat and packed)
+        if n and (full or compares + len(behind) > room):
             return n
     return len(new)
+
+
+def instead_of(keys: Keys, refs: Iterable[OperationRef]) -> list[Get]:
+    """What tells, of operations that were to begin, what is there instead (:func:`found_in`)."""
+    return [
+        Get(key)
+        for ref in refs
+        for key in (keys.of(ref, "spec"), keys.history(ref), keys.current(ref.table, ref.type, ref.object))
+    ]
 
 
 @frozen
@@ -242,7 +271,12 @@ class FoundInstead:
 
 def found_instead(refused: TxnResult) -> list[FoundInstead]:
     """What the failure branch of :func:`starts` read, for each operation in its order."""
-    found = [answer.kv if isinstance(answer, GetResult) else None for answer in refused.responses[2:]]
+    return found_in(unpacked(refused.responses[2:]))
+
+
+def found_in(answers: Iterable[Result]) -> list[FoundInstead]:
+    """What :func:`instead_of` read."""
+    found = [answer.kv if isinstance(answer, GetResult) else None for answer in answers]
     return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
 
 

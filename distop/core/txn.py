@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core.frozen import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 MAX_OPERATIONS = 128
 """etcd's default limit for each list of a transaction: compares, success, failure (T1)."""
@@ -173,6 +176,28 @@ class TxnResult:
 
 
 Result: TypeAlias = PutResult | DeleteResult | GetResult | TxnResult
+
+
+PARCEL = 60
+"""Operations in one parcel."""
+
+
+def parcels(ops: Sequence[Operation]) -> list[Operation]:
+    """Operations that are too many for one list, in nested transactions that compare nothing. A nested one may have as
+    many as the list that it is in leaves of the limit (T1): so some sixty parcels go into one list.
+    """
+    return [Txn((), tuple(ops[n : n + PARCEL])) for n in range(0, len(ops), PARCEL)]
+
+
+def unpacked(results: Iterable[Result]) -> list[Result]:
+    """The results of operations, be they in :func:`parcels` or not."""
+    found: list[Result] = []
+    for one in results:
+        if isinstance(one, TxnResult):
+            found += one.responses
+        else:
+            found.append(one)
+    return found
 
 
 def operations(txn: Txn) -> int:

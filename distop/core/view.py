@@ -48,7 +48,9 @@ MAX_KEPT_OUTCOMES = 16 * 1024 * 1024
 
 @frozen
 class Change:
-    """One event: what was put, or (``deleted``) the key that is gone."""
+    """One event: what was put, or (``deleted``) the key that is gone: then ``kv.value`` is empty, and
+    ``kv.mod_revision`` is the revision of the deletion.
+    """
 
     kv: KeyValue
     deleted: bool = False
@@ -292,6 +294,30 @@ class OperationView:
     them.
     """
 
+    def as_it_is(self) -> OperationView:
+        """What does not change with the next jobs that fail."""
+        return OperationView(
+            self.ref,
+            self.state,
+            self.state_mod,
+            self.spec,
+            self.plan,
+            self.chunks,
+            self.planning,
+            self.broken,
+            self.cancel,
+            self.decision,
+            self.altered,
+            self.success,
+            frozenset(self.failed),
+            self.claims,
+            self.claims_known,
+            self.after,
+            self.next,
+            self.seen_since,
+            self.outcomes,
+        )
+
     @property
     def terms(self) -> Terms:
         """What its gate is to say."""
@@ -439,7 +465,7 @@ class TypeView:
         self._listed: TypeView | None = None
         """A listing that has not come to its end."""
         self._job_roots: dict[str, OperationView] = {}
-        """Of operations that have a plan, or jobs."""
+        """Of operations that do not wait: of those there may be very many."""
         self._claim_roots: dict[str, OperationView] = {}
 
     @property
@@ -524,6 +550,12 @@ class TypeView:
             if last in _OWN_NAMES and (op := self._job_roots.get(head)) is not None:
                 if self._fold_own(op, last, kv, change.deleted):
                     touched.add(op.ref)
+                if op.state is State.PENDING:
+                    self._waits(op, head)
+                continue
+            if head.endswith(".plan") and _is_ordinal(last) and (op := self._job_roots.get(head[:-5])) is not None:
+                self._fold_operation(op, "plan", kv, change.deleted, int(last))
+                touched.add(op.ref)
                 continue
             # The hot path: job states, and claims that are watched, of operations that are known.
             op = self._claim_roots.get(head)
@@ -570,6 +602,12 @@ class TypeView:
             op.outcomes = _with(op.outcomes, int(number), kv)
             self._kept += size
 
+    def _waits(self, op: OperationView, root: str) -> None:
+        """Very many may wait: as little as possible is kept of each."""
+        self._job_roots.pop(root, None)
+        if op.spec is not None and op.spec is not self._spec:
+            self._spec = op.spec = alike(op.spec, self._spec)
+
     def _let_go(self, op: OperationView) -> None:
         """Nobody asks for its outcomes any more."""
         self._kept -= sum(len(kv.value) for kv in op.outcomes.values())
@@ -590,11 +628,12 @@ class TypeView:
                 self._job_roots[self.keys.root(key.ref)] = op
                 self._fold_job(op, key.partition, kv, deleted)
             else:
-                if key.name == "plan":
-                    self._job_roots[self.keys.root(key.ref)] = op
                 self._fold_operation(op, key.name, kv, deleted, key.chunk, key.id)
-                if key.name == "spec" and op.spec is not None:
-                    self._spec = op.spec = alike(op.spec, self._spec)
+                root = self.keys.root(key.ref)
+                if op.state is State.PENDING:
+                    self._waits(op, root)
+                else:
+                    self._job_roots[root] = op
                 if op.state is None or op.state.terminal:
                     self._let_go(op)
         except (InvalidArgument, *UNREADABLE) as error:

@@ -22,7 +22,7 @@ from distop.core.keys import Keys
 from distop.core.model import Node
 from distop.core.records import read
 from distop.core.txn import Put, Txn, unchanged
-from distop.core.view import Change, ClusterView
+from distop.core.view import ClusterView
 from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
@@ -231,7 +231,7 @@ class Incarnation(Context):
             if batch.listing:
                 self.cluster.take(families, batch.gathered)
             else:
-                changed = self.cluster.apply([Change(event.kv, event.deleted) for event in batch.events])
+                changed = self.cluster.apply(batch.events)
             if self._caught_up and (changed or batch.listing):
                 self._changed(changed, before, batch.listing)
 
@@ -293,7 +293,8 @@ class Incarnation(Context):
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
         node, unable, doing = self._node, self.capability.unable, self.doing.told
-        state = node_state(self.draining, self.executor.busy or self.elections.busy)
+        draining = self.draining
+        state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
         if node.state is state and node.unable == unable and node.doing == doing:
             return node
         able = tuple(sorted(self.types - unable.keys()))

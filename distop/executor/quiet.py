@@ -39,6 +39,11 @@ class Quiet:
         """Nothing of this operation is to be claimed for the sake of another."""
         return self.ref is not None and self.ref != ref
 
+    @property
+    def waits(self) -> bool:
+        """An operation has suspects, for which this executor is not quiet."""
+        return self.ref is None and bool(self._left)
+
     def fall(self, may: Callable[[OperationRef], bool]) -> None:
         """Nothing runs here: be quiet for an operation that ``may`` be served, if one has suspects."""
         if self.ref is None:

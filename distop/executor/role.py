@@ -50,6 +50,8 @@ class Executor:
         self._turn_of_small = True
         self._turns = Turns()
         self._leaving = False
+        self._gone: list[str] = []
+        """Operations whose private directories are to be removed."""
         self._hint: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ wake
@@ -115,7 +117,17 @@ class Executor:
             self._operations.pop(op.ref, None)
             self._quiet.gone(op.ref)
             if phase not in (Phase.PAUSED, Phase.HALTED):
-                self._track(asyncio.ensure_future(self._ctx.worker.forget(str(op.ref))))
+                self._forget(op.ref)
+
+    def _forget(self, ref: OperationRef) -> None:
+        """It is gone; with those of which this is seen in the same turn of the loop."""
+        self._gone.append(str(ref))
+        if len(self._gone) == 1:
+            asyncio.get_running_loop().call_soon(self._forget_all)
+
+    def _forget_all(self) -> None:
+        gone, self._gone = self._gone, []
+        self._track(asyncio.ensure_future(self._ctx.worker.forget(*gone)))
 
     def _settled(self, op: OpenOperation) -> None:
         """A job is held no longer."""
@@ -128,6 +140,8 @@ class Executor:
             op.exhausted = op.done >= op.plan.count
             if op.exhausted:
                 self._small.done(op.ref)
+            else:
+                self._small.one_by_one([op.ref])
             if op.spec.rules.batch:
                 op.forget_candidates()
             if self._shut(op):
@@ -157,7 +171,7 @@ class Executor:
             return None
         if (disk := self._jobs.disk_pause()) > 0:
             return disk
-        if self._alone():
+        if self._quiet.waits and self._alone():
             self._quiet.fall(lambda ref: ref in self._operations and self._wait(ref) <= 0)
         if self._quiet.ref is not None and not self._quiet.running and self._wait(self._quiet.ref) > 0:
             self._quiet.over(self._quiet.ref)
@@ -326,6 +340,7 @@ class Executor:
         except EtcdRejected:
             self._small.one_by_one(refs)  # etcd takes none of them together
         except Exception as error:
+            self._small.one_by_one(refs)
             for ref in refs:
                 self._troubles.failed(ref, error)
         finally:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.core import decide, together
 from distop.core.jobs import Claim
+from distop.core.model import CLUSTER_TABLE
 from distop.core.options import DEFAULT
 from distop.node.openop import Held, OpenOperation
 
@@ -30,7 +31,7 @@ HEAD_STARTS = (0.2, 10.0)
 """Seconds for which an operation is left to the executor that it falls to by its name; then whoever has nothing else to
 do takes it. Longer each time that this one had long taken them all, and its coordinator was behind with their ends.
 """
-LOOKED_AT = 500
+LOOKED_AT = 100
 """Of those that wait, so many are looked at for a group."""
 
 
@@ -54,6 +55,8 @@ class Small:
         """Those that fall to other executors, with the time (``time.monotonic``) at which each was seen."""
         self._lost: dict[OperationRef, None] = {}
         """Claimed by others: looked at again on a hint."""
+        self.taken: dict[OperationRef, None] = {}
+        """Claimed here together with others, or about to be: there is nothing to do for them."""
         self.urgent: dict[OperationRef, None] = {}
         """Of all others, those of a higher priority than what has none."""
         self._rivals: dict[str, tuple[str, ...]] = {}
@@ -68,18 +71,22 @@ class Small:
     def changed(self, gates: Mapping[OperationRef, Seen[Gate]], refs: Iterable[OperationRef] | None) -> None:
         """The gates of these operations have changed; None: perhaps of all."""
         if refs is None:
-            for kept in (self.general, self._mine, self._others, self._lost):
+            for kept in self._all():
                 for ref in [ref for ref in kept if ref not in gates]:
                     del kept[ref]
             altered = [ref for ref in (*self._mine, *self._others) if not _plain(gates[ref].value)]
-            known = self.general.keys() | self._mine.keys() | self._others.keys() | self._lost.keys()
+            known = set().union(*self._all())
             refs = [*altered, *(ref for ref in gates if ref not in known)]
             self.urgent = {ref: None for ref in self.general if gates[ref].value.options.priority > 0}
         for ref in refs:
-            for kept in (self.general, self.urgent, self._mine, self._others, self._lost):
+            for kept in (self.urgent, *self._all()):
                 kept.pop(ref, None)
             if ref in gates:
                 self._sort(ref, gates[ref])
+
+    def _all(self) -> tuple[dict[OperationRef, Any], ...]:
+        """Where an operation is kept, each in one of them."""
+        return self.general, self._mine, self._others, self._lost, self.taken
 
     def hint(self) -> None:
         """There may be claims to take of those that others have won."""
@@ -90,14 +97,14 @@ class Small:
         """These are served as any other."""
         for ref in refs:
             if ref in self._ctx.cluster.gates:
-                self._mine.pop(ref, None)
-                self._others.pop(ref, None)
+                for kept in (self._mine, self._others, self.taken):
+                    kept.pop(ref, None)
                 self.general[ref] = None
 
     def done(self, ref: OperationRef) -> None:
         """All of its jobs have ended here."""
-        self.general.pop(ref, None)
-        self.urgent.pop(ref, None)
+        for kept in (self.general, self.urgent, self.taken):
+            kept.pop(ref, None)
 
     def _sort(self, ref: OperationRef, gate: Seen[Gate]) -> None:
         ctx = self._ctx
@@ -152,11 +159,13 @@ class Small:
         """As many of these, which are of one type, as go together; for each free slot its share."""
         size = min(self._size(refs[0].type), -(-len(refs) // max(slots, 1)), self._ctx.limits.together)
         chosen = list(refs[:size])
+        if any(ref.table != CLUSTER_TABLE for ref in chosen):
+            del chosen[together.PLANNED_PER_CLAIM :]
         for ref in chosen:
             if self._others.pop(ref, None) is not None:
                 self._borrowed.add(ref)
             self._mine.pop(ref, None)
-            self.general[ref] = None
+            self.taken[ref] = None
         return chosen
 
     # ----------------------------------------------------------------- claim
@@ -196,6 +205,7 @@ class Small:
                 # Nobody here could run it, and others would wait for that until the poll finds it.
                 give_back(one.ref, 0, first, grant.fence)
                 failed(one.ref, error)
+                self.one_by_one([one.ref])
         return won
 
     async def _opened(self, one: together.Opened, gate: Gate, grant: together.Granted, first: Claim) -> OpenOperation:
@@ -212,8 +222,8 @@ class Small:
         self._head_starts[type_name] = max(shortest, min(longest, longer))
 
     def _left(self, ref: OperationRef) -> None:
-        if ref in self.general:
-            del self.general[ref]
+        if ref in self.taken:
+            del self.taken[ref]
             self._lost[ref] = None
 
     # ------------------------------------------------------------------ size

@@ -16,9 +16,9 @@ from distop.core.codec import SCHEMA_VERSION, loads
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim
 from distop.core.keys import claim_ordinal, state_ordinal
-from distop.core.model import OperationRef, Spec
+from distop.core.model import CLUSTER_TABLE, OperationRef, Spec
 from distop.core.permits import MAX_OVERDUE, Permits, permits
-from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals
+from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals, whole_plan
 from distop.core.records import read
 from distop.core.txn import Get
 from distop.core.view import Seen
@@ -109,9 +109,11 @@ class OpenOperation:
 
     @staticmethod
     def records(keys: Keys, ref: OperationRef) -> tuple[Get, ...]:
-        """What :meth:`of` wants to have been read."""
-        first, after = keys.chunks_range(ref)
-        return (*(Get(keys.of(ref, name)) for name in ("spec", "arg", "plan")), Get(first, after, limit=1))
+        """What :meth:`of` wants to have been read. The plan of an operation on no table is always the same."""
+        own = (Get(keys.of(ref, "spec")), Get(keys.of(ref, "arg")))
+        if ref.table == CLUSTER_TABLE:
+            return own
+        return (*own, Get(keys.of(ref, "plan")), Get(*keys.chunks_range(ref), limit=1))
 
     @classmethod
     async def load(cls, client: EtcdClient, keys: Keys, ref: OperationRef, gate_mod: int) -> OpenOperation:
@@ -125,12 +127,17 @@ class OpenOperation:
         """The operation of these records, with what there is of its plan beyond them. Raises NotFound where it is gone
         meanwhile, and UnreadableRecord also where a newer release wrote it, or the plan is not the one that was made.
         """
-        spec, arg, plan, chunk = answers
-        if spec.kv is None or arg.kv is None or plan.kv is None:
+        spec, arg, *planned = answers
+        if spec.kv is None or arg.kv is None or (planned and planned[0].kv is None):
             raise NotFound(f"operation {ref} has ended meanwhile")
         written = read(Spec.decode, spec.kv)
         if written.version > SCHEMA_VERSION:
             raise UnreadableRecord(f"a newer distop wrote {ref}: this release leaves it alone")
+        if not planned:
+            whole, only = whole_plan()
+            return cls(ref, gate_mod, written, read(loads, arg.kv), whole, only, [0])
+        plan, chunk = planned
+        assert plan.kv is not None
         decoded = read(Plan.decode, plan.kv)
         chunks = [kv.value for kv in chunk.kvs]
         if decoded.chunks > 1:

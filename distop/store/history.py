@@ -16,7 +16,6 @@ from distop.backoff import Backoff
 from distop.clock import time
 from distop.core.frozen import frozen
 from distop.core.versions import orders_requested_progress
-from distop.core.view import Change
 from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store.position import Batch, Reopen, WatchPosition
 from distop.store.transport import RequestFailed
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from distop.core.txn import KeyValue
+    from distop.core.view import Change
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.store")
@@ -168,7 +168,7 @@ class HistoryReader:
         self._refused = 0
         found = []
         for number, events in groupby(batch.events, key=lambda event: event.kv.mod_revision):
-            changes = tuple([Change(event.kv, event.deleted) for event in events])
+            changes = tuple(events)
             found.append(Revision(number, changes))
             if not self._caught_up:
                 for change in changes:

@@ -5,22 +5,13 @@ The stream's I/O is in ``watch``; the decisions are here, so that they can be te
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from distop.core.frozen import frozen
+from distop.core.view import Change
 
-if TYPE_CHECKING:
-    from distop.core.txn import KeyValue
-
-
-@frozen
-class Event:
-    """One change of a key. For a deletion ``deleted`` is true, ``kv.value`` is empty and ``kv.mod_revision`` is the
-    revision of the deletion.
-    """
-
-    kv: KeyValue
-    deleted: bool = False
+Event = Change
+"""One change of a key, as views take it: thousands come in a row."""
 
 
 @frozen

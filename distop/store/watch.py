@@ -43,19 +43,25 @@ _LISTING_SHARE = 300.0  # times what a listing took, that pass before the next o
 _PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
-def _wanted(events: Any, ignore: tuple[bytes, ...]) -> Any:
+def _wanted(events: Any, ignore: tuple[bytes, ...], gone: tuple[bytes, ...]) -> Any:
     """Without those that nobody asked for; the last one stays: its revision tells how far this goes (W2)."""
-    if not ignore or len(events) < 2:
+    if not (ignore or gone) or len(events) < 2:
         return events
     last = len(events) - 1
-    return [event for n, event in enumerate(events) if n == last or not event.kv.key.endswith(ignore)]
+    return [
+        event
+        for n, event in enumerate(events)
+        if n == last or not event.kv.key.endswith(gone if event.type == _DELETE else ignore)
+    ]
 
 
-def decode_response(message: rpc.WatchResponse, ignore: tuple[bytes, ...] = ()) -> Response:
-    """What matters of a watch response; without the keys that end so."""
+def decode_response(
+    message: rpc.WatchResponse, ignore: tuple[bytes, ...] = (), gone: tuple[bytes, ...] = ()
+) -> Response:
+    """What matters of a watch response; without the keys that end so, and without deletions of those that end so."""
     return Response(
         message.header.revision,
-        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore)]),
+        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in _wanted(message.events, ignore, gone)]),
         message.created,
         message.canceled,
         message.compact_revision,
@@ -150,6 +156,8 @@ class Feed:
     With ``gather``, which is asked for each listing, that is handed over as it was ``gathered``.
     ``apply`` must not raise; if it does, the feed fails and :meth:`reached`, :meth:`relist` and :meth:`wait` raise it.
 
+    ``ignore``: endings of keys whose changes are not handed over; ``gone``: of those whose deletions are not.
+
     Broken, silent and refused streams are replaced for ever, with back-off; ``problem`` tells the last trouble.
     """
 
@@ -164,6 +172,7 @@ class Feed:
         name: str = "",
         ignore: tuple[bytes, ...] = (),
         gather: Callable[[], Gather] | None = None,
+        gone: tuple[bytes, ...] = (),
     ) -> None:
         self.name = name or start
         self.problem = ""
@@ -172,6 +181,7 @@ class Feed:
         self._apply = apply
         self._ignore = ignore
         self._gather = gather
+        self._gone = (*ignore, *gone)
         self._relist_every = relist_every
         self._position = WatchPosition()
         self._stream: WatchStream | None = None
@@ -349,7 +359,7 @@ class Feed:
                     return useful
                 self._heard = asyncio.get_running_loop().time()
                 self._asked = False
-                step = self._position.feed(decode_response(message, self._ignore))
+                step = self._position.feed(decode_response(message, self._ignore, self._gone))
                 if not useful and message.created and not message.canceled:
                     useful = True
                     self.problem = ""

@@ -14,7 +14,7 @@ from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import History, OperationRef, Spec
 from distop.core.options import DEFAULT
 from distop.core.records import read
-from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, unchanged, value_is
+from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
 from distop.errors import DistopError, Incompatible, InvalidArgument, OperationStartError
 from distop.submission.duplicates import Asked, Joined, Undecided, resolve
 from distop.submission.earlier import BeingInserted, find_earlier, is_of
@@ -291,7 +291,7 @@ class Insertion:
             "start_graph",
         )
         size = sum(len(put.value) for put in whole.success if isinstance(put, Put))
-        fits = max(map(len, (whole.compares, whole.success, whole.failure))) <= MAX_OPERATIONS
+        fits = operations(whole) <= MAX_OPERATIONS and not any(isinstance(op, Txn) for op in whole.success)
         return whole if fits and size <= t.START_BYTES_PER_TXN else None
 
     def _found_at(self, ref: OperationRef) -> tuple[str, str]:
@@ -348,8 +348,8 @@ class Insertion:
         first = 0
         while first < len(places):
             counters = self._counters[subject]
-            page = self._operations(subject, places[first : first + t.STARTS_PER_TXN], self._hold)
-            page = page[: t.start_together(self._keys, page)]
+            page = self._operations(subject, places[first : first + t.STARTS_PER_LIST], self._hold)
+            page = page[: t.start_together(self._keys, page, flat=True)]
             result = await self._commit_held(t.starts(self._keys, counters, page, registered=True))
             if not result.succeeded:
                 instead, wanted = t.found_instead(result)[0], self._wanted[places[first]]

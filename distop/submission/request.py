@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import field
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time, uuid
@@ -103,8 +104,17 @@ class Request:
         return bool(self.not_before or self.after or self.hold)
 
 
+_NAMED_BY = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""The variables that ``getpass`` asks before it reads the users' file."""
+
+
 def whoami() -> str:
     """Who submits, where the caller does not say: ``user@host``."""
+    return _who(os.getuid(), *map(os.environ.get, _NAMED_BY))
+
+
+@lru_cache(maxsize=4)
+def _who(*_: object) -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -122,17 +122,20 @@ class Starts:
         that got nothing done; ``heard``: what the try before told.
         """
         group: list[_Waiting] = []
+        took = 0.0
         try:
             while True:
-                if lost:
-                    await asyncio.sleep(pause(lost))
+                # Whoever was just answered may start another one at once: it goes with those in line.
+                await asyncio.sleep(pause(lost, took) if lost else 0)
                 group = _take(line)
                 if not group:
                     break
                 for one in group:
                     one.sent = True
                 tries = [one.tried.again() for one in group]
+                began = time.monotonic()
                 await try_to_start(self._etcd, self._keys, tries, heard)
+                took = time.monotonic() - began
                 left = [one for one, tried in zip(group, tries, strict=True) if not _settled(one, tried)]
                 for one in left:
                     one.sent = False

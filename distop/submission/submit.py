@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.client")
 
+READS = 60
+"""Keys that are read at once."""
 WRITE_LIMIT = 30.0
 """Seconds that a client repeats a transaction whose outcome is unknown before it says so."""
 CONTENTION_LIMIT = 60.0
@@ -169,9 +171,11 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
     raise AssertionError("unreachable")
 
 
-def pause(tries: int) -> float:
-    """Seconds to wait after so many tries in a row that were lost."""
-    return random.uniform(0, min(0.25, 0.004 * 2.0 ** min(tries - 1, 10)))
+def pause(tries: int, took: float = 0.0) -> float:
+    """Seconds to wait after so many tries in a row that were lost, the last of which ``took`` so long: as long as one
+    takes another one may be under way, which would be lost, too.
+    """
+    return random.uniform(0, min(0.25, max(0.004, took) * 2.0 ** min(tries - 1, 10)))
 
 
 def overdue(began: float) -> bool:
@@ -284,11 +288,16 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         )
         for n, (one, (spec, value)) in enumerate(zip(chosen, specs, strict=True))
     ]
-    new = [replace(begun, takes=asked[one].takes(begun.ref)) for one, begun in zip(chosen, new, strict=True)]
-    if len(new) > 1:
-        new = new[: t.start_together(keys, new)]
-    chosen = chosen[: len(new)]
-    txn = t.starts(keys, counters, new, registered=True)
+    new = [
+        replace(each, takes=takes) if (takes := asked[one].takes(each.ref)) is not None else each
+        for one, each in zip(chosen, new, strict=True)
+    ]
+    begun = [t.begin_with(keys, one) for one in new]
+    new = new[: t.start_together(keys, new, begun)]
+    chosen, begun = chosen[: len(new)], begun[: len(new)]
+    # Who was refused at once, and chose no request id, has started nothing before.
+    looks = declaration.instances == "one" or any(one.wanted.own_id for one in chosen)
+    txn = t.starts(keys, counters, new, registered=True, begun=begun, looks=looks)
     if operations(txn) > MAX_OPERATIONS:
         chosen[0].verdict = _waits_for_too_many(new[0])
         return
@@ -302,12 +311,27 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         note_cut_off(error, tries[0].wanted)
         raise
     heard.note(_told(result, of_type, new))
-    instead = t.found_instead(result) if not result.succeeded else [None] * len(new)
-    for one, begun, there in zip(chosen, new, instead, strict=True):
-        one.verdict = _judge(one.wanted, begun, there)
+    instead: Sequence[t.FoundInstead | None] = [None] * len(new)
+    if not result.succeeded:
+        instead = t.found_instead(result) if looks else await _instead(etcd, keys, result, new)
+    for one, each, there in zip(chosen, new, instead, strict=True):
+        one.verdict = _judge(one.wanted, each, there)
     for one, first in behind.items():
         if first in chosen:
             _told_by_the_first(one, objects[one], first)
+
+
+async def _instead(
+    etcd: EtcdClient, keys: Keys, refused: TxnResult, new: Sequence[t.NewOperation]
+) -> list[t.FoundInstead]:
+    """What is there instead of operations whose start was refused, where an earlier copy of it may have won: that is
+    over by now (T9).
+    """
+    if not refused.repeated:
+        return [t.FoundInstead(None, None, None)] * len(new)
+    gets = t.instead_of(keys, (one.ref for one in new))
+    answers = [answer for n in range(0, len(gets), READS) for answer in await etcd.read(*gets[n : n + READS])]
+    return t.found_in(answers)
 
 
 @frozen

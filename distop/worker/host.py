@@ -135,9 +135,9 @@ class Worker(Asking):
             # They end by themselves: what they wait for is dead, and there will be no other child.
             await asyncio.wait(list(self._background))
 
-    async def forget(self, op: str) -> None:
-        """Remove the operation's private directory: the operation is gone."""
-        self._forgotten.append(self.config.work_dir / "ops" / operation_path(op))
+    async def forget(self, *ops: str) -> None:
+        """Remove the private directories of operations that are gone."""
+        self._forgotten += [self.config.work_dir / "ops" / operation_path(op) for op in ops]
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = self._spawn(self._forget())
         await asyncio.shield(self._forgetting)

@@ -44,6 +44,7 @@ def build(world: World, event: Event, ref: OperationRef) -> Txn:
         Event.COMPLETE_ATTEMPT: world.complete_attempt,
         Event.FINISH: world.finish,
         Event.FINISH_AT_ONCE: world.finish_at_once,
+        Event.FINISH_AND_END: world.finish_and_end,
         Event.CLEAN: world.clean,
         Event.END: world.end,
     }
@@ -55,8 +56,8 @@ _RANDOM_EVENTS = (
     "own own own extend extend "
     "report_failed retry release checkpoint die join elect elect pause resume resume cancel fail_fast reap reap "
     "submit submit start_of start_of start_of begin begin begin begin_planned joined end_waiting add_dependencies "
-    "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once clean "
-    "end resign"
+    "signal signal alter alter pause_now decide decide complete_attempt finish finish finish_all finish_at_once "
+    "finish_and_end clean end resign"
 ).split()
 _RARE = frozenset(
     {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
@@ -110,9 +111,11 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     event = Event(name.replace("joined", "join"))
     if event not in states.OPERATION_TABLE[stage]:
         return None
-    if event in (Event.DECIDE, Event.FINISH_AT_ONCE):
+    if event in (Event.DECIDE, Event.FINISH_AT_ONCE, Event.FINISH_AND_END):
         ended = op.plan is not None and op.ended >= op.plan.count
         if op.claims or not (ended or stage is Stage.CANCELLING):
+            return None
+        if event is Event.FINISH_AND_END and op.altered is not None:  # it may have permits
             return None
     if event in (Event.BEGIN, Event.BEGIN_PLANNED, Event.JOIN) and op.after:
         return None

@@ -336,6 +336,11 @@ class World:
     def finish_at_once(self, ref: OperationRef) -> Txn:
         return self._finish(ref, 0)
 
+    def finish_and_end(self, ref: OperationRef) -> Txn:
+        seen = self.counters()
+        final = replace(self._final(ref, 0), gone=True)
+        return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [final])
+
     def clean(self, ref: OperationRef, first: int = 0) -> Txn:
         return f.clean(self.keys, ref, self.election, self.mod(ref, "state"), first)
 

@@ -343,7 +343,7 @@ def test_a_late_copy_of_a_start_that_replaced_changes_nothing() -> None:
 
 def test_a_start_whose_answer_was_lost_is_not_a_duplicate_of_itself() -> None:
     async def work(etcd: Etcd) -> None:
-        etcd.fates.append(lambda txn: (etcd.store.apply(txn), etcd.store.apply(txn))[1])
+        etcd.fates.append(lambda txn: (etcd.store.apply(txn), replace(etcd.store.apply(txn), repeated=True))[1])
         assert await etcd.start(policy="refuse") == Started(OperationRef(TABLE, "purge", "", 1))
 
     run(work)

@@ -96,18 +96,27 @@ def test_starts_that_do_not_follow_each_other_are_not_built() -> None:
         world.starts(2, ["a", "a"])
 
 
-@pytest.mark.parametrize(("objects", "brings_plan", "most"), [(False, False, 31), (True, False, 25), (False, True, 21)])
-def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, most: int) -> None:
+@pytest.mark.parametrize(("objects", "brings_plan", "flat"), [(False, False, 31), (True, False, 25), (False, True, 20)])
+def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, flat: int) -> None:
     world = World(one_at_a_time=objects)
     new = [
         t.NewOperation(ref, world.spec(ref), b"{}", planned(1) if brings_plan else None)
-        for ref in (OperationRef(TABLE, TYPE, f"o{n}" if objects else "", n) for n in range(1, 50))
+        for ref in (OperationRef(TABLE, TYPE, f"o{n}" if objects else "", n) for n in range(1, 100))
     ]
-    count = t.start_together(world.keys, new)
-    assert count == most <= t.STARTS_PER_TXN
-    txn = t.starts(world.keys, world.counters(), new[:count])
-    assert operations(txn) <= MAX_OPERATIONS < operations(t.starts(world.keys, world.counters(), new[: count + 1]))
+    for count, nested in ((flat, False), (flat + 1, True)):
+        txn = t.starts(world.keys, world.counters(), new[:count])
+        assert operations(txn) <= MAX_OPERATIONS
+        assert any(isinstance(op, Txn) for op in txn.success) is nested, "in parcels where one list is too short"
+    assert t.start_together(world.keys, new) == t.STARTS_PER_TXN
+    txn = t.starts(world.keys, world.counters(), new[: t.STARTS_PER_TXN])
+    assert operations(txn) <= MAX_OPERATIONS
     world.do(txn)
+    assert len(world.view().operations) == t.STARTS_PER_TXN
+    refused = world.store.apply(txn)
+    assert not refused.succeeded
+    assert [one.spec.key for one in t.found_instead(refused) if one.spec] == [
+        world.keys.of(one.ref, "spec") for one in new[: t.STARTS_PER_TXN]
+    ]
     assert not check(world.keys, world.store.history)
 
 
@@ -240,13 +249,13 @@ def test_operations_of_two_types_are_not_finished_together() -> None:
         f.finish(world.keys, world.election, {}, 0, [one, replace(one, ref=replace(one.ref, type="other"))])
 
 
-@pytest.mark.parametrize(("decision_mod", "most"), [(0, 25), (7, 42)])
-def test_as_many_finish_together_as_etcd_takes(decision_mod: int, most: int) -> None:
+@pytest.mark.parametrize(("decision_mod", "gone", "most"), [(0, False, 25), (7, False, 42), (0, True, 31)])
+def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gone: bool, most: int) -> None:
     world = World()
     history = History("x", State.SUCCESS, TIME, TIME, 1, 1, 0, None, (), [], "r")
-    finals = [f.Final(ref, 5, decision_mod, history, False) for ref in refs(*range(1, 60))]
+    finals = [f.Final(ref, 5, decision_mod, history, False, gone=gone) for ref in refs(*range(1, 60))]
     count = f.finish_together(world.keys, finals)
-    assert count == most >= f.FINISHES_PER_TXN
+    assert count == most
     fits, larger = (f.finish(world.keys, world.election, {TYPE: 60}, 3, finals[:n]) for n in (count, count + 1))
     assert operations(fits) <= MAX_OPERATIONS < operations(larger)
     world.store.apply(fits)  # the store counts for itself

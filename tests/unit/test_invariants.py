@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core import finishing
+from distop.core import finishing as f
 from distop.core import keys as K
 from distop.core.declaration import Retry, Rules
 from distop.core.invariants import Checker, check
 from distop.core.jobs import JobState
-from distop.core.model import Cancel, OperationRef
+from distop.core.model import Cancel, OperationRef, State
 from distop.core.txn import Delete, Put
 from distop.core.violation import NUMBERS
 from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, opened
@@ -73,6 +73,48 @@ def test_a_lost_job_at_the_limit_is_clean() -> None:
     world.do(world.fail_lost(ref, "b", 0))
     world.do(world.finish_at_once(ref))
     assert found(world) == []
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_an_end_that_deletes_what_ends_is_clean(state: JobState) -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, state))
+    world.do(world.finish_and_end(ref))
+    assert world.store.get(world.keys.of(ref, "state")) is None
+    world.life(1)
+    assert found(world) == []
+
+
+def test_an_end_that_deletes_what_ends_is_judged_as_both() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    txn = world.finish_and_end(ref)
+    world.tamper(*txn.success)
+    told = {v.text.partition(" ")[0] for v in found(world)}
+    assert {v.invariant for v in found(world)} == {5, 9}, told
+    assert any("finished while 1 claims were left" in v.text for v in found(world))
+    assert any("remained after the operation's end" in v.text for v in found(world))
+
+
+def test_an_end_that_deletes_what_ends_tells_of_the_jobs_as_they_were() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.FAILED))
+    record = replace(world.history(ref), state=State.SUCCESS, success=1, failed=0, failed_ranges="")
+    seen = world.counters()
+    final = replace(world._final(ref, 0), history=record, gone=True)
+    world.do(f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, [final]))
+    assert [v.invariant for v in found(world)] == [5, 5]
+
+
+def test_what_is_deleted_without_a_record_of_its_end_is_found() -> None:
+    world, ref = opened(1)
+    world.do(world.claim(ref, "a", [0]))
+    world.do(world.report(ref, 0, JobState.SUCCESS))
+    history = world.keys.history(ref)
+    world.tamper(*(op for op in world.finish_and_end(ref).success if getattr(op, "key", "") != history))
+    assert {1, 9} <= numbers(world)
 
 
 def test_one_at_a_time_and_a_plan_of_its_own_are_clean() -> None:
@@ -220,7 +262,7 @@ def test_what_has_ended_takes_no_memory() -> None:
 def test_a_request_is_forgotten_with_its_history() -> None:
     world = World()
     ref = world.life(1)
-    world.do(finishing.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
+    world.do(f.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
     assert found(world) == []
     world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
     assert 14 not in numbers(world)

@@ -12,6 +12,7 @@ from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef
 from distop.core.options import Options
 from distop.core.plan import Gate
+from distop.core.together import PLANNED_PER_CLAIM
 from distop.core.view import ClusterView, Seen
 from distop.executor.small import HEAD_STARTS, Small
 from distop.node.context import Context
@@ -85,15 +86,26 @@ def test_each_falls_to_one_executor_and_the_others_leave_it_to_that_one_for_a_mo
 def test_how_many_go_together_is_learned_from_what_they_take(clock: StandingClock) -> None:
     one = small(Here(), 500)
     sizes = []
-    for _ in range(6):
+    for _ in range(7):
         chosen, _ = one.choose(1, now)
         sizes.append(len(chosen))
         one.ran("noop", [JobEnded(0, "success", started=0.0, finished=0.001) for _ in chosen])
-    assert sizes == [1, 2, 4, 8, 16, TOGETHER], "at first nobody knows"
+    assert sizes == [1, 2, 4, 8, 16, 32, TOGETHER], "at first nobody knows"
     one.ran("noop", [JobEnded(0, "success", started=0.0, finished=DEFAULT.moment / 3)])
     assert len(one.choose(1, now)[0]) == 3
     one.took_long("noop")
     assert len(one.choose(1, now)[0]) == 1
+
+
+def test_of_those_on_a_table_fewer_go_together_since_their_plans_are_read(clock: StandingClock) -> None:
+    ctx = Here()
+    refs = [OperationRef("t", "noop", "", n) for n in range(1, 60)]
+    ctx.cluster.gates |= {one: Seen(Gate(1), 9) for one in refs}
+    one = Small(ctx, lambda seen: False)
+    one.changed(ctx.cluster.gates, None)
+    quick(one)
+    assert one.choose(1, now)[0] == refs[:PLANNED_PER_CLAIM]
+    assert one.choose(1, now)[0] == refs[PLANNED_PER_CLAIM : 2 * PLANNED_PER_CLAIM]
 
 
 def test_few_are_shared_out_among_the_free_slots(clock: StandingClock) -> None:
@@ -165,9 +177,13 @@ def test_nothing_is_kept_of_a_gate_that_went(clock: StandingClock) -> None:
     one.changed(ctx.cluster.gates, None)
     quick(one)
     assert one.choose(1, now)[0] == [ref(3), ref(4)]
-    assert set(one.general) == {ref(3), ref(4)}, "they are looked at now"
+    assert set(one.taken) == {ref(3), ref(4)}, "they are looked at now"
+    assert not one.general, "there is nothing else to do for them"
+    one.one_by_one([ref(4)])
+    assert (set(one.taken), set(one.general)) == ({ref(3)}, {ref(4)})
     ctx.cluster.gates.clear()
     one.changed(ctx.cluster.gates, [ref(3), ref(4)])
+    assert not one.taken
     assert not one.general
 
 

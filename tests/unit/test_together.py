@@ -127,6 +127,9 @@ def test_no_guard_may_be_left_out(guard: int) -> None:
 
 def test_as_many_as_go_together_fit_into_a_transaction() -> None:
     world, refs = opened(g.OPERATIONS_PER_CLAIM)
+    asked = [replace(one, records=one.records[:2]) for one in seen(world, refs)]
+    assert operations(g.claim_together(world.keys, "a", asked, MINE)) <= MAX_OPERATIONS, "whose plans are not read"
+    refs = refs[: g.PLANNED_PER_CLAIM]
     asked = seen(world, refs)
     for txn in (g.claim_apart(world.keys, "b", asked, MINE), g.claim_together(world.keys, "a", asked, MINE)):
         assert operations(txn) <= MAX_OPERATIONS

@@ -104,7 +104,7 @@ def _undisturbed() -> dict[str, Reference]:
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
         "of one job, together": replace(
-            _together(), through=("claim_together", "claim_together", "report", "finish", "end", "claim_apart", "end")
+            _together(), through=("claim_together", "claim_together", "report", "finish", "claim_apart", "finish")
         ),
         "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
         "planned without a free slot": replace(

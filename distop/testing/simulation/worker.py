@@ -50,7 +50,7 @@ class SimWorker(Calling):
         self._end_all("stopped")
         await asyncio.sleep(PIPE)
 
-    async def forget(self, op: str) -> None:
+    async def forget(self, *ops: str) -> None:
         return
 
     def _end_all(self, reason: str) -> None:
