@@ -178,8 +178,8 @@ def starts(
     )
 
 
-_IN_ONE_LIST = MAX_OPERATIONS - 3
-"""Operations beside the two counters, and one that somebody may add (a hold that is written again)."""
+_IN_ONE_LIST = MAX_OPERATIONS - 2
+"""Operations beside the two counters."""
 
 
 def _not_ended(keys: Keys, new: Sequence[NewOperation]) -> list[Compare]:
@@ -233,9 +233,9 @@ def start_together(
     keys: Keys, new: Sequence[NewOperation], begun: Sequence[Sequence[Put]] | None = None, *, flat: bool = False
 ) -> int:
     """How many of these, from the first one on, one transaction starts: as many as etcd takes (T1, T2), and one at
-    least. ``begun`` as in :func:`starts`; ``flat``: without parcels.
+    least. ``begun`` as in :func:`starts`; ``flat``: without parcels, and with room for one write more (of a hold).
     """
-    puts, compares, size = 0, 3, 0
+    puts, compares, size = int(flat), 3, 0
     behind: set[OperationRef] = set()
     for n, one in enumerate(new):
         written = begun[n] if begun is not None else begin_with(keys, one)
