@@ -96,7 +96,7 @@ def test_starts_that_do_not_follow_each_other_are_not_built() -> None:
         world.starts(2, ["a", "a"])
 
 
-@pytest.mark.parametrize(("objects", "brings_plan", "flat"), [(False, False, 31), (True, False, 25), (False, True, 20)])
+@pytest.mark.parametrize(("objects", "brings_plan", "flat"), [(False, False, 31), (True, False, 25), (False, True, 21)])
 def test_as_many_start_together_as_etcd_takes(objects: bool, brings_plan: bool, flat: int) -> None:
     world = World(one_at_a_time=objects)
     new = [
