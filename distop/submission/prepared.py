@@ -179,7 +179,8 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
             return ref
         if record.state is HoldState.DENIED:
             raise NotAllowed(f"{ref} cannot be confirmed any more, and never runs: {record.text}")
-        await _still_waits(etcd, keys, ref)
+        if not await _still_waits(etcd, keys, ref, keys.hold(p.hold_id(external_id)), mod):
+            continue
         try:
             if (await etcd.commit(p.confirm(keys, ref, told, mod), deadline=WRITE_LIMIT)).succeeded:
                 return ref
@@ -190,15 +191,20 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
             ) from error
 
 
-async def _still_waits(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> None:
-    """Raises NotAllowed where a prepared operation has ended."""
-    state, history = await etcd.read(Get(keys.of(ref, "state")), Get(keys.history(ref)))
+async def _still_waits(etcd: EtcdClient, keys: Keys, ref: OperationRef, hold: str, mod: int) -> bool:
+    """False where its hold is not as it was read: it may have been confirmed since, begun, and ended. Raises NotAllowed
+    where it has ended under its hold.
+    """
+    state, history, now = await etcd.read(Get(keys.of(ref, "state")), Get(keys.history(ref)), Get(hold))
+    if now.kv is None or now.kv.mod_revision != mod:
+        return False
     if history.kv is not None:
         record = read(History.decode, history.kv)
         why = f": {record.cancel.text}" if record.cancel is not None and record.cancel.text else ""
         raise NotAllowed(f"{ref} cannot be confirmed: it ended as {record.state}{why}")
     if state.kv is None or read(word(State), state.kv) is not State.PENDING:
         raise NotAllowed(f"{ref} cannot be confirmed: it does not wait any more")
+    return True
 
 
 async def held_by(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str | None:

@@ -22,6 +22,7 @@ from distop.core.txn import Delete, Put, Txn, TxnResult, unchanged
 from distop.core.view import OperationView, Seen
 from distop.daemon.verifying import Verifying
 from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
+from distop.submission import prepared
 from distop.worker.model import Verified, WorkerError
 from tests.support.starting import TABLE, Etcd, noop, run
 
@@ -199,6 +200,32 @@ def test_C13_what_was_abandoned_or_cancelled_cannot_be_confirmed() -> None:
             await plain.confirm()
 
     run(work)
+
+
+def test_C13_one_whose_earlier_confirmation_arrives_late_and_that_has_begun_by_then_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 1965 of the simulator: it was told that it cannot be confirmed, because it did not wait any more."""
+
+    async def work(etcd: Etcd) -> None:
+        await prepare(etcd)
+        former = prepared._find
+
+        async def found(*given: Any) -> Any:
+            monkeypatch.setattr(prepared, "_find", former)
+            answer = await former(*given)
+            terms, _, mod = hold(etcd)
+            assert etcd.store.apply(p.confirm(KEYS, REF, terms, mod)).succeeded
+            etcd.store.apply(Txn((), (Put(KEYS.of(REF, "state"), b"running"),)))
+            return answer
+
+        monkeypatch.setattr(prepared, "_find", found)
+        assert (await etcd.client.confirm(ID)).ref == "t/noop/1"
+
+    async def main() -> None:
+        await work(Etcd())  # its state is written by hand, which no history of distop's shows
+
+    asyncio.run(main())
 
 
 def test_a_cancel_of_one_that_ends_while_it_is_looked_at_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
