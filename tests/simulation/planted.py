@@ -182,7 +182,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=789)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=982)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -310,7 +310,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # One of several that end at once has to be cancelled just then: so they wait for a moment before they are sent.
-@bug("invariant 5", "invariant 12", shape=many_at_once)
+@bug("invariant 5", "invariant 12", shape=many_at_once, first=9)
 def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
     former = Finishes._run_ops
 
