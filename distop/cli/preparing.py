@@ -96,8 +96,9 @@ def prepare(
         "one_off": one_off,
     }
     rules = (partition or None, None, failure_policy, retry_attempts, "")
+    given = labels(label)
     # What is wrong whatever etcd holds is said before it is asked.
-    request(type_name, table, encode_argument(argument), *rules, labels(label), **options)
+    request(type_name, table, encode_argument(argument), *rules, given, **options)
 
     async def work(client: Client) -> Operation:
         return await client.prepare_operation(
@@ -111,7 +112,7 @@ def prepare(
             partitions=partition or None,
             failure_policy=failure_policy,
             retry_attempts=retry_attempts,
-            labels=labels(label),
+            labels=given,
             **options,
         )
 
