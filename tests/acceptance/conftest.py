@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
 
 
+FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn300m"
+"""Hundreds of tiny queries: compiling their JVM's code well costs more than running it, and so does making room again
+and again for code and for objects that are soon forgotten.
+"""
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": ("false", "true"),
+    "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
+}
+"""Settings of Spark by which it compiles nothing, and those of production, by which it compiles Java for each query: a
+quarter of all processor time where each query meets a few rows.
+"""
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two threads, and a zone that is not UTC: what a check means must not depend on it. With Iceberg, where its jar
@@ -29,15 +43,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     metastore = tmp_path_factory.mktemp("metastore")
     builder = (
         local_spark("local[2]", "distop tests")
-        # Hundreds of tiny queries: compiling them well costs more than running them.
-        .config(
-            "spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={metastore}"
-        )
+        .config("spark.driver.extraJavaOptions", f"{FRUGAL} -Dderby.system.home={metastore}")
+        .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.catalogImplementation", "hive")
         .config("spark.sql.warehouse.dir", str(metastore / "warehouse"))
         .config("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:derby:memory:metastore;create=true")
         .config("spark.sql.session.timeZone", "Asia/Kathmandu")
     )
+    for setting, (value, _) in INTERPRETED.items():
+        builder = builder.config(setting, value)
     iceberg = jar()
     if iceberg is not None:
         builder = builder.config("spark.jars", str(iceberg))
@@ -45,6 +59,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def generated_code(spark: SparkSession) -> Iterator[None]:
+    """Spark compiles what it runs, as it does in production: in the session of checks, and in the one that made it."""
+    sessions = (spark, session_of(spark))
+    for session in sessions:
+        for setting, (_, value) in INTERPRETED.items():
+            session.conf.set(setting, value)
+    yield
+    for session in sessions:
+        for setting, (value, _) in INTERPRETED.items():
+            session.conf.set(setting, value)
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ def test_writers_that_are_always_first_end_it(bench: Bench, monkeypatch: pytest.
     assert not bench.required("busy")
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_deletes_and_rewrites_of_what_was_certified_are_in_nobodys_way(bench: Bench, version: int) -> None:
     name, lake = f"deleted{version}", bench.lake
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)

@@ -263,7 +263,7 @@ def test_a_cancel_takes_back_what_was_not_confirmed(bench: Bench, monkeypatch: p
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["rest", "sql"])
+@pytest.mark.parametrize("kind", ["rest", pytest.param("sql", marks=pytest.mark.slow)])
 def test_a_column_is_narrowed_through_a_catalog(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

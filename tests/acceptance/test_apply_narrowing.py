@@ -183,7 +183,7 @@ def test_a_thread_that_has_made_no_session_writes_as_any_other(bench: Bench) -> 
         ("decimal(12,2)", ["1.25", "-99999.99", "null"], "decimal(7,2)", "decimal(7, 2)"),
         ("string", ["'12'", "'-7'", "null"], "int", "int"),
         pytest.param("string", ["'123456789012'"], "bigint", "long", marks=pytest.mark.slow),
-        ("string", ["'2013-01-31'", "null"], "date", "date"),
+        pytest.param("string", ["'2013-01-31'", "null"], "date", "date", marks=pytest.mark.slow),
         pytest.param("timestamp", ["timestamp'2013-01-31 00:00:00Z'"], "date", "date", marks=pytest.mark.slow),
         ("bigint", ["1", "null"], "decimal(3,0)", "decimal(3, 0)"),
     ],
@@ -224,7 +224,7 @@ def test_what_comes_meanwhile_is_validated_and_rewritten_too(bench: Bench, monke
     bench.clean()
 
 
-@pytest.mark.parametrize("moment", ["planned", "staged", "swapping"])
+@pytest.mark.parametrize("moment", ["planned", pytest.param("staged", marks=pytest.mark.slow), "swapping"])
 def test_a_row_that_does_not_fit_is_in_the_way(bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     certificate = bench.certificate()
 

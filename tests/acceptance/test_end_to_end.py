@@ -19,6 +19,7 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
+from tests.support.command import distop_command  # noqa: F401
 from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.daemons import distop_process as distop
 from tests.support.lake import Folder
@@ -26,7 +27,9 @@ from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.support.command import Ran
 
 pytestmark = pytest.mark.spark
 
@@ -207,14 +210,20 @@ def test_a_location_that_is_gone(group: Daemons, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_a_documented_exit_code(
-    group: Daemons, words: list[str], code: int, said: str
+    group: Daemons,
+    distop_command: Callable[..., Ran],  # noqa: F811
+    words: list[str],
+    code: int,
+    said: str,
 ) -> None:
-    ran = distop(group, *words)
-    assert ran.returncode == code, ran.stderr
-    assert said in ran.stderr
-    assert len(ran.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in ran.stderr
+    ran = distop_command(*words, "--etcd", group.endpoint)
+    assert (ran.code, said in ran.sentence) == (code, True), ran
     assert not group.client.operations()
+
+
+def test_the_process_ends_with_the_exit_code_of_its_command(group: Daemons) -> None:
+    ran = distop(group, "show", f"{FLIGHTS}/validate/99999")
+    assert (ran.returncode, len(ran.stderr.splitlines()), "Traceback" in ran.stderr) == (4, 1, False), ran
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
-SEEDS = range(100, 106)
+SEEDS = [*range(100, 104), *(pytest.param(seed, marks=pytest.mark.slow) for seed in (104, 105))]
 NOT_NULL = {"not_null": "c"}
 
 

@@ -122,7 +122,7 @@ def told(frame: DataFrame) -> tuple[Any, list[str]]:
     return frame.schema, sorted(repr(row) for row in frame.collect())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_rows_of_all_types_are_those_of_a_filter(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     """Values, types, nullability and names: beside Spark's own reading of the table by the same schema, and beside a
     lookup that has Spark read the files.

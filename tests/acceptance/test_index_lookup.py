@@ -65,7 +65,7 @@ def expected(rows: list[dict[str, Any]], columns: list[str], keys: list[Any]) ->
     return sorted(repr(tuple(row.get(name) for name in SHOWN)) for row in found)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_it_gives_what_a_filter_gives(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     """By columns of all types, alone and several at once, with NULL, NaN and zeros of both signs; of a table to which
     files were added, and from which some were removed or replaced, since.

@@ -41,7 +41,11 @@ def test_a_check_that_names_no_column(table: Table) -> None:
     ]
 
 
-@pytest.mark.parametrize("word", ["cancelled", "interrupted", "OutOfMemoryError", "Java gateway", "No space left"])
+WORDS = ["cancelled", "OutOfMemoryError"]
+WORDS_AS_WELL = ["interrupted", "Java gateway", "No space left"]
+
+
+@pytest.mark.parametrize("word", [*WORDS, *(pytest.param(word, marks=pytest.mark.slow) for word in WORDS_AS_WELL)])
 def test_words_in_the_data_are_no_trouble_of_spark(table: Table, word: str) -> None:
     table.add("p=1/a.parquet", {"s": ["1", "2"], "x": [1, None]})
     table.add("p=2/a.parquet", {"s": ["1", word], "x": [None, None]})

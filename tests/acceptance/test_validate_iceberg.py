@@ -78,7 +78,7 @@ def test_a_null_that_a_delete_removed_is_none(version: int, lake: Lake, run: Cal
         assert ran.report["checks"][0]["evidence"] == {"files_statistics": 0, "files_scanned": len(paths)}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_nulls_that_are_left_are_counted_and_shown(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
     name = f"dirty{version}"
     assert lake.delete_files(name) > 0

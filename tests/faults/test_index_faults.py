@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 
 TABLE, TYPE = "rows", "held-index"
 ROWS = 20
+SOME = ["after-segment", "before-publish", "after-publish"]
+"""In a job; and in the completion, around the one write by which readers see another index."""
 
 
 class Indexed:
@@ -126,12 +128,15 @@ def holder(pid: int, daemons: list[Daemon]) -> Daemon:
     return found
 
 
+@pytest.mark.parametrize(
+    "moments", [pytest.param(SOME, id="some"), pytest.param(MOMENTS, id="all", marks=pytest.mark.slow)]
+)
 def test_an_executor_is_killed_at_each_commit_point(
-    group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
 ) -> None:
     """Before and after each: another one, or itself once it is there again, goes on."""
     both = group.start("ann", "bob", ttl=3, env=sample_env)
-    for generation, at in enumerate(MOMENTS, 1):
+    for generation, at in enumerate(moments, 1):
         operation = indexed.start(at)
         struck = holder(indexed.held(at), both)
         struck.kill()
@@ -149,7 +154,7 @@ def test_an_executor_is_killed_at_each_commit_point(
     indexed.assert_clean()
 
 
-@pytest.mark.parametrize("at", ["after-segment", "before-publish"])
+@pytest.mark.parametrize("at", [pytest.param("after-segment", marks=pytest.mark.slow), "before-publish"])
 def test_a_machine_that_wakes_up_beside_its_successor(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
 ) -> None:
@@ -253,6 +258,7 @@ def test_a_disk_that_is_full(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_jvm_that_is_killed_beside_a_build(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
     """A build needs no Spark, but its process may have one: it is replaced, and the job goes on."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")

@@ -68,7 +68,7 @@ def test_a_node_without_java_leaves_the_work_to_another(
     assert f"ann cannot run {type_name}: Java 17 or newer is needed" in found["text"]
 
 
-@pytest.mark.parametrize("type_name", ["sample", "batches"])
+@pytest.mark.parametrize("type_name", [pytest.param("sample", marks=pytest.mark.slow), "batches"])
 def test_where_no_node_can_the_operation_fails_and_says_why(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
@@ -97,7 +97,7 @@ def test_a_job_alone_on_a_node_without_java_fails_at_once(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("call", ["plan", "complete"])
+@pytest.mark.parametrize("call", ["plan", pytest.param("complete", marks=pytest.mark.slow)])
 def test_planning_and_completion_are_left_to_another_too(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811

@@ -98,27 +98,39 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
         await worker.stop(30)
 
 
-async def test_a_jvm_without_memory_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    """It takes its child with it: what comes next runs in a new one, and only who did it is blamed."""
-    spark = {"spark.driver.memory": "512m", JAVA: f"{SMALL} -Dof.the.user=kept"}
-    async with spark_worker(tmp_path, sample_env, spark) as worker:
-        ends = await run(worker, request("t/sample/1", {"a": "spark-user", "b": "spark-memory", "c": "spark-shuffle"}))
+SMALL_HEAP = {"spark.driver.memory": "512m", JAVA: f"{SMALL} -Dof.the.user=kept"}
+
+
+async def test_a_jvm_without_memory_and_a_session_that_can_run_nothing_are_replaced(
+    tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    """Either takes its child with it, and what comes next runs in a new one."""
+    async with spark_worker(tmp_path, sample_env, SMALL_HEAP) as worker:
+        (end,) = await run(worker, request("t/sample/1", {"a": "spark-memory"}))
+        assert (end.kind, worker.deaths) == ("crash", 1), end
+        (end,) = await run(worker, request("t/sample/2", {"a": "spark-user"}))
+        assert (end.kind, end.result) == ("success", {"option": "kept"}), end
+
+        (end,) = await run(worker, request("t/sample/3", {"a": "spark-unusable"}))
+        assert (end.kind, worker.deaths) == ("crash", 2), end
+        assert "cannot run a Spark job any more" in end.error
+
+        # An error of Spark that a usable session goes on after is the job's own.
+        ends = await run(worker, request("t/sample/4", {"a": "spark-error", "b": "spark-shuffle"}))
+        assert [end.kind for end in ends] == ["error", "success"], ends
+        assert worker.deaths == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guilty", ["spark-memory", "spark-unusable"])
+async def test_of_the_jobs_of_a_jvm_that_is_replaced_only_the_guilty_one_is_blamed(
+    tmp_path: Path, sample_env: dict[str, str], guilty: str
+) -> None:
+    async with spark_worker(tmp_path, sample_env, SMALL_HEAP) as worker:
+        ends = await run(worker, request("t/sample/1", {"a": "spark-user", "b": guilty, "c": "spark-shuffle"}))
         assert [end.kind for end in ends] == ["success", "crash", "success"], ends
         assert ends[0].result == {"option": "kept"}
         assert worker.deaths == 2, "once with its neighbours, once alone"
-
-
-async def test_a_session_that_can_run_nothing_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    async with spark_worker(tmp_path, sample_env, {}) as worker:
-        ends = await run(worker, request("t/sample/1", {"a": "spark-unusable", "b": "spark-shuffle"}))
-        assert [end.kind for end in ends] == ["crash", "success"], ends
-        assert "cannot run a Spark job any more" in ends[0].error
-        assert worker.deaths == 2, "once with its neighbours, once alone"
-
-        # An error of Spark that a usable session goes on after is the job's own.
-        ends = await run(worker, request("t/sample/2", {"a": "spark-error", "b": "spark-shuffle"}))
-        assert [end.kind for end in ends] == ["error", "success"], ends
-        assert worker.deaths == 2
 
 
 @asynccontextmanager

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 SHARING = {
     "tests/acceptance/test_apply": "tests/acceptance: apply",
+    "tests/acceptance/test_iceberg_end_to_end": "tests/acceptance: apply",
     "tests/acceptance/test_validate_spark_catalog": "tests/acceptance",
+    "tests/acceptance/test_validate_iceberg": "tests/acceptance",
     "tests/acceptance/test_validate": "tests/acceptance: validate",
     "tests/acceptance/": "tests/acceptance",
 }
@@ -35,9 +37,7 @@ LONGEST = (
     "tests/faults/test_self_fencing.py",
     "tests/faults/test_etcd_faults.py",
     "tests/faults/test_index_faults.py",
-    "tests/acceptance/test_iceberg_end_to_end.py",
     "tests/faults/test_spark_faults.py",
-    "tests/acceptance/test_index_end_to_end.py",
     "tests/acceptance/test_spark_catalog_end_to_end.py",
     "tests/integration/test_low_level_claims.py",
     "tests/integration/test_worker_calls.py",
