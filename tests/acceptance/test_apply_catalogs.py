@@ -42,6 +42,9 @@ INSIDE = pa.array([{"a": 1}, {"a": 2}], pa.struct([("a", pa.int64())]))
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "c": ["x", "y"], "s": INSIDE})
 NULLS = pa.table({"id": pa.array([100], pa.int64()), "c": pa.array([None], pa.string()), "s": INSIDE[:1]})
 MOMENTS = (before_the_change(CatalogTarget), after_the_change(CatalogTarget))
+SWAPS = (MOMENTS[0][-1], MOMENTS[1][0])
+ITS_OWN = [*SWAPS, (Applying, "load", 2, "after"), (Applying, "load", 3, "before")]
+"""Where a catalog is asked otherwise than a folder: at the others tests/acceptance/test_apply.py looks each time."""
 
 
 class Bench:
@@ -119,7 +122,10 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("kind", "moment"),
-    [("rest", m) for m in MOMENTS[0] + MOMENTS[1]] + [("sql", m) for m in (MOMENTS[0][-1], MOMENTS[1][0])],
+    [
+        *(pytest.param("rest", m, marks=[pytest.mark.slow] * (m not in ITS_OWN)) for m in MOMENTS[0] + MOMENTS[1]),
+        *(("sql", m) for m in SWAPS),
+    ],
 )
 def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any

@@ -242,7 +242,7 @@ def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
         assert ran.stdout.endswith(f"\n{FLIGHTS_ROWS} rows are valid\n")
 
 
-def test_the_commands_of_the_readme_run(group: Daemons) -> None:
+def test_the_commands_of_the_readme_run(group: Daemons, distop_command: Callable[..., Ran]) -> None:  # noqa: F811
     """All but those that stay in the foreground. An operation that does not succeed is an exit code of 1."""
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
     asked = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
@@ -251,11 +251,11 @@ def test_the_commands_of_the_readme_run(group: Daemons) -> None:
     page = group.folder / "page.html"
     meant = {**dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights")), page.name: str(page)}
     for words in commands:
-        ran = distop(group, *(meant.get(word, word) for word in words))
+        ran = distop_command(*(meant.get(word, word) for word in words), "--etcd", group.endpoint)
         fails = words[0] == "rerun" or any("tailnum" in word for word in words)
-        assert (ran.returncode, "error:" in ran.stderr) == (int(fails), False), (words, ran)
+        assert (ran.code, "error:" in ran.err) == (int(fails), False), (words, ran)
         if words[0] == "start":  # others were started here before
-            (op,) = re.findall(r"started (\S+)\n", ran.stderr)
+            (op,) = re.findall(r"started (\S+)\n", ran.err)
             meant.setdefault(f"{FLIGHTS}/validate/1", op)
     assert page.exists()
 

@@ -49,6 +49,7 @@ SMALL = "extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF = (
     *("driver.memory=512m", f"driver.{SMALL}", "executor.memory=512m", f"executor.{SMALL}"),
     "sql.files.maxPartitionBytes=4194304",  # a Spark task for each small file
+    *("sql.codegen.wholeStage=false", "sql.codegen.factoryMode=NO_CODEGEN"),  # which each executor would do for itself
 )
 PARTS, ROWS = 8, 12
 CHECKS: list[dict[str, Any]] = [
@@ -138,7 +139,7 @@ def in_the_middle(group: Daemons, cluster: Standalone) -> Iterator[Any]:
         signal_all(still, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("name", ["plain", "lake"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("lake", marks=pytest.mark.slow)])
 def test_the_verdicts_are_those_of_a_local_spark(
     name: str, group: Daemons, tables: dict[str, TableRecord], context: Callable[[TableRecord], FakeContext]
 ) -> None:

@@ -28,7 +28,6 @@ LONGEST = (
     "tests/integration/test_worker_spark.py",
     "tests/integration/test_unable_nodes.py",
     "tests/acceptance/test_end_to_end.py",
-    "tests/acceptance/test_standalone.py",
     "tests/acceptance/test_demo.py",
     "tests/simulation/test_planted_bugs.py",
     "tests/faults/test_apply_faults.py",
