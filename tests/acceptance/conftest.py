@@ -30,7 +30,7 @@ INTERPRETED = {
     "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
 }
 """Settings of Spark by which it compiles nothing, and those of production, by which it compiles Java for each query: a
-quarter of all processor time where each query meets a few rows.
+fifth of all processor time where each query meets a few rows.
 """
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.behavior import TableRecord
+from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.generated import generate
@@ -21,6 +22,8 @@ from tests.support.tables import FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from tests.support.generated import Generated
 
@@ -43,6 +46,17 @@ def test_counts_equal_those_of_every_row(
     if request.node.callspec.params["made"] % 2:
         request.getfixturevalue("generated_code")
     assert mistakes(made, context, mode) == []
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_spark_compiles_what_it_runs_where_a_test_asks_for_it_alone(
+    spark: SparkSession, request: pytest.FixtureRequest, compiles: bool
+) -> None:
+    if compiles:
+        request.getfixturevalue("generated_code")
+    frame: Any = session_of(spark).range(10).groupBy("id").count()
+    frame.collect()
+    assert ("*(1)" in frame._jdf.queryExecution().executedPlan().toString()) == compiles
 
 
 def test_where_picks_rows(made: Generated, context: Any) -> None:
