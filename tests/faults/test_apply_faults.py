@@ -40,8 +40,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "c", StringType(), required=False))
 CHECKS = [{"not_null": "c"}, {"not_null": "id"}]
 ROUND = [f"Applying.{name}.{when}" for name in ("load", "judge") for when in ("before", "after")]
-CHANGE = ["Applying.commit.before", "CatalogTarget.swap.before", "CatalogTarget.swap.after", "Applying.settle.after"]
-FURTHER = [*ROUND, "Applying.commit.after", "Applying.settle.before"]
+CHANGE = ["CatalogTarget.swap.before", "CatalogTarget.swap.after", "Applying.settle.after"]
+FURTHER = [*ROUND, "Applying.commit.before", "Applying.commit.after", "Applying.settle.before"]
 """The other steps: the table is as it is at one of those."""
 
 
