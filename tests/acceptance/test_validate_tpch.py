@@ -24,7 +24,7 @@ from tests.support.needs import need
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-SCALE = 0.002
+SCALE = 0.01
 AT_EVERY_CHANGE = {"customer", "lineitem"}
 KEYS = {
     "region": ["r_regionkey"],
@@ -56,7 +56,7 @@ def tpch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TableRecord]:
     tool = Path(sys.executable).with_name("tpchgen-cli")
     need(tool.exists(), "TPC-H's generator: pip install tpchgen-cli")
     folder = tmp_path_factory.mktemp("tpch")
-    command = [str(tool), "parquet", "-s", str(SCALE), "--parts=3", "--row-group-bytes=64KB", f"--output-dir={folder}"]
+    command = [str(tool), "parquet", "-s", str(SCALE), "--parts=3", "--row-group-bytes=256KB", f"--output-dir={folder}"]
     subprocess.run(command, check=True, capture_output=True)
     return {name: TableRecord(name, "parquet", str(folder / name)) for name in KEYS}
 
