@@ -99,7 +99,7 @@ def test_one_alone_whose_run_ops_was_read_ahead_is_a_transaction() -> None:
 def test_those_that_are_ready_meanwhile_go_together() -> None:
     async def many(one: Coordinator) -> None:
         assert await one.all() == [True] * 60
-        assert one.ended() == [31, 29], "the first one waits for no more than its own read"
+        assert one.ended() == [42, 18], "the first one waits for no more than its own read"
         assert one.client.requests == ["read", "finish", "finish"]
         assert one.reached == [one.client.store.revision - 1, one.client.store.revision], "one waits for all of them"
 
@@ -108,20 +108,20 @@ def test_those_that_are_ready_meanwhile_go_together() -> None:
 
 def test_those_of_which_nothing_is_left_to_do_are_gone_with_their_ends() -> None:
     async def many(one: Coordinator) -> None:
-        finals = [replace(one.world._final(ref, 0), gone=True) for ref in one.refs]
-        assert await one.all(finals) == [True] * 40
-        assert one.ended() == [31, 9]
-        assert [one.world.stage(ref) for ref in one.refs] == [Stage.ABSENT] * 40
+        finals = [one.world.final_and_end(ref) for ref in one.refs]
+        assert await one.all(finals) == [True] * 60
+        assert one.ended() == [42, 18]
+        assert [one.world.stage(ref) for ref in one.refs] == [Stage.ABSENT] * 60
         assert not one.client.store.range("distOp.", "distOp/")[2:], "the two counters alone are left"
-        assert await one.all(finals) == [False] * 40, "what is gone ends no more"
+        assert await one.all(finals) == [False] * 60, "what is gone ends no more"
 
-    run(40, many, decided=False)
+    run(60, many, decided=False)
 
 
 def test_one_for_which_another_has_come_to_wait_is_not_gone_and_holds_up_nobody() -> None:
     async def waited_for(one: Coordinator) -> None:
         world, ref = one.world, one.refs[1]
-        finals = [replace(world._final(each, 0), gone=True) for each in one.refs]
+        finals = [world.final_and_end(each) for each in one.refs]
         world.do(world.submit(world.next_ref(), ref))
         assert await one.all(finals) == [True, False, True]
         assert [world.stage(each) for each in one.refs] == [Stage.ABSENT, Stage.OPEN, Stage.ABSENT]
