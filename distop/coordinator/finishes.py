@@ -2,9 +2,9 @@
 in the next transaction, each under the guards that it has alone.
 
 All of them write runOps, so two that are sent at once would race for it. A finish that finds none under way is sent at
-once; the first of those that waited then commits for all of them. Starts write runOps as well: one group right behind the
-other would leave them no turn, so a group that is not full waits for as long as the one before took. Meanwhile it grows,
-so that as much ends in fewer transactions.
+once; the first of those that waited then commits for all of them. Starts write runOps as well: one group right behind
+the other would leave them no turn, so a group that is not full waits for as long as the one before took. Meanwhile it
+grows, so that as much ends in fewer transactions.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mo
 def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
     ref, decision = one.ref, keys.of(one.ref, "decision")
     if one.gone:
-        # The gate is there from the plan on. Whatever writes the state writes or deletes it as well, so that where it is
-        # the one that was seen, so is the state; a decision and an end delete it.
+        # The gate is there from the plan on. Whatever writes the state writes or deletes the gate, too: where it is the
+        # one that was seen, so is the state. A decision and an end delete it.
         return (
             unchanged(keys.gate(ref), one.gate_mod),
             none_within(*keys.claims_range(ref)),

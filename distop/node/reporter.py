@@ -28,8 +28,8 @@ IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
 
 PARTS_BESIDE = 1
-"""Commits under way beside which less than a whole group waits: it goes with the end of one at the latest, and has grown
-by then. Each transaction costs etcd, and whoever waits for it, much the same however little is in it."""
+"""Commits under way beside which less than a whole group waits: it goes with the end of one at the latest, and has
+grown by then. Each transaction costs etcd, and whoever waits for it, much the same however little is in it."""
 
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
