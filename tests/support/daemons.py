@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import distop
 from tests.support.contract import dump
+from tests.support.forked import Forked
 from tests.support.processes import signal_all, suspend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 SPARK = (
     *("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m"),
@@ -30,9 +32,15 @@ AFTERWARDS: list[Callable[[str], None]] = []
 
 
 def distop_process(group: Daemons, *words: str, seconds: float = 110) -> subprocess.CompletedProcess[str]:
-    """The command line, as a person's shell runs it."""
-    command = [sys.executable, "-m", "distop.cli", *words, "--etcd", group.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    """The command line, in a process of its own."""
+    with TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = Forked([*words, "--etcd", group.endpoint], out, os.environ, err)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
 
 OPENED: list[Daemons] = []
@@ -56,14 +64,20 @@ class Daemon:
         self._env = {**os.environ, **(env or {})}
         self._suspended: list[int] = []
         self.log = folder / f"{name}.log"
-        self._words = [*through, sys.executable, "-m", "distop.cli", "executor", "--etcd", endpoint, "--id", name]
-        self._words += ["--work-dir", str(folder / name), "--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
+        self._through = through
+        self._words = ["executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
+        self._words += ["--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
         self.start()
 
     def start(self) -> None:
         """Start it (again)."""
+        self.process: Forked | subprocess.Popen[bytes]
+        if not self._through:
+            self.process = Forked(self._words, self.log, self._env)
+            return
+        words = [*self._through, sys.executable, "-m", "distop.cli", *self._words]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._words, stdout=log, stderr=log, env=self._env, start_new_session=True)
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=self._env, start_new_session=True)
 
     @property
     def pid(self) -> int:
@@ -146,6 +160,8 @@ class Daemons:
 
     def _is_ready(self, name: str) -> bool:
         said = [line for line in self._daemons[name].log.read_text(errors="replace").splitlines() if "ready: " in line]
+        if not said:
+            return False
         living = [incarnation for incarnation, node in self.client.nodes().items() if node.executor == name]
         return any(incarnation in line for incarnation in living for line in said)
 

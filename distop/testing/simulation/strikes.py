@@ -17,10 +17,6 @@ from distop.testing.simulation.story import describe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-EACH = 1
-"""Strikes of one kind that are run at each change of the project; ``scripts/simulate --points`` runs all. Of what is no
-kill the two moments count as one kind then: who is cut off, frozen or asked to stop goes on and learns what was done.
-"""
 STORIES = 1
 """Breaches of one strike that are told: the first shows what led to the others."""
 
@@ -33,6 +29,14 @@ class Kind(NamedTuple):
     opened: bool
     action: str
     moment: str
+
+    @property
+    def at_each_change(self) -> Kind:
+        """Of those that share this, one is run at each change of the project; ``scripts/simulate --points`` runs all.
+        A kill at a step is struck at both moments; and one thing that is no kill, at one of them: who is cut off,
+        frozen or asked to stop goes on, and learns what was done.
+        """
+        return self if self.action == "kill" else self._replace(action="", moment="")
 
 
 @frozen
@@ -69,12 +73,12 @@ class Listed:
     def all(self) -> list[Strike]:
         return [strike for alike in self.kinds.values() for strike in alike]
 
-    def some(self, each: int = EACH) -> list[Strike]:
-        """So many of each kind, the same ones each time, from anywhere in the runs."""
+    def some(self) -> list[Strike]:
+        """Those of each change, the same ones each time, from anywhere in the runs."""
         alike: defaultdict[Kind, list[Strike]] = defaultdict(list)
         for kind, strikes in self.kinds.items():
-            alike[kind if kind.action == "kill" else kind._replace(moment="")] += strikes
-        return [one for strikes in alike.values() for one in sorted(strikes, key=_anywhere)[:each]]
+            alike[kind.at_each_change] += strikes
+        return [min(strikes, key=_anywhere) for strikes in alike.values()]
 
     def figures(self, outcomes: Iterable[Struck]) -> Iterator[str]:
         """For people: what of all was run."""
