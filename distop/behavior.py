@@ -396,11 +396,14 @@ def registered() -> Mapping[str, metadata.EntryPoint]:
     return {ep.name: ep for ep in metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def load(type_name: str) -> Behavior:
-    """Import and make the behavior of this type. Raises UnknownBehavior where none is installed."""
-    found = registered().get(type_name)
+def load(type_name: str, installed: Mapping[str, metadata.EntryPoint] | None = None) -> Behavior:
+    """Import and make the behavior of this type. Raises UnknownBehavior where none is installed. ``installed``: what
+    :func:`registered` gave, which looks through all packages each time.
+    """
+    installed = registered() if installed is None else installed
+    found = installed.get(type_name)
     if found is None:
-        known = ", ".join(sorted(registered())) or "none"
+        known = ", ".join(sorted(installed)) or "none"
         raise UnknownBehavior(f"no behavior {type_name!r} is installed here (installed: {known})")
     behavior: Behavior = found.load()()
     if behavior.type_name != type_name:

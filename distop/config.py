@@ -15,7 +15,6 @@ import json
 import os
 import re
 import socket
-import tomllib
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -328,6 +327,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read: {_reason(error)}") from None
+    import tomllib
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

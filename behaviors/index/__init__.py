@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.index.argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
-from distop_behaviors.index.lookup import lookup
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord
+    from distop_behaviors.index.finding import lookup
 
 __all__ = ["BuildIndex", "DropIndex", "lookup"]
 
@@ -21,6 +21,15 @@ NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
 
 AFTER = "generation"
 """In the plan of a drop: the newest generation there was."""
+
+
+def __getattr__(name: str) -> Any:
+    """``lookup``, loaded on first use: whoever has the behaviors declared needs nothing of what reads files."""
+    if name == "lookup":
+        from distop_behaviors.index import finding
+
+        return finding.lookup
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class BuildIndex(Behavior):

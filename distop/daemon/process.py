@@ -116,7 +116,7 @@ async def run_executor(config: ExecutorConfig) -> int:
         log = logs.get("distop.executor")
         log.info("executor %s, work directory %s", executor_id, config.work_dir)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
-        garbage.settle()
+        garbage.settle(look=False)
         metrics = _metrics(config, executor_id, log)
         try:
             await serve(config, executor_id, stop, log, binding, metrics=metrics)

@@ -12,7 +12,7 @@ from distop.core.model import TableRecord
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
 from distop.errors import DistopError, InvalidArgument, JobCancelled, OperationFailed, TableUnavailable, UsageError
 from distop.large import resolve
-from distop.worker import protocol, shared, verifying
+from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, plain, validate
 from distop.worker.blame import is_fatal, kind_of
 from distop.worker.context import ANSWER_SECONDS, Context, Environment
@@ -63,6 +63,8 @@ class Call:
         try:
             value: Any = None
             if self._message["t"] == "verify":
+                from distop.worker import verifying  # loads http, for what few operations need
+
                 value = verifying.verify(self._message)
             elif self._message["t"] == "sweep":
                 shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])

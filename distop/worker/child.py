@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop import garbage
-from distop.behavior import registered
 from distop.worker import protocol
 from distop.worker.calls import Call
 from distop.worker.context import Environment
@@ -65,7 +64,7 @@ class Child:
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
         self._outbox.start()
         self._outbox.send(hello(env))
-        garbage.settle()
+        garbage.settle(look=False)
         threading.Thread(target=self._interrupt_again, daemon=True).start()
         threading.Thread(target=self._track, daemon=True).start()
         threading.Thread(target=env.spark.watch, args=(self._spark_lost,), daemon=True).start()
@@ -180,7 +179,7 @@ def hello(env: Environment) -> protocol.HelloMessage:
     """The declarations of all installed behaviors; one that cannot be loaded is skipped, with the reason."""
     declarations: list[str] = []
     skipped: dict[str, str] = {}
-    for name in sorted(registered()):
+    for name in sorted(env.installed):
         try:
             declarations.append(type(env.behavior(name)).declaration().encode().decode())
         except BaseException as error:
@@ -200,6 +199,7 @@ def _with_context(record: logging.LogRecord) -> bool:
 
 
 def main(argv: list[str]) -> None:
+    garbage.begin()
     descriptor = int(argv[0])
     # Neither the JVM nor any other program started here may hold the connection open.
     os.set_inheritable(descriptor, False)

@@ -9,7 +9,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, JobContext, Progress, load
+from distop.behavior import Behavior, JobContext, Progress, load, registered
 from distop.core.codec import dumps, rfc3339
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.errors import InvalidArgument
@@ -47,6 +47,8 @@ class Environment:
         """The child was told to end: errors of jobs say nothing about them any more."""
         self.deadline = 0.0
         """The session's deadline as last renewed (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
+        self.installed = registered()
+        """The behaviors that there are for this child, by type name: the next one finds what is installed meanwhile."""
         self._behaviors: dict[str, Behavior] = {}
         self._lock = threading.Lock()
 
@@ -54,7 +56,7 @@ class Environment:
         """Raises UnknownBehavior, or whatever importing it raises."""
         with self._lock:
             if type_name not in self._behaviors:
-                self._behaviors[type_name] = load(type_name)
+                self._behaviors[type_name] = load(type_name, self.installed)
             return self._behaviors[type_name]
 
 

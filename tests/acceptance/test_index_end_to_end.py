@@ -10,7 +10,7 @@ import pytest
 from distop.core.model import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop_behaviors.index import lookup
-from distop_behaviors.index.lookup import find
+from distop_behaviors.index.finding import find
 from tests.support.daemons import Daemons, daemons
 from tests.support.daemons import distop_process as distop
 from tests.support.replay import violations

@@ -184,7 +184,7 @@ def test_rows_that_share_the_number_of_a_key_are_left_out(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text stands in the index by a hash: here all texts have the same."""
-    for module in ("postings", "lookup"):
+    for module in ("postings", "finding"):
         name = f"distop_behaviors.index.{module}"
         monkeypatch.setattr(sys.modules[name], "together", lambda parts, families: parts[0] * 0)
     table = tmp_path / "t"

@@ -17,8 +17,8 @@ import pytest
 from distop.core.model import TableRecord
 from distop.worker.guardian import session_members
 from distop_behaviors.index import local
+from distop_behaviors.index.finding import _read_here, find
 from distop_behaviors.index.folder import Folder
-from distop_behaviors.index.lookup import _read_here, find
 from tests.faults.test_self_fencing import child_of, command
 from tests.support.daemons import SPARK
 from tests.support.held_index import FULL, MOMENTS

@@ -137,5 +137,7 @@ def test_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(b.load("build")).__name__ == "Build"
     with pytest.raises(UnknownBehavior, match="names a behavior of type 'build'"):
         b.load("other")
+    with pytest.raises(UnknownBehavior, match=r"'other' is installed here \(installed: build\)"):
+        b.load("other", {"build": found[0]})
     with pytest.raises(UnknownBehavior, match=r"no behavior 'nope' is installed here \(installed: build, other\)"):
         b.load("nope")

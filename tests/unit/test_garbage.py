@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.garbage import YOUNG, settle
+from distop.garbage import YOUNG, begin, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,18 @@ def test_garbage_from_before_is_not_kept_for_ever() -> None:
     gone = weakref.ref(Circle())
     settle()
     assert gone() is None
+
+
+def test_a_process_that_begins_does_not_look_before_it_has_loaded() -> None:
+    begin()
+    before = [generation["collections"] for generation in gc.get_stats()]
+    loaded = [Circle() for _ in range(20 * YOUNG // 10)]
+    gone = weakref.ref(Circle())
+    settle(look=False)
+    assert [generation["collections"] for generation in gc.get_stats()] == before
+    assert gc.get_freeze_count() > len(loaded)
+    assert gone() is not None
+    assert gc.get_threshold()[0] == YOUNG
 
 
 def test_garbage_of_later_is_found() -> None:

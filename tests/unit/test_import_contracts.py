@@ -104,6 +104,36 @@ def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> 
     assert loaded_by(f"import {module}") & DATA == set()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["executor", "--id", "a", "--slots", "2", "--label", "zone=a", "--label", "rack=1", "--ttl", "none"],
+        ["ls", "t", "--state", "running", "--label", "a=b", "--etcd", "127.0.0.1:1", "--connect-timeout", "0.1"],
+        ["show", "t/noop/1", "--json", "--etcd", "127.0.0.1:1", "--connect-timeout", "0.1"],
+        ["cancel", "t/noop/1", "--etcd", "127.0.0.1:1", "--connect-timeout", "0.1"],
+    ],
+    ids=lambda line: line[0],
+)
+def test_a_command_line_is_read_without_pydantic(line: list[str]) -> None:
+    """typer would make a validator of it for each option, for longer than all else takes."""
+    names = modules_after(f"from distop.cli.main import run; assert run({line}) in (2, 3)")
+    assert "distop.config" in names  # the line was read, and its settings were
+    assert "pydantic" not in names
+
+
+def test_a_daemon_loads_no_pydantic_and_no_server_of_metrics() -> None:
+    spared = {"jinja2", "jsonschema", "prometheus_client", "pydantic", "rich"}
+    assert loaded_by("import distop.daemon.process") & spared == set()
+
+
+def test_behaviors_are_declared_without_what_reads_data() -> None:
+    declare = "from distop.behavior import load, registered; [load(name).declaration() for name in registered()]"
+    names = modules_after(f"import distop.worker.child; {declare}")
+    assert "distop_behaviors.index" in names
+    assert {name.split(".")[0] for name in names} & (DATA - {"distop_behaviors"}) == set()
+    assert {"asyncio", "http.client", "distop.tables", "distop_behaviors.index.finding"} & names == set()
+
+
 @pytest.mark.parametrize("module", ["distop.client", "distop.aio", "distop.blocking"])
 def test_a_client_loads_nothing_that_runs_work(module: str) -> None:
     """P36. That it loads none of it later either is a contract of pyproject.toml."""

@@ -20,8 +20,8 @@ from pyiceberg.types import LongType, NestedField, TimeType, UUIDType
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import DropIndex, building, folder, postings, segments, summaries
+from distop_behaviors.index.finding import find
 from distop_behaviors.index.folder import Folder, Superseded
-from distop_behaviors.index.lookup import find
 from tests.support.indexed import Indexes, Operation, stopped
 from tests.support.killing import Killer
 from tests.support.lake import Folder as Lake

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.errors import InvalidArgument, NotFound
-from distop_behaviors.index import bloom, postings, values
-from distop_behaviors.index.lookup import find
+from distop_behaviors.index import bloom, finding, postings, values
+from distop_behaviors.index.finding import find
 from tests.support.generated import generate
 from tests.support.indexed import Indexes
 
@@ -34,6 +34,14 @@ def same(value: Any, key: Any) -> bool:
 
 def having(rows: list[dict[str, Any]], columns: list[str], keys: list[tuple[Any, ...]]) -> bool:
     return any(all(same(row.get(c), k) for c, k in zip(columns, key, strict=True)) for key in keys for row in rows)
+
+
+def test_lookup_is_loaded_on_first_use_and_is_the_function() -> None:
+    from distop_behaviors import index
+
+    assert index.lookup is finding.lookup
+    with pytest.raises(AttributeError, match="has no attribute 'look'"):
+        index.look  # noqa: B018
 
 
 @pytest.fixture

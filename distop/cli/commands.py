@@ -1,0 +1,85 @@
+"""What stands below ``distop``: its commands, and the options that all of them have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distop.cli import audit, catalog, daemons, doctor, operations, preparing, starting
+from distop.cli.reading import Command, Group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EVERYWHERE = "The options above may stand anywhere in the line. Settings: flag, else DISTOP_<NAME>, else ./distop.toml."
+MORE = "--json, --etcd and the other options of `distop --help` may stand here as well."
+DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
+OF_TABLES: tuple[Callable[..., None], ...] = (catalog.add, catalog.ls, catalog.rm)
+OTHERS: tuple[Callable[..., None], ...] = (
+    *(starting.start, starting.apply, starting.rerun, preparing.prepare, preparing.confirm, preparing.abandon),
+    *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
+    *(operations.pause, operations.resume, operations.alter, operations.history),
+    *(catalog.nodes, catalog.drain, catalog.behaviors),
+    *(audit.audit, doctor.doctor),
+)
+TABLE = "table"
+
+
+def _globals(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
+    etcd: Annotated[str, typer.Option(metavar="ENDPOINTS", help="host:port, several with commas between.")] = "",
+    namespace: Annotated[str, typer.Option(metavar="NS", help="What stands before all of distop's keys.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="etcd's user; the password: DISTOP_PASSWORD.")] = "",
+    password_file: Annotated[str, typer.Option(metavar="FILE", help="A file that holds the password.")] = "",
+    cacert: Annotated[str, typer.Option(metavar="FILE", help="The CA certificate of etcd.")] = "",
+    cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate.")] = "",
+    key: Annotated[str, typer.Option(metavar="FILE", help="The key of our certificate.")] = "",
+    connect_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for etcd (10).")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error, critical.")] = "",
+    log_format: Annotated[str, typer.Option(metavar="F", help="text or json; always on stderr.")] = "",
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    # take_globals() has taken these out of the line; here they stand for --help.
+    if version:
+        from distop import __version__
+
+        typer.echo(f"distop {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def commands(wanted: str = "") -> typer.Typer:
+    """The commands below ``distop``; where ``wanted`` is one of them, that one alone: typer makes all that it
+    is given, with all their options, before it looks for the one that is asked for.
+    """
+    app = typer.Typer(
+        name="distop",
+        cls=Group,
+        no_args_is_help=False,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Resilient distributed operations on tables.",
+        epilog=EVERYWHERE,
+    )
+    app.callback(invoke_without_command=True)(_globals)
+    names = {TABLE, *(command.__name__ for command in (*DAEMONS, *OTHERS))}
+    chosen = {wanted} if wanted in names else names
+    for command in DAEMONS:
+        if command.__name__ in chosen:
+            app.command(cls=Command)(command)
+    if TABLE in chosen:
+        table = typer.Typer(help="Register tables.", rich_markup_mode=None, no_args_is_help=False)
+        for command in OF_TABLES:
+            table.command(cls=Command, epilog=MORE)(command)
+        app.add_typer(table, name=TABLE, cls=Group)
+    for command in OTHERS:
+        if command.__name__ in chosen:
+            app.command(cls=Command, epilog=MORE)(command)
+    return app
