@@ -160,24 +160,28 @@ class Repeater:
         if until.done():
             attempt.close()
             raise self._given_up(attempts)
-        task, over = asyncio.current_task(), False
+        task = asyncio.current_task()
         assert task is not None
-        before = task.cancelling()
+        before, waits, cut = task.cancelling(), True, False
 
         def stop(_: asyncio.Future[Any]) -> None:
-            nonlocal over
-            over = task.cancel()
+            nonlocal cut
+            # It may be called after the answer: a future that is done has its callbacks called one round later.
+            cut = waits and task.cancel()
 
         until.add_done_callback(stop)
         try:
             return await attempt
         except asyncio.CancelledError:
-            if not over or task.uncancel() > before:  # somebody else has cancelled the caller
+            if task.cancelling() - cut > before or not cut:  # somebody else has cancelled the caller
                 raise
             attempts.unknown = not attempts.harmless
             raise self._given_up(attempts) from None
         finally:
+            waits = False
             until.remove_done_callback(stop)
+            if cut:
+                task.uncancel()
 
     async def fresh_token(self, stale: str | None) -> None:
         """Replace a token that was refused; where etcd cannot be reached the next attempt tries again."""

@@ -75,6 +75,27 @@ def test_an_answer_before_the_end_is_an_answer() -> None:
     run(answered)
 
 
+def test_an_end_that_comes_with_the_answer_cancels_nothing_that_the_caller_does_next() -> None:
+    async def together(silent: Silent, until: asyncio.Future[None]) -> None:
+        attempts = Attempts("write", until=until)
+
+        async def caller() -> str:
+            answer: str = await Repeater(silent, EtcdConfig()).send(wire.TXN, rpc.TxnRequest(), attempts)  # type: ignore[arg-type]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return answer
+
+        task = asyncio.ensure_future(caller())
+        await silent.asked.wait()
+        silent.answer.set_result("done")
+        await asyncio.sleep(0)
+        until.set_result(None)
+        assert await task == "done"
+        assert not task.cancelling()
+
+    run(together)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_caller_that_is_cancelled_is_cancelled_whatever_ends_with_it(ends: bool) -> None:
     async def cancelled(silent: Silent, until: asyncio.Future[None]) -> None:
