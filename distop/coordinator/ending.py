@@ -304,11 +304,11 @@ class Ending:
             history = replace(history, state=State.FAILED, report=None, errors=tuple(errors[:ERRORS_KEPT]))
             value = history.encode()
         kept = await kept_with(self._ctx, op, history)
-        gone = not decision_mod and _nothing_left(op)
-        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value, gone)
+        gate_mod = op.opened if not decision_mod and _nothing_left(op) else 0
+        final = f.Final(ref, op.state_mod, decision_mod, history, op.spec.one_at_a_time, kept, value, gate_mod)
         if not await self._finishes.finish(final):
             return False
-        if gone:
+        if final.gone:
             await self._ctx.prune_history(ref.table)
         return True
 

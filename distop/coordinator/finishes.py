@@ -2,7 +2,9 @@
 in the next transaction, each under the guards that it has alone.
 
 All of them write runOps, so two that are sent at once would race for it. A finish that finds none under way is sent at
-once; the first of those that waited then commits for all of them.
+once; the first of those that waited then commits for all of them. Starts write runOps as well: one group right behind
+the other would leave them no turn, so a group that is not full waits for as long as the one before took. Meanwhile it
+grows, so that as much ends in fewer transactions.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from distop.core.txn import Compare, Txn
     from distop.node.context import Context
 
+LONGEST_TURN = 0.05
+"""Seconds that a group waits for others at most."""
 FORESEEN_FOR = 0.25
 """Seconds for which runOps, read ahead, is good for a try: where many operations start and end it changes often."""
 
@@ -55,6 +59,8 @@ class Finishes:
         self._guard = guard
         self._reached = reached
         self._busy = False
+        self._took = 0.0
+        """Seconds of the last commit."""
         self._waiting: deque[_Waiting] = deque()
         self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
         """The read that was begun last, and when."""
@@ -81,7 +87,8 @@ class Finishes:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
         one = _Waiting(final, asyncio.get_running_loop().create_future())
         applied: int | None = None
-        if self._busy:
+        behind = self._busy
+        if behind:
             self._waiting.append(one)
             applied = await self._turn(one)
         if applied is None:
@@ -89,6 +96,8 @@ class Finishes:
             self._busy = True
             try:
                 try:
+                    if behind and len(self._waiting) + 1 < self._ctx.limits.finishes:
+                        await asyncio.sleep(min(self._took, LONGEST_TURN))
                     applied, others = await self._commit(one)
                 finally:
                     self._hand_over()
@@ -131,6 +140,7 @@ class Finishes:
                 counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
                 mod = seen.mod_revision if seen is not None else 0
                 txn = f.finish(self._keys, self._guard, counts, mod, finals)
+                began = time.monotonic()
                 try:
                     result = await self._ctx.commit(txn)
                 except EtcdRejected:
@@ -138,6 +148,7 @@ class Finishes:
                         raise
                     group = self._apart(group)
                     continue
+                self._took = time.monotonic() - began
                 if result.succeeded:
                     self._keep_written(mine.final.ref, txn, result.revision)
                     others, group = [one for one in group if one is not mine], []

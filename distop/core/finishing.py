@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue, TxnResult
 
-FINISHES_PER_TXN = 31
-"""Operations that one transaction finishes at most: four compares of each, election and runOps (T1); 25 of those whose
-keys are not deleted with it.
+FINISHES_PER_TXN = 42
+"""Operations that one transaction finishes at most: three compares of each, election and runOps (T1); 25 of those that
+are not decided before, and whose keys are not deleted with it.
 """
 FINISH_BYTES_PER_TXN = 1024 * 1024
 """Of history records and what reruns need; that of one operation alone may be more."""
@@ -92,10 +92,16 @@ class Final:
     kept: tuple[Put, ...] = ()
     value: bytes = b""
     """Of the history's key, where it is known already."""
-    gone: bool = False
-    """Nothing is left to do for it: its keys are deleted in the same transaction, so that ``.state`` and pending never
-    show its end (a join with what :func:`end` does; for those with an open gate that are not decided before).
+    gate_mod: int = 0
+    """Of its gate, where nothing is left to do for it: its keys are deleted in the same transaction, so that ``.state``
+    and pending never show its end (a join with what :func:`end` does; for those with an open gate that are not decided
+    before). 0: something is left.
     """
+
+    @property
+    def gone(self) -> bool:
+        """Nothing is left of it after its finish, but its history."""
+        return self.gate_mod > 0
 
 
 def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
@@ -129,10 +135,10 @@ def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mo
 def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
     ref, decision = one.ref, keys.of(one.ref, "decision")
     if one.gone:
-        # The gate is there from the plan on, and goes with a decision, an end, or another state.
+        # The gate is there from the plan on. Whatever writes the state writes or deletes the gate, too: where it is the
+        # one that was seen, so is the state. A decision and an end delete it.
         return (
-            unchanged(keys.of(ref, "state"), one.state_mod),
-            exists(keys.gate(ref)),
+            unchanged(keys.gate(ref), one.gate_mod),
             none_within(*keys.claims_range(ref)),
             none_within(*keys.edges_range(ref, "next")),
         )

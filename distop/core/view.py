@@ -271,6 +271,7 @@ class OperationView:
     state_mod: int = 0
     spec: Spec | None = None
     plan: Plan | None = None
+    plan_mod: int = 0
     chunks: Mapping[int, int] = field(default_factory=lambda: NOTHING)
     planning: Seen[Attempts] | None = None
     broken: dict[str, str] | None = None
@@ -302,6 +303,7 @@ class OperationView:
             self.state_mod,
             self.spec,
             self.plan,
+            self.plan_mod,
             self.chunks,
             self.planning,
             self.broken,
@@ -323,6 +325,13 @@ class OperationView:
         """What its gate is to say."""
         seen, where = self.altered, self.spec.where if self.spec is not None else {}
         return Terms(seen.value, seen.mod, where) if seen is not None else Terms(where=where)
+
+    @property
+    def opened(self) -> int:
+        """The mod revision of its gate, where it is open and nothing was altered: a gate is written with the plan, or
+        where there is one already, with the state ``running``, and goes with each other state.
+        """
+        return max(self.state_mod, self.plan_mod)
 
     @property
     def ended(self) -> int:
@@ -714,7 +723,7 @@ class TypeView:
         elif name == "plan" and chunk >= 0:
             op.chunks = _without(op.chunks, chunk) if deleted else _with(op.chunks, chunk, kv.mod_revision)
         elif name == "plan":
-            op.plan = None if deleted else Plan.decode(kv.value)
+            op.plan, op.plan_mod = (None, 0) if deleted else (Plan.decode(kv.value), kv.mod_revision)
         elif name == "planning":
             op.planning = None if deleted else Seen(Attempts.decode(kv.value), kv.mod_revision)
         elif name == "cancel":

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
 
-PARTS_BESIDE = 3
-"""Commits under way beside which less than a whole group waits. Etcd writes what comes at the same time at once, so the
-last reports of an operation need not wait for those before them; under load groups shall be whole."""
+PARTS_BESIDE = 1
+"""Commits under way beside which less than a whole group waits: it goes with the end of one at the latest, and has
+grown by then. Each transaction costs etcd, and whoever waits for it, much the same however little is in it."""
 
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""

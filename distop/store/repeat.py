@@ -154,19 +154,34 @@ class Repeater:
     async def _until(
         self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: Attempts
     ) -> Response:
+        """One attempt, cut off when ``until`` is done. It runs in the caller's own task: one of its own, and a wait for
+        that, would take each answer through the loop three times more, behind whatever else is ready there.
+        """
         if until.done():
             attempt.close()
             raise self._given_up(attempts)
-        call = asyncio.ensure_future(attempt)
+        task = asyncio.current_task()
+        assert task is not None
+        before, waits, cut = task.cancelling(), True, False
+
+        def stop(_: asyncio.Future[Any]) -> None:
+            nonlocal cut
+            # It may be called after the answer: a future that is done has its callbacks called one round later.
+            cut = waits and task.cancel()
+
+        until.add_done_callback(stop)
         try:
-            await asyncio.wait([call, until], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not call.done():
-                call.cancel()
-        if not call.done() or call.cancelled():
+            return await attempt
+        except asyncio.CancelledError:
+            if task.cancelling() - cut > before or not cut:  # somebody else has cancelled the caller
+                raise
             attempts.unknown = not attempts.harmless
-            raise self._given_up(attempts)
-        return call.result()
+            raise self._given_up(attempts) from None
+        finally:
+            waits = False
+            until.remove_done_callback(stop)
+            if cut:
+                task.uncancel()
 
     async def fresh_token(self, stale: str | None) -> None:
         """Replace a token that was refused; where etcd cannot be reached the next attempt tries again."""

@@ -127,6 +127,8 @@ class Starts:
             while True:
                 # Whoever was just answered may start another one at once: it goes with those in line.
                 await asyncio.sleep(pause(lost, took) if lost else 0)
+                if lost:
+                    heard.note(None)  # others had their turns meanwhile: a read costs less than a try that is refused
                 group = _take(line)
                 if not group:
                     break

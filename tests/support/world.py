@@ -336,9 +336,12 @@ class World:
     def finish_at_once(self, ref: OperationRef) -> Txn:
         return self._finish(ref, 0)
 
+    def final_and_end(self, ref: OperationRef) -> f.Final:
+        return replace(self._final(ref, 0), gate_mod=self.op(ref).opened or 1)
+
     def finish_and_end(self, ref: OperationRef) -> Txn:
         seen = self.counters()
-        final = replace(self._final(ref, 0), gone=True)
+        final = self.final_and_end(ref)
         return f.finish(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [final])
 
     def clean(self, ref: OperationRef, first: int = 0) -> Txn:

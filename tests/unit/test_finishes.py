@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from distop.coordinator.finishes import Finishes
 from distop.core import finishing as f
@@ -17,6 +18,7 @@ from distop.core.limits import DEFAULT, Limits
 from distop.core.states import Stage
 from distop.core.txn import Txn, TxnResult
 from distop.errors import EtcdRejected
+from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.world import World
 
@@ -99,7 +101,7 @@ def test_one_alone_whose_run_ops_was_read_ahead_is_a_transaction() -> None:
 def test_those_that_are_ready_meanwhile_go_together() -> None:
     async def many(one: Coordinator) -> None:
         assert await one.all() == [True] * 60
-        assert one.ended() == [31, 29], "the first one waits for no more than its own read"
+        assert one.ended() == [42, 18], "the first one waits for no more than its own read"
         assert one.client.requests == ["read", "finish", "finish"]
         assert one.reached == [one.client.store.revision - 1, one.client.store.revision], "one waits for all of them"
 
@@ -108,25 +110,86 @@ def test_those_that_are_ready_meanwhile_go_together() -> None:
 
 def test_those_of_which_nothing_is_left_to_do_are_gone_with_their_ends() -> None:
     async def many(one: Coordinator) -> None:
-        finals = [replace(one.world._final(ref, 0), gone=True) for ref in one.refs]
-        assert await one.all(finals) == [True] * 40
-        assert one.ended() == [31, 9]
-        assert [one.world.stage(ref) for ref in one.refs] == [Stage.ABSENT] * 40
+        finals = [one.world.final_and_end(ref) for ref in one.refs]
+        assert await one.all(finals) == [True] * 60
+        assert one.ended() == [42, 18]
+        assert [one.world.stage(ref) for ref in one.refs] == [Stage.ABSENT] * 60
         assert not one.client.store.range("distOp.", "distOp/")[2:], "the two counters alone are left"
-        assert await one.all(finals) == [False] * 40, "what is gone ends no more"
+        assert await one.all(finals) == [False] * 60, "what is gone ends no more"
 
-    run(40, many, decided=False)
+    run(60, many, decided=False)
 
 
 def test_one_for_which_another_has_come_to_wait_is_not_gone_and_holds_up_nobody() -> None:
     async def waited_for(one: Coordinator) -> None:
         world, ref = one.world, one.refs[1]
-        finals = [replace(world._final(each, 0), gone=True) for each in one.refs]
+        finals = [world.final_and_end(each) for each in one.refs]
         world.do(world.submit(world.next_ref(), ref))
         assert await one.all(finals) == [True, False, True]
         assert [world.stage(each) for each in one.refs] == [Stage.ABSENT, Stage.OPEN, Stage.ABSENT]
 
     run(3, waited_for, decided=False)
+
+
+@pytest.mark.parametrize("meanwhile", ["paused and resumed", "altered", "cancelled"])
+def test_one_that_is_not_as_it_was_seen_is_not_gone_and_holds_up_nobody(meanwhile: str) -> None:
+    async def moved(one: Coordinator) -> None:
+        world, ref = one.world, one.refs[1]
+        finals = [world.final_and_end(each) for each in one.refs]
+        if meanwhile == "paused and resumed":
+            world.do(world.pause(ref))
+            world.do(world.resume(ref))
+        else:
+            world.do(world.alter(ref) if meanwhile == "altered" else world.cancel(ref))
+        assert await one.all(finals) == [True, False, True]
+        left = Stage.CANCELLING if meanwhile == "cancelled" else Stage.OPEN
+        assert [world.stage(each) for each in one.refs] == [Stage.ABSENT, left, Stage.ABSENT]
+        if meanwhile == "paused and resumed":
+            assert await one.finishes.finish(world.final_and_end(ref)), "as it is now"
+
+    run(3, moved, decided=False)
+
+
+def test_a_group_that_is_not_full_waits_as_long_as_the_one_before_took(clock: StandingClock) -> None:
+    """Starts write runOps as well: a group right behind the other left them no turn, and was smaller."""
+
+    async def waits(one: Coordinator) -> None:
+        held = asyncio.Event()
+
+        async def slow(txn: Txn) -> TxnResult:
+            await held.wait()
+            clock.now += 0.02
+            return one.client.store.apply(txn)
+
+        one.client.fates.append(slow)
+        finals = one.finals()
+        first = asyncio.ensure_future(one.finishes.finish(finals[0]))
+        await one.client.until(lambda: bool(one.client.committed))
+        second = asyncio.ensure_future(one.finishes.finish(finals[1]))
+        await asyncio.sleep(0)
+        held.set()
+        assert await first
+        assert len(one.client.committed) == 1, "the second one waits"
+        assert await asyncio.gather(second, one.finishes.finish(finals[2])) == [True, True]
+        assert one.ended() == [1, 2]
+
+    run(3, waits)
+
+
+def test_a_group_that_is_full_waits_for_nothing(clock: StandingClock) -> None:
+    async def full(one: Coordinator) -> None:
+        def slow(txn: Txn) -> TxnResult:
+            clock.now += 3_600.0
+            return one.client.store.apply(txn)
+
+        one.client.fates.append(slow)
+        calls = [asyncio.ensure_future(one.finishes.finish(final)) for final in one.finals()]
+        assert await calls[0]
+        await asyncio.sleep(0)
+        assert one.client.requests.count("finish") == 2, "the next group is sent in the next turn of the loop"
+        assert await asyncio.gather(*calls) == [True] * 4
+
+    run(4, full, limits=Limits(finishes=2))
 
 
 def test_while_one_is_committed_the_others_wait() -> None:

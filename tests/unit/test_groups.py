@@ -249,11 +249,11 @@ def test_operations_of_two_types_are_not_finished_together() -> None:
         f.finish(world.keys, world.election, {}, 0, [one, replace(one, ref=replace(one.ref, type="other"))])
 
 
-@pytest.mark.parametrize(("decision_mod", "gone", "most"), [(0, False, 25), (7, False, 42), (0, True, 31)])
-def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gone: bool, most: int) -> None:
+@pytest.mark.parametrize(("decision_mod", "gate_mod", "most"), [(0, 0, 25), (7, 0, 42), (0, 5, 42)])
+def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gate_mod: int, most: int) -> None:
     world = World()
     history = History("x", State.SUCCESS, TIME, TIME, 1, 1, 0, None, (), [], "r")
-    finals = [f.Final(ref, 5, decision_mod, history, False, gone=gone) for ref in refs(*range(1, 60))]
+    finals = [f.Final(ref, 5, decision_mod, history, False, gate_mod=gate_mod) for ref in refs(*range(1, 60))]
     count = f.finish_together(world.keys, finals)
     assert count == most
     fits, larger = (f.finish(world.keys, world.election, {TYPE: 60}, 3, finals[:n]) for n in (count, count + 1))

@@ -530,6 +530,36 @@ def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
     run(beaten)
 
 
+def test_who_lost_reads_again_after_its_pause_and_who_won_does_not() -> None:
+    """What the refusal told is old by then where others start and end all the time: the next try was lost as well."""
+
+    async def beaten(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+        late: list[asyncio.Future[Any]] = []
+
+        def start(n: int) -> asyncio.Future[Any]:
+            return asyncio.ensure_future(etcd.starts.start(wanted(n, table=CLUSTER_TABLE)))
+
+        async def first(txn: Txn) -> TxnResult:
+            late.append(start(1))
+            await other.start(wanted(9, table=CLUSTER_TABLE))
+            return etcd.store.apply(txn)
+
+        async def more(txn: Txn) -> TxnResult:
+            late.append(start(2))
+            await asyncio.sleep(0)
+            return etcd.store.apply(txn)
+
+        etcd.fates += [first, etcd.store.apply, more]
+        assert (await start(0)).ref.instance == 2
+        assert [started.ref.instance for started in await asyncio.gather(*late)] == [3, 4]
+        others = ["read", "start"]
+        assert etcd.requests == ["read", "start", *others, "read", "start", "start"]
+        assert etcd.numbered() == [1, 2, 1]
+
+    run(beaten)
+
+
 def test_one_that_is_held_by_what_runs_does_not_hold_up_the_others() -> None:
     async def held(etcd: Etcd) -> None:
         etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)

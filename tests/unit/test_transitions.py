@@ -757,6 +757,23 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
     assert not faults, "\n".join(map(str, faults))
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 2**32))
+def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed: int) -> None:
+    """A finish compares the gate alone, not the state: whatever writes a state writes or deletes the gate."""
+    rng = random.Random(seed)
+    world = World(rules=Rules(retry=Retry(attempts=3)))
+    world.join("n0")
+    for _ in range(150):
+        txn = random_event(world, rng)
+        if txn is None or not world.store.apply(txn).succeeded:
+            continue
+        for ref, op in world.view().operations.items():
+            gate = world.store.get(world.keys.gate(ref))
+            if gate is not None and op.altered is None:
+                assert gate.mod_revision == op.opened >= op.state_mod
+
+
 def test_many_claims_are_reaped_together_and_each_decided_alone() -> None:
     world, ref = ready(planned_first=False)
     jobs = claiming.CLAIMS_PER_REAP
