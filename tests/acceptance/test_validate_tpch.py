@@ -22,7 +22,7 @@ from tests.support.checked import between
 from tests.support.context import FakeContext, run_operation
 from tests.support.needs import need
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("generated_code")]
 
 SCALE = 0.01
 AT_EVERY_CHANGE = {"customer", "lineitem"}
