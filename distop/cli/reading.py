@@ -40,17 +40,18 @@ def _read_plainly(parameters: Iterable[Any]) -> None:
     that there is, given or not, which is a third of the processor time of many a command.
     """
     for parameter in parameters:
-        # Releases of typer that do not read by pydantic know no descriptors.
-        if hasattr(parameter, "type_descriptor") and "process_value" not in vars(parameter):
-            parameter.process_value = _reader(parameter)
+        descriptor = getattr(parameter, "type_descriptor", None)
+        info = getattr(descriptor, "parameter_info", None)
+        # Releases of typer that do not read by pydantic know no descriptors; others may keep this elsewhere.
+        known = hasattr(info, "parser") and hasattr(descriptor, "annotation")
+        if known and "process_value" not in vars(parameter):
+            parameter.process_value = _reader(parameter, descriptor.annotation, info.parser)
 
 
-def _reader(parameter: Any) -> Any:
+def _reader(parameter: Any, kind: Any, parser: Any) -> Any:
     """What was not given stays the default, a text stays one, and what has a parser is read by that; typer reads all
     else, and says what is missing.
     """
-    kind = parameter.type_descriptor.annotation
-    parser = parameter.type_descriptor.parameter_info.parser
     usual = parameter.process_value
 
     def read(ctx: Any, value: Any) -> Any:

@@ -3,8 +3,8 @@ in the next transaction, each under the guards that it has alone.
 
 All of them write runOps, so two that are sent at once would race for it. A finish that finds none under way is sent at
 once; the first of those that waited then commits for all of them. Starts write runOps as well: one group right behind
-the other would leave them no turn, so a group that is not full waits for as long as the one before took. Meanwhile it
-grows, so that as much ends in fewer transactions.
+the other would leave them no turn, so one of fewer than ``Limits.finishes`` waits for as long as the one before took.
+Meanwhile it grows, so that as much ends in fewer transactions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Finishes:
             self._busy = True
             try:
                 try:
-                    if behind and len(self._waiting) + 1 < self._ctx.limits.finishes:
+                    if behind and not one.apart and len(self._waiting) + 1 < self._ctx.limits.finishes:
                         await asyncio.sleep(min(self._took, LONGEST_TURN))
                     applied, others = await self._commit(one)
                 finally:

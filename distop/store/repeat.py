@@ -173,7 +173,8 @@ class Repeater:
         try:
             return await attempt
         except asyncio.CancelledError:
-            if task.cancelling() - cut > before or not cut:  # somebody else has cancelled the caller
+            # Where nobody has cancelled the caller, its connection was closed: that is an unknown outcome as well.
+            if task.cancelling() - cut > before:
                 raise
             attempts.unknown = not attempts.harmless
             raise self._given_up(attempts) from None

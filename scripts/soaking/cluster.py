@@ -143,7 +143,8 @@ class SoakCluster:
             env["STUMBLES"] = "1"
         if not has_spark:
             env["JAVA_HOME"] = "/nonexistent"
-        return Daemon(name, endpoints, self.folder, *options, ttl=self.ttl, env=env)
+        # Its memory is judged: it has to be that of the program itself.
+        return Daemon(name, endpoints, self.folder, *options, ttl=self.ttl, env=env, forked=False)
 
     # --------------------------------------------------------------------- end
 

@@ -297,7 +297,8 @@ def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog
 
     # Both rows of the day 2; and the words 'b' and 'c', which that table has with no such number.
     cases = [*(({"unique": key}, count) for key, count in zip(keys, expected, strict=True)), (days, 2), (words, 2)]
-    for mode, some in (("auto", cases), ("never", cases[1:5:3])):
+    few = [cases[1], (days, 2)]  # one of a sort: with "never" the same rows are read by another way
+    for mode, some in (("auto", cases), ("never", few)):
         checks = [check for check, _ in some]
         argument = {"checks": checks, "statistics": mode, "sample": 4 if mode == "auto" else 0}
         ran = run_operation(Validate(), shop.record("orders"), argument, with_days)

@@ -150,12 +150,12 @@ def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
     wrap(patch, claiming, "wait_again", exists)
 
 
-@bug("invariant 3", "not the holder", first=260)
+@bug("invariant 3", "not the holder", first=284)
 def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=65)
+@bug("checkpoint lost", focus=("requests-late",), shape=many_steps, first=85)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A copy of an early one that comes late undoes the later ones, under the same fence."""
     wrap(patch, claiming, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -182,7 +182,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Seldom: a coordinator's write has to arrive after somebody else was elected.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=982)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=1017)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 

@@ -317,7 +317,7 @@ def test_the_election_is_lost_before_the_answer(kind: str, fate: Fate, executors
     fails = {**argument(16, 4, 0.1), "trouble": 1.0}  # by its seed, each time
     other = replace(wish(kind), after=at + 0.05, arg=fails)
     wanted = plain(3, 2, [wish(kind, jobs=2 * JOBS), other], slots=SLOTS)
-    run = Opening(replace(wanted, calm=7.0), fate)  # long after the last round for it
+    run = Opening(replace(wanted, calm=7.0), fate)  # long after the last round for it, and a listing
     run.run(executors)
     assert run.machine is not None
     assert run.machine.name == planner

@@ -48,7 +48,9 @@ OPENED: list[Daemons] = []
 
 
 class Daemon:
-    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: what becomes it."""
+    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: what becomes it. Not
+    ``forked``: its program is started as a person does it.
+    """
 
     def __init__(
         self,
@@ -59,8 +61,10 @@ class Daemon:
         ttl: float = 3,
         env: Mapping[str, str] | None = None,
         through: Sequence[str] = (),
+        forked: bool = True,
     ) -> None:
         self.name = name
+        self._forked = forked and not through
         self._env = {**os.environ, **(env or {})}
         self._suspended: list[int] = []
         self.log = folder / f"{name}.log"
@@ -72,7 +76,7 @@ class Daemon:
     def start(self) -> None:
         """Start it (again)."""
         self.process: Forked | subprocess.Popen[bytes]
-        if not self._through:
+        if self._forked:
             self.process = Forked(self._words, self.log, self._env)
             return
         words = [*self._through, sys.executable, "-m", "distop.cli", *self._words]

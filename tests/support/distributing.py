@@ -49,7 +49,7 @@ LONGEST = (
 )
 """What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
 APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
-"""Acceptance tests whose executors have a Spark of their own."""
+"""Acceptance tests that share no Spark: their executors have one of their own."""
 
 
 def unit_of(nodeid: str) -> str:

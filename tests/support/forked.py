@@ -1,10 +1,14 @@
 """Command lines in processes of their own, forked from one that has imported distop already: a daemon is ready after a
 quarter of the processor time that it takes otherwise. What is new in them is what a process has that was just started:
-no threads, no connections, its own session, environment, arguments and output.
+no threads, no connections, its own session, environment, arguments and output. What is not: ``/proc`` shows the
+environment and the words of the process that it was forked from, and what acts when Python starts or a module is loaded
+(``PYTHON…`` variables, say) has acted there. Where that matters, and in scripts, a program is started as ever
+(``Daemon(…, forked=False)``).
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -46,6 +50,8 @@ class Forked:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        # Whoever ends waits for its processes, one that a test has left frozen among them.
+        atexit.register(self.kill)
 
     @property
     def returncode(self) -> int | None:

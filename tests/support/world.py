@@ -337,6 +337,7 @@ class World:
         return self._finish(ref, 0)
 
     def final_and_end(self, ref: OperationRef) -> f.Final:
+        # 1, which no gate has, where the operation is not there: it is to be refused as one that ends and goes.
         return replace(self._final(ref, 0), gate_mod=self.op(ref).opened or 1)
 
     def finish_and_end(self, ref: OperationRef) -> Txn:

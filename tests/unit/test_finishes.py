@@ -192,6 +192,28 @@ def test_a_group_that_is_full_waits_for_nothing(clock: StandingClock) -> None:
     run(4, full, limits=Limits(finishes=2))
 
 
+def test_those_that_were_told_to_go_alone_wait_for_nothing(
+    clock: StandingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not grow."""
+    monkeypatch.setattr("distop.coordinator.finishes.LONGEST_TURN", 3_600.0)
+
+    async def alone(one: Coordinator) -> None:
+        def slow(txn: Txn) -> TxnResult:
+            clock.now += 3_600.0
+            return one.client.store.apply(txn)
+
+        def rejected(txn: Txn) -> TxnResult:
+            raise EtcdRejected("request is too large")
+
+        one.client.fates += [rejected, slow]
+        async with asyncio.timeout(30):
+            assert await one.all() == [True] * 3
+        assert one.ended() == [1, 1, 1]
+
+    run(3, alone, limits=Limits(finishes=3))
+
+
 def test_while_one_is_committed_the_others_wait() -> None:
     async def late(one: Coordinator) -> None:
         held = asyncio.Event()

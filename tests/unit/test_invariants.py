@@ -103,7 +103,7 @@ def test_an_end_that_deletes_what_ends_tells_of_the_jobs_as_they_were() -> None:
     world.do(world.report(ref, 0, JobState.FAILED))
     record = replace(world.history(ref), state=State.SUCCESS, success=1, failed=0, failed_ranges="")
     seen = world.counters()
-    final = replace(world._final(ref, 0), history=record, gone=True)
+    final = replace(world._final(ref, 0), history=record, gate_mod=world.op(ref).opened)
     world.do(f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, [final]))
     assert [v.invariant for v in found(world)] == [5, 5]
 

@@ -96,6 +96,19 @@ def test_an_end_that_comes_with_the_answer_cancels_nothing_that_the_caller_does_
     run(together)
 
 
+def test_a_connection_that_is_closed_leaves_an_unknown_outcome() -> None:
+    """gRPC then cancels the call, and nobody the caller."""
+
+    async def closed(silent: Silent, until: asyncio.Future[None]) -> None:
+        task, attempts = await sending(silent, until)
+        silent.answer.cancel()
+        with pytest.raises(OutcomeUnknown):
+            await task
+        assert attempts.unknown
+
+    run(closed)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_caller_that_is_cancelled_is_cancelled_whatever_ends_with_it(ends: bool) -> None:
     async def cancelled(silent: Silent, until: asyncio.Future[None]) -> None:
