@@ -40,8 +40,8 @@ def _read_plainly(parameters: Iterable[Any]) -> None:
     that there is, given or not, which is a third of the processor time of many a command.
     """
     for parameter in parameters:
-        descriptor = getattr(parameter, "type_descriptor", None)
-        info = getattr(descriptor, "parameter_info", None)
+        descriptor: Any = getattr(parameter, "type_descriptor", None)
+        info: Any = getattr(descriptor, "parameter_info", None)
         # Releases of typer that do not read by pydantic know no descriptors; others may keep this elsewhere.
         known = hasattr(info, "parser") and hasattr(descriptor, "annotation")
         if known and "process_value" not in vars(parameter):
