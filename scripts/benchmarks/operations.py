@@ -9,7 +9,7 @@ import time
 from urllib.request import urlopen
 
 import distop
-from benchmarks import coordination
+from benchmarks import celerytasks, coordination
 from benchmarks.common import Cluster, Look, Result, Row, cluster, median, say
 from distop.core import keys as K
 from distop.core.keys import Keys
@@ -20,10 +20,11 @@ LOOK_EVERY = 0.05
 """Seconds between two counts of the history: etcd goes through all of its keys for each."""
 RAW_JOBS = 10_000
 WRITES_PER_RAW_JOB = 4
+CELERY_TASKS = 2_000
 
 
 def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: int = 3) -> Result:
-    """Alternate raw and distop ``runs`` times; the medians."""
+    """Alternate raw and distop ``runs`` times; the medians. Then no-op tasks of Celery with Redis, where installed."""
     rates: list[float] = []
     accepted: list[float] = []
     raws: list[float] = []
@@ -51,7 +52,18 @@ def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: in
         Row("as many writes by a bare loop", limit, "ops/s"),
         Row("of that limit", median(rates) / limit, "×"),
     ]
+    _add_celery(result, clients, executors)
     return result
+
+
+def _add_celery(result: Result, clients: int, processes: int) -> None:
+    absent = celerytasks.missing()
+    if absent:
+        say(f"operations: no figure of Celery with Redis beside it, because {absent} is not installed")
+        return
+    rate = celerytasks.rate(CELERY_TASKS, clients, processes)
+    result.samples["celery"] = [rate]
+    result.rows.append(Row("no-op tasks of Celery with Redis, sent to last result", rate, "tasks/s"))
 
 
 def _written(endpoint: str) -> float:
