@@ -60,6 +60,7 @@ def test_what_the_last_attempt_left_is_cleaned_up_before_it_is_reported(
     assert lines(diary) == ["start a", "clean a", "start a", "clean a"]
 
 
+@pytest.mark.slow  # at each change: that of a deaf job in tests/faults/test_self_fencing.py
 def test_a_job_that_does_not_stop_is_dead_before_its_neighbour_may_start_it(
     group: Daemons,
     diary: Path,

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 import distop
 from distop.core.model import OperationRef
 from tests.support.behaviors import sample_env
@@ -237,6 +239,7 @@ def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons, sample_env
     assert result.jobs == {"total": 6, "success": 5, "failed": 1}
 
 
+@pytest.mark.slow  # at each change: one that kills every executor, in test_stories.py
 def test_a_poison_partition_ends_as_failed_and_blames_no_neighbour(group: Daemons, sample_env: dict[str, str]) -> None:
     group.start("ann", "bob", env=sample_env)
     operation = group.client.start_operation("rough", TABLE, {"jobs": 12, "crash": ["5"]}, retry_attempts=2)

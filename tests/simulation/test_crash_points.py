@@ -101,6 +101,7 @@ def test_a_run_is_repeated_up_to_the_point(courses: dict[str, Course]) -> None:
         assert lines[0] == f"kill {point}, before:"
 
 
+@pytest.mark.slow  # at each change: that of schedules, in test_schedules.py
 def test_a_reference_run_is_the_same_whatever_the_hashes() -> None:
     """Two interpreters, whose strings hash differently: a point has one number in all of them."""
     stories = [
