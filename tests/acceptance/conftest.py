@@ -10,7 +10,7 @@ from distop_behaviors.reading.session import session_of
 from tests.support.checked import Table
 from tests.support.context import FakeContext
 from tests.support.lake import jar
-from tests.support.localspark import local_spark
+from tests.support.localspark import FRUGAL, local_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
 
 
-FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn300m"
-"""Hundreds of tiny queries: compiling their JVM's code well costs more than running it, and so does making room again
-and again for code and for objects that are soon forgotten.
+ROOM = "-XX:ReservedCodeCacheSize=240m -Xmn300m"
+"""Options of its JVM: of hundreds of tiny queries, making room again and again for code and for objects that are soon
+forgotten costs more than running them.
 """
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": ("false", "true"),
@@ -43,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     metastore = tmp_path_factory.mktemp("metastore")
     builder = (
         local_spark("local[2]", "distop tests")
-        .config("spark.driver.extraJavaOptions", f"{FRUGAL} -Dderby.system.home={metastore}")
+        .config("spark.driver.extraJavaOptions", f"{FRUGAL} {ROOM} -Dderby.system.home={metastore}")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.catalogImplementation", "hive")
         .config("spark.sql.warehouse.dir", str(metastore / "warehouse"))

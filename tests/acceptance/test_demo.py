@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.localspark import FRUGAL
+
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Its two Sparks end before a JVM's best code would be worth the time that it takes to make."""
 
 
 def test_the_demo_finds_what_there_is_and_goes_on_without_the_executor_that_it_kills() -> None:

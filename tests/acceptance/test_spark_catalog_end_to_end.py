@@ -14,6 +14,7 @@ import pytest
 
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons, distop_process
+from tests.support.localspark import FRUGAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
         pq.write_table(rows, tmp_path / folder / "f.parquet")
     settings = {
         # Two starts of Spark, and a new data base: nothing here is worth compiling well, or syncing.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.durability=test",
+        "spark.driver.extraJavaOptions": f"{FRUGAL} -Dderby.system.durability=test",
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore_db;create=true",

@@ -29,6 +29,7 @@ from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.daemons import Daemons, daemons
 from tests.support.lake import MAVEN, Folder, jar
+from tests.support.localspark import FRUGAL
 from tests.support.needs import need
 from tests.support.processes import signal_all
 from tests.support.replay import Written, violations
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 SIZE = Size(workers=2, cores=1, memory="600m")
-SMALL = "extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SMALL = f"extraJavaOptions={FRUGAL}"
 CONF = (
     *("driver.memory=512m", f"driver.{SMALL}", "executor.memory=512m", f"executor.{SMALL}"),
     "sql.files.maxPartitionBytes=4194304",  # a Spark task for each small file

@@ -12,6 +12,7 @@ import pytest
 
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
+from tests.support.localspark import FRUGAL
 from tests.support.needs import need
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ __all__ = ["sample_env"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 JAVA = "spark.driver.extraJavaOptions"
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that begins soon: most of the time of these tests is that of its beginning."""
 
 
 def request(op: str, does: dict[str, str]) -> RunRequest:
@@ -40,7 +39,7 @@ async def run(worker: Worker, what: RunRequest, **hears: Any) -> list[JobEnded]:
 
 async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL}, "slots": 4, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: FRUGAL}, "slots": 4, "grace": 30}
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
@@ -98,7 +97,7 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
         await worker.stop(30)
 
 
-SMALL_HEAP = {"spark.driver.memory": "512m", JAVA: f"{SMALL} -Dof.the.user=kept"}
+SMALL_HEAP = {"spark.driver.memory": "512m", JAVA: f"{FRUGAL} -Dof.the.user=kept"}
 
 
 async def test_a_jvm_without_memory_and_a_session_that_can_run_nothing_are_replaced(
@@ -137,7 +136,7 @@ async def test_of_the_jobs_of_a_jvm_that_is_replaced_only_the_guilty_one_is_blam
 @asynccontextmanager
 async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[Worker]:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: SMALL, **conf}, "grace": 30}
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: FRUGAL, **conf}, "grace": 30}
     worker = Worker(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
     await worker.start()
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import distop
 from tests.support.contract import dump
 from tests.support.forked import Forked
+from tests.support.localspark import FRUGAL
 from tests.support.processes import signal_all, suspend
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 SPARK = (
     *("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m"),
-    *("--spark-conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    *("--spark-conf", f"spark.driver.extraJavaOptions={FRUGAL}"),
 )
-"""Options of a daemon for a small Spark, whose JVM takes half the processor time until it works: it compiles less."""
+"""Options of a daemon for a small Spark, which takes half the processor time until it works."""
 
 AFTERWARDS: list[Callable[[str], None]] = []
 """What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""

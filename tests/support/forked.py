@@ -53,10 +53,6 @@ class Forked:
         # Whoever ends waits for its processes, one that a test has left frozen among them.
         atexit.register(self.kill)
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
     def poll(self) -> int | None:
         return self._process.exitcode
 

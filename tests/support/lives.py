@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from distop.core import states
+from distop.core.declaration import Retry, Rules
 from distop.core.jobs import JobState
 from distop.core.options import Options
 from distop.core.states import Event, JobStage, Stage
+from tests.support.world import World
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
     from distop.core.model import OperationRef
     from distop.core.txn import Txn
-    from tests.support.world import World
 
 
 def build(world: World, event: Event, ref: OperationRef) -> Txn:
@@ -62,6 +63,13 @@ _RANDOM_EVENTS = (
 _RARE = frozenset(
     {"joined", "end_waiting", "cancel", "pause", "pause_now", "resign", "die", "plan_attempt", "fail_fast"}
 )
+
+
+def random_life(seed: int) -> tuple[World, random.Random]:
+    """A world that has a node, and what is to choose the events of its life."""
+    world = World(rules=Rules(retry=Retry(attempts=3)))
+    world.join("n0")
+    return world, random.Random(seed)
 
 
 def random_event(world: World, rng: random.Random) -> Txn | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.keys import UNIQUE
@@ -26,7 +24,7 @@ from distop.core.states import Event, JobEvent, JobStage, Stage
 from distop.core.txn import MAX_OPERATIONS, Put, Txn, operations
 from distop.core.unique import Takes
 from distop.node.openop import OpenOperation
-from tests.support.lives import build, random_event
+from tests.support.lives import build, random_event, random_life
 from tests.support.world import World, outcome
 
 if TYPE_CHECKING:
@@ -734,9 +732,7 @@ another one may begin, or end, once that has ended."""
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> None:
-    rng = random.Random(seed)
-    world = World(rules=Rules(retry=Retry(attempts=3)))
-    world.join("n0")
+    world, rng = random_life(seed)
     refused: list[Txn] = []
     late: list[Txn] = []
     for _ in range(250):
@@ -761,9 +757,7 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
 @given(st.integers(0, 2**32))
 def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed: int) -> None:
     """A finish compares the gate alone, not the state: whatever writes a state writes or deletes the gate."""
-    rng = random.Random(seed)
-    world = World(rules=Rules(retry=Retry(attempts=3)))
-    world.join("n0")
+    world, rng = random_life(seed)
     for _ in range(150):
         txn = random_event(world, rng)
         if txn is None or not world.store.apply(txn).succeeded:

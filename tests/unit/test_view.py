@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from distop.core.options import Options
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
 from distop.core.view import MAX_KEPT_OUTCOME, Change, ClusterView, Seen, TypeView
-from tests.support.lives import random_event
+from tests.support.lives import random_event, random_life
 from tests.support.world import TABLE, TYPE, World
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ def concerns_cluster(world: World, changes: Iterable[Change]) -> list[Change]:
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_folding_events_equals_folding_the_listing(seed: int) -> None:
-    rng = random.Random(seed)
-    world = World(rules=Rules(retry=Retry(attempts=3)))
-    world.join("n0")
+    world, rng = random_life(seed)
     few = rng.choice((0, 3, 100))
     view, cluster = TypeView(world.keys, TABLE, TYPE, few), ClusterView(world.keys)
     seen = 0
