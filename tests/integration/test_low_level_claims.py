@@ -367,14 +367,18 @@ def test_L28_jobs_are_given_out_one_after_the_other_and_extended_meanwhile(group
 
     async def play() -> None:
         async with aio.connect(group.endpoint) as client, aio.connect(group.endpoint) as other:
-            worker = aio.Worker(client, ["copy"], duration=1.5, poll=0.5)
+            duration = 3.0  # of which two thirds may pass unheard on a busy machine
+            worker = aio.Worker(client, ["copy"], duration=duration, poll=0.5)
             seen: list[int] = []
             async for job in worker:
-                end = time.monotonic() + 2.5 * (not seen)
-                while time.monotonic() < end:
+                end = time.monotonic() + 1.5 * duration * (not seen)
+                lost = asyncio.ensure_future(job.wait_lost())
+                while time.monotonic() < end and not lost.done():
                     stolen = await other.own_jobs("thief", ["copy"], 1, accept=lambda one, op=job.op: one.op == op)
                     assert stolen == []
+                    await asyncio.wait([lost], timeout=0.1)
                 assert not job.lost
+                lost.cancel()
                 await job.complete({"n": job.arg["n"]})
                 seen.append(job.arg["n"])
                 if len(seen) == 3:
