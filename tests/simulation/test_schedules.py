@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from distop.testing.simulation import Simulation, courses, scenario
 from distop.testing.simulation.many import Outcome, Tally, many
 from distop.testing.simulation.run import quietly
