@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.model import OperationRef
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.core.violation import Violation
     from distop.store.client import EtcdClient
     from distop.store.history import Step

@@ -118,18 +118,19 @@ class Batch:
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
         preparation = Preparation(self._argument, names, self._types, self._declared)
-        parts: list[Part] = []
-        for plan, facts in zip(plans, known, strict=True):
-            problem = next((f for f in facts if isinstance(f, Unreadable)), None)
-            if problem is None:
-                good = [f for f in facts if not isinstance(f, Unreadable)]
-                part = preparation.prepare(plan, good)
-            else:
-                part = Part(plan, [], [Tally() for _ in self._argument.checks])
-                part.missing = None
-                part.fail(str(problem))
-            parts.append(part)
-        return self._looked_at(parts, preparation, snapshots)
+        preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
+        parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
+        # Without a source one is done before the next is begun: its result is on its way meanwhile.
+        return self._looked_at(list(parts), preparation, snapshots) if sources else parts
+
+    def _part(self, preparation: Preparation, plan: PartitionPlan, facts: Sequence[FileFacts | Unreadable]) -> Part:
+        good = [fact for fact in facts if not isinstance(fact, Unreadable)]
+        if len(good) == len(facts):
+            return preparation.prepare(plan, good)
+        part = Part(plan, [], [Tally() for _ in self._argument.checks])
+        part.missing = None
+        part.fail(str(next(fact for fact in facts if isinstance(fact, Unreadable))))
+        return part
 
     def _snapshot(self, source: str, names: Names) -> Snapshot | Unreadable:
         """What a table's metadata tell of the files that are read through them."""

@@ -25,7 +25,7 @@ from distop_behaviors.validate.expressions import fit
 from distop_behaviors.validate.report import CheckResult, Result, Sample, Verdict, shorten, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.behavior import PartitionPlan
     from distop_behaviors.reading.facts import FileFacts, SparkType
@@ -250,6 +250,8 @@ class _Resolved:
     missing: Sequence[Sequence[str]]
     where_missing: Sequence[str]
     absent: tuple[str, ...]
+    passed: frozenset[int]
+    """The checks that each file of the schema passes, by its statistics."""
 
 
 class Preparation:
@@ -271,6 +273,19 @@ class Preparation:
         self._types = types
         self._named = {n.lower() for named in (names.where, *names.checks) for n in named}
         self._resolved: _Resolved | None = None
+        self._hulls: dict[int, FileFacts] = {}
+        """By the identity of a schema."""
+
+    def look_over(self, files: Iterable[FileFacts]) -> None:
+        """Of files that share a schema, and will be prepared: what they pass together is decided once, not for each."""
+        sharing: dict[int, list[FileFacts]] = {}
+        for facts in files:
+            sharing.setdefault(id(facts.columns), []).append(facts)
+        self._hulls = {
+            schema: statistics.hull(those)
+            for schema, those in sharing.items()
+            if len(those) > 1 and all(facts.leaves is those[0].leaves for facts in those)
+        }
 
     def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
         """Everything that needs no scan: resolves columns, and decides by statistics what they prove."""
@@ -294,12 +309,25 @@ class Preparation:
                     [list(t.missing) for t in part.tallies],
                     list(part.missing or ()),
                     part.absent,
+                    self._passed(schema, part.tallies),
                 )
-        for check, tally in zip(argument.checks, part.tallies, strict=True):
-            if tally.error is None:
+        known = self._resolved
+        passed = known.passed if known is not None and schema is known.schema else frozenset()
+        for n, (check, tally) in enumerate(zip(argument.checks, part.tallies, strict=True)):
+            if n in passed:
+                tally.by_statistics += len(facts)
+            elif tally.error is None:
                 _decide(part, tally, check, argument, columns, shared=schema is not None and self._declared is None)
         part.rows = counted(facts, {}) if argument.where is None else None
         return part
+
+    def _passed(self, schema: Mapping[str, SparkType], tallies: Sequence[Tally]) -> frozenset[int]:
+        hull = self._hulls.get(id(schema))
+        if hull is None or self._declared is not None or self._argument.statistics == "never":
+            return frozenset()
+        pairs = enumerate(zip(self._argument.checks, tallies, strict=True))
+        decided = {n: statistics.decide(check, hull, tally.target.path) for n, (check, tally) in pairs}
+        return frozenset(n for n, decision in decided.items() if decision.verdict == "pass")
 
     def _schema(self, plan: PartitionPlan, facts: Sequence[FileFacts]) -> Mapping[str, SparkType] | None:
         """What all of the files share, where all that is named is in them."""

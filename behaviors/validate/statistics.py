@@ -7,16 +7,17 @@ the column, which those of texts (cut off by many writers) and those in manifest
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading.facts import Ambiguous, decimal_of, resolve
+from distop_behaviors.reading.facts import Ambiguous, Chunk, decimal_of, resolve
 from distop_behaviors.validate.bounds import Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf
+    from distop_behaviors.reading.facts import FileFacts, Leaf
     from distop_behaviors.validate.argument import Check
 
 
@@ -54,6 +55,37 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
             decision = nearer
     # The rows that violate it may be those that were deleted.
     return decision if facts.deleted == 0 else masked(decision)
+
+
+def hull(files: Sequence[FileFacts]) -> FileFacts:
+    """One file as if it held the rows of all of these, which share a schema: a check that it passes each of them
+    passes. The reverse does not hold, and what it violates says nothing of any of them.
+    """
+    chunks = {}
+    for path in files[0].chunks:
+        found = [facts.chunks.get(path) for facts in files]
+        if None not in found:
+            chunks[path] = (_around([chunk for of_file in found if of_file is not None for chunk in of_file]),)
+    return replace(files[0], path="", rows=sum(facts.rows for facts in files), chunks=chunks, deleted=0, footer=None)
+
+
+def _around(chunks: Sequence[Chunk]) -> Chunk:
+    """All rows of these; bounds only where each that has a value has bounds, in order (a NaN is in none)."""
+    rows = sum(chunk.rows for chunk in chunks)
+    nulls, nans = _sum(chunk.nulls for chunk in chunks), _sum(chunk.nans for chunk in chunks)
+    valued = [chunk for chunk in chunks if chunk.nulls != chunk.rows]
+    if not valued or not all(c.low is not None and c.high is not None and c.low <= c.high for c in valued):
+        return Chunk(rows, nulls, nans=nans)
+    return Chunk(rows, nulls, min(c.low for c in valued), max(c.high for c in valued), nans)
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
 
 
 def sure(decision: Decision) -> bool:

@@ -85,6 +85,8 @@ def of_rows(argument: Argument) -> Argument | None:
 
 def spread(argument: Argument, result: Result, *, wide: bool) -> Result:
     """A result of some checks (``wide``, or the others) with a place for each of the argument's."""
+    if len(result.checks) == len(argument.checks):
+        return result
     found = iter(result.checks)
     checks = [next(found) if check.wide == wide else CheckResult() for check in argument.checks]
     return replace(result, checks=checks)

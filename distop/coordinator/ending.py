@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from distop.coordinator.reaping import Call
     from distop.core.model import OperationRef
+    from distop.core.operationview import OperationView
     from distop.core.txn import Compare, Txn
-    from distop.core.view import OperationView
     from distop.node.context import Context
     from distop.worker.model import CompleteResult
     from distop.worker.sinks import Fetch, Page

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from distop.core.model import History
+    from distop.core.operationview import OperationView
     from distop.core.txn import Put
-    from distop.core.view import OperationView
     from distop.node.context import Context
 
 

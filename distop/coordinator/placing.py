@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from distop.core.model import OperationRef
-    from distop.core.view import OperationView
+    from distop.core.operationview import OperationView
     from distop.node.context import Context
 
 AGAIN = 0.1

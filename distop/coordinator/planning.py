@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from distop.coordinator.reaping import Call
     from distop.core.model import OperationRef, Spec
+    from distop.core.operationview import OperationView
     from distop.core.txn import Compare, Txn
-    from distop.core.view import OperationView, TypeView
+    from distop.core.view import TypeView
     from distop.node.context import Context
 
 CHUNKS_IN_FLIGHT = 8

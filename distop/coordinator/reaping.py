@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from distop.core.model import OperationRef
+    from distop.core.operationview import OperationView
     from distop.core.txn import Compare
-    from distop.core.view import OperationView
     from distop.node.context import Context
 
     Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from distop.core.model import OperationRef
+    from distop.core.operationview import OperationView
     from distop.core.txn import Txn
-    from distop.core.view import OperationView
     from distop.node.context import Context
     from distop.store.watch import Batch, Event
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from distop.core.model import History, OperationRef
+    from distop.core.operationview import OperationView
     from distop.core.txn import Compare, Txn
-    from distop.core.view import OperationView, TypeView
+    from distop.core.view import TypeView
     from distop.node.context import Context
 
 EXCLUDED_PAUSE = (0.05, 2.0)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
+    from distop.core.seen import Change
     from distop.core.trace import OperationTrace
-    from distop.core.view import Change
 
 Fault: TypeAlias = tuple[int, str]
 """(number of the invariant, what is wrong)."""

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from distop.core.declaration import Rules
     from distop.core.keys import Keys
+    from distop.core.operationview import OperationView
+    from distop.core.seen import Seen
     from distop.core.txn import Compare, Txn
-    from distop.core.view import OperationView, Seen
 
 # ----------------------------------------------------------------- coordinator
 

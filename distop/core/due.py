@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from distop.core.links import Hold
     from distop.core.model import OperationRef, Spec
-    from distop.core.view import OperationView, Seen
+    from distop.core.operationview import OperationView
+    from distop.core.seen import Seen
 
 
 SUBMITTER_KEPT = 1_000

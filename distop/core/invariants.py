@@ -30,9 +30,9 @@ from distop.core.operation_invariants import (
     unfit_record,
 )
 from distop.core.plan import Gate
+from distop.core.seen import Change
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.unique import holder_of
-from distop.core.view import Change
 from distop.core.violation import Violation
 from distop.errors import InvalidArgument
 

@@ -15,8 +15,8 @@ from distop.core.model import State
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from distop.core.seen import Change
     from distop.core.trace import JobDelta, JobTrace, OperationTrace
-    from distop.core.view import Change
 
 Fault: TypeAlias = tuple[int, str, str]
 """(number of the invariant, key, what is wrong)."""

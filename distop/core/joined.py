@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, word
 from distop.core.model import History, Phase
+from distop.core.seen import Change
 from distop.core.txn import KeyValue
-from distop.core.view import Change
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.core.keys import ParsedKey
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 STORY = 12
 """Events of an operation, and of a job, that a violation tells at most: the last ones."""

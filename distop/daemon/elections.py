@@ -20,7 +20,7 @@ from distop.core.txn import Get, GetResult
 from distop.errors import DistopError, SessionLost, describe
 
 if TYPE_CHECKING:
-    from distop.core.view import Seen
+    from distop.core.seen import Seen
     from distop.node.context import Context
 
 RACE_DELAY = 0.05

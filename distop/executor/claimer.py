@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from distop.core.model import OperationRef
     from distop.core.plan import Gate
+    from distop.core.seen import Seen
     from distop.core.txn import Txn
-    from distop.core.view import Seen
     from distop.node.context import Context
 
 BLOCK_LIMIT = 20_000

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distop.core.model import OperationRef
     from distop.core.plan import Gate
-    from distop.core.view import Seen
+    from distop.core.seen import Seen
     from distop.node.context import Context
     from distop.worker.model import JobEnded
 

@@ -20,8 +20,8 @@ from distop.core.model import CLUSTER_TABLE, OperationRef, Spec
 from distop.core.permits import MAX_OVERDUE, Permits, permits
 from distop.core.plan import CHUNK_PAGE, Gate, Plan, begin_with, first_ordinals, whole_plan
 from distop.core.records import read
+from distop.core.seen import Seen
 from distop.core.txn import Get
-from distop.core.view import Seen
 from distop.errors import NotFound, UnreadableRecord
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from distop.store.watch import WatchStream, decode_response
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from distop.core.seen import Change
     from distop.core.txn import KeyValue
-    from distop.core.view import Change
     from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.store")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from distop.core.frozen import frozen
-from distop.core.view import Change
+from distop.core.seen import Change
 
 Event = Change
 """One change of a key, as views take it: thousands come in a row."""

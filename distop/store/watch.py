@@ -15,8 +15,8 @@ import grpc.aio
 
 from distop.backoff import Backoff
 from distop.clock import random
+from distop.core.seen import Change
 from distop.core.versions import orders_requested_progress
-from distop.core.view import Change
 from distop.errors import ClusterChanged, Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.core.seen import Change
 from distop.core.txn import (
     MAX_OPERATIONS,
     Compare,
@@ -28,7 +29,6 @@ from distop.core.txn import (
     Txn,
     TxnResult,
 )
-from distop.core.view import Change
 from distop.errors import EtcdRejected, LeaseNotFound
 
 if TYPE_CHECKING:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from distop.behavior import Behavior
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+"""Kept: ``json.dumps`` makes one for each value."""
+
 
 def validate(behavior: Behavior, arg: Any) -> Any:
     """The argument as the behavior's Arg. Raises InvalidArgument in one sentence."""
@@ -46,4 +49,4 @@ def plain(value: Any) -> Any:
 
 def dump(value: Any) -> bytes:
     """A result as JSON. Raises TypeError or ValueError for what is none (NaN is none either)."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _JSON.encode(plain(value)).encode()

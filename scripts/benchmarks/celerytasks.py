@@ -70,7 +70,9 @@ def _redis(folder: Path) -> Iterator[str]:
     """In memory alone, until the block ends; its address."""
     ports = reserve(1)
     words = ["redis-server", "--bind", "127.0.0.1", "--port", str(ports[0]), "--save", "", "--appendonly", "no"]
-    with _running([*words, "--dir", str(folder)], folder / "redis.log") as process:
+    with ExitStack() as stack:
+        stack.callback(release, ports)
+        process = stack.enter_context(_running([*words, "--dir", str(folder)], folder / "redis.log"))
         redis: Any = import_module("redis")
         connection = redis.Redis(port=ports[0])
         deadline = time.monotonic() + READY_SECONDS
@@ -83,7 +85,6 @@ def _redis(folder: Path) -> Iterator[str]:
                     raise
                 time.sleep(0.05)
         yield f"redis://127.0.0.1:{ports[0]}/0"
-    release(ports)
 
 
 @contextmanager

@@ -243,15 +243,16 @@ def _high_water(pid: int) -> float:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
-def install(folder: Path, behavior: type[Behavior]) -> dict[str, str]:
-    """The environment of executors whose children know this operation type of ours, too."""
-    name = behavior.type_name
-    info = folder / f"distop_{name}-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: distop-{name}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        f"[distop.behaviors]\n{name} = {behavior.__module__}:{behavior.__qualname__}\n"
-    )
+def install(folder: Path, *behaviors: type[Behavior]) -> dict[str, str]:
+    """The environment of executors whose children know these operation types of ours, too."""
+    for behavior in behaviors:
+        name = behavior.type_name
+        info = folder / f"distop_{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: distop-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            f"[distop.behaviors]\n{name} = {behavior.__module__}:{behavior.__qualname__}\n"
+        )
     return {"PYTHONPATH": f"{folder}:{ROOT / 'scripts'}"}
 
 

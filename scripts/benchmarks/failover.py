@@ -34,7 +34,7 @@ from distop.store.history import Revision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.operation import Operation
 
 EXECUTORS = 6

@@ -20,7 +20,7 @@ from distop.store.history import Revision
 
 if TYPE_CHECKING:
     from distop.core.model import OperationRef
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.store.config import EtcdConfig
     from distop.store.history import Step
 

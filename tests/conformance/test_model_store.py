@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distop.core.seen import Change
 from distop.core.txn import Compare, Delete, Get, Put, Relation, Target, Txn, absent
-from distop.core.view import Change
 from distop.errors import EtcdRejected
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig

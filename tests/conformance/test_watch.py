@@ -16,7 +16,7 @@ from tests.support.proxy import Mode, TcpProxy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.store.client import EtcdClient, Listing
     from distop.store.embedded import EmbeddedEtcd
 

@@ -22,8 +22,9 @@ from distop.core.keys import Keys
 from distop.core.limits import Limits
 from distop.core.model import Cancel, History, Node, OperationRef, Phase, Spec, State
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
+from distop.core.seen import Change
 from distop.core.txn import Delete, Put, Txn, TxnResult
-from distop.core.view import Change, ClusterView
+from distop.core.view import ClusterView
 from distop.daemon import elections
 from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections

@@ -10,8 +10,9 @@ from distop.core import due
 from distop.core import finishing as f
 from distop.core import waiting as w
 from distop.core.model import Cancel, State
+from distop.core.operationview import OperationView
 from distop.core.txn import Compare, KeyValue
-from distop.core.view import OperationView, TypeView
+from distop.core.view import TypeView
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act
 from tests.simulation.planted import without

@@ -11,8 +11,8 @@ import pytest
 
 from distop.core.keys import Keys
 from distop.core.model import OperationRef
+from distop.core.seen import Change
 from distop.core.txn import KeyValue
-from distop.core.view import Change
 from distop.testing.model_store import ModelStore
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.effects import Effects

@@ -26,7 +26,7 @@ from distop.testing.simulation.scenario import Act, Wish, plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 
 def wish(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -> Wish:

@@ -12,8 +12,8 @@ from distop.core.declaration import Rules
 from distop.core.keys import Keys
 from distop.core.model import History, OperationRef, Spec
 from distop.core.prepared import Terms, hold_id
+from distop.core.seen import Change
 from distop.core.txn import KeyValue
-from distop.core.view import Change
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.preparing import Prepared
 from distop.testing.simulation.run import quietly

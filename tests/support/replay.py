@@ -15,7 +15,7 @@ from distop.store.history import Beginning, Revision
 
 if TYPE_CHECKING:
     from distop.core.model import OperationRef
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.store.history import Step
 
 History = list[tuple[int, tuple["Change", ...]]]

@@ -18,12 +18,14 @@ from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Cancel, Decision, History, Node, OperationRef, Spec, State
+from distop.core.operationview import OperationView
 from distop.core.options import Options
 from distop.core.permits import Permits, permits
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
+from distop.core.seen import Change
 from distop.core.txn import Delete, Put, Txn
 from distop.core.unique import Takes
-from distop.core.view import Change, ClusterView, OperationView, TypeView
+from distop.core.view import ClusterView, TypeView
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.core.seen import Change
 from distop.core.txn import KeyValue
-from distop.core.view import Change
 from distop.store.history import Beginning, CaughtUp, Revision
 from tests.support.aftermath import misfits, problems
 from tests.support.writing import digest, note

@@ -14,8 +14,8 @@ from distop.audit import Audit
 from distop.cli import audit as command
 from distop.cli.context import Context, use
 from distop.core.jobs import JobState
+from distop.core.seen import Change
 from distop.core.txn import Delete, KeyValue, Put
-from distop.core.view import Change
 from distop.errors import NotFound
 from distop.store.history import Beginning, CaughtUp, Revision
 from tests.support.plants import PLANTS, opened

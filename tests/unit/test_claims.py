@@ -20,11 +20,12 @@ from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import Keys
 from distop.core.leftovers import Fate, judge
 from distop.core.model import OperationRef, Spec, State
+from distop.core.operationview import OperationView, SeenClaim
 from distop.core.options import DEFAULT
 from distop.core.owning import Token
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
+from distop.core.seen import Seen
 from distop.core.txn import GetResult, KeyValue, TxnResult
-from distop.core.view import OperationView, Seen, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken
 from distop.node.openop import OpenOperation
 

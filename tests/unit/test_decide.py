@@ -15,8 +15,8 @@ from distop.core.decide import block_size, claim_for, claimable, next_step, rend
 from distop.core.declaration import Retry, Rules
 from distop.core.jobs import MAX_OUTCOME_BYTES, Claim, JobState, Outcome, Tried, told
 from distop.core.model import Cancel, Decision, OperationRef, State
+from distop.core.seen import Seen
 from distop.core.states import Stage
-from distop.core.view import Seen
 from tests.support.world import World
 
 NOW, POLL = 1_700_000_000.0, 30.0

@@ -6,7 +6,8 @@ from distop.core import keys as K
 from distop.core.draining import Drain, NodeState, node_state, put_drain
 from distop.core.keys import Keys
 from distop.core.model import Node
-from distop.core.view import Change, ClusterView
+from distop.core.seen import Change
+from distop.core.view import ClusterView
 from distop.testing import ModelStore
 
 

@@ -14,7 +14,7 @@ from distop.core import prepared as p
 from distop.core.draining import NodeState
 from distop.core.limits import DEFAULT
 from distop.core.links import Hold, HoldState
-from distop.core.view import Seen
+from distop.core.seen import Seen
 from distop.daemon import holding
 from distop.daemon.holding import HoldKeeper
 from distop.daemon.verifying import Verifying

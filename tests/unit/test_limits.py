@@ -17,8 +17,8 @@ from distop.core.model import Node, Spec
 from distop.core.options import AGING, MOST_URGENT, Options, Terms, allowance, fits, rank, usable_permits
 from distop.core.permits import MAX_GONE, permits
 from distop.core.plan import Gate
+from distop.core.seen import Seen
 from distop.core.txn import MAX_OPERATIONS, operations
-from distop.core.view import Seen
 from distop.errors import InvalidArgument
 from distop.executor.turns import Turns
 from distop.inspection.status import Snapshot, judge

@@ -18,8 +18,9 @@ from distop.core.invariants import check
 from distop.core.keys import Keys
 from distop.core.links import Hold, HoldState
 from distop.core.model import Cancel, History, OperationRef, Spec, State
+from distop.core.operationview import OperationView
+from distop.core.seen import Seen
 from distop.core.txn import Delete, Put, Txn, TxnResult, unchanged
-from distop.core.view import OperationView, Seen
 from distop.daemon.verifying import Verifying
 from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
 from distop.submission import prepared

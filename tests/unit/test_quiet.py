@@ -17,7 +17,8 @@ from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import Gate, PartitionPlan, Plan, chunked
-from distop.core.view import ClusterView, Seen
+from distop.core.seen import Seen
+from distop.core.view import ClusterView
 from distop.executor.claimer import Won
 from distop.executor.quiet import Quiet
 from distop.executor.role import Executor

@@ -12,8 +12,9 @@ from distop.core.limits import DEFAULT
 from distop.core.model import Node, OperationRef
 from distop.core.options import Options
 from distop.core.plan import Gate
+from distop.core.seen import Seen
 from distop.core.together import PLANNED_PER_CLAIM
-from distop.core.view import ClusterView, Seen
+from distop.core.view import ClusterView
 from distop.executor.small import HEAD_STARTS, Small
 from distop.node.context import Context
 from distop.store.config import EtcdConfig

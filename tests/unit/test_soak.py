@@ -28,8 +28,8 @@ from distop.core.codec import rfc3339
 from distop.core.jobs import Claim
 from distop.core.keys import Keys
 from distop.core.model import Attempts, Decision, OperationRef, State
+from distop.core.seen import Change
 from distop.core.txn import KeyValue
-from distop.core.view import Change
 from distop.store.history import Beginning, CaughtUp, Revision
 from distop.worker.guardian import boottime
 from tests.support.stumbling import NO_PLAN, NO_REPORT

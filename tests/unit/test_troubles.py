@@ -13,7 +13,8 @@ from distop.config import ExecutorConfig
 from distop.core.keys import Keys
 from distop.core.model import OperationRef
 from distop.core.plan import Gate
-from distop.core.view import ClusterView, Seen
+from distop.core.seen import Seen
+from distop.core.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.executor.role import Executor
 from distop.executor.troubles import LONGEST_PAUSE, UNREADABLE_PAUSE, Troubles

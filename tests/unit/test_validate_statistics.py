@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distop.behavior import PartitionPlan
 from distop_behaviors.reading import footers
 from distop_behaviors.reading.facts import Ambiguous, Chunk, FileFacts, Leaf, match, resolve, split_path, widest
-from distop_behaviors.validate.argument import Check
+from distop_behaviors.validate import statistics
+from distop_behaviors.validate.argument import Argument, Check
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, exact, member, of, path_value
-from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, masked
+from distop_behaviors.validate.part import Names, Preparation
+from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, hull, masked
 from tests.support.context import FakeContext
 from tests.support.generated import generate
 from tests.support.oracle import mistakes
@@ -145,6 +148,89 @@ def test_what_is_proved_is_so(groups: list[list[int | None]], data: st.DataObjec
             assert actual == 0
         if found.verdict == "violated":
             assert found.violations == actual if found.exact else 0 < found.violations <= actual
+
+
+def chunks_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Chunk]:
+    """What a footer may say: counts or none, bounds or none, or bounds that no reader may believe."""
+    numbers = st.none() | st.sampled_from([0, 0, 1, 5])
+    bound = st.none() | values
+    return st.builds(Chunk, st.just(5), numbers, bound, bound, numbers)
+
+
+@given(st.data())
+def test_what_all_files_pass_together_each_of_them_passes(data: st.DataObject) -> None:
+    leaf, values = data.draw(
+        st.sampled_from(
+            [
+                (INT, st.integers(-4, 4)),
+                (FLOAT, st.sampled_from([-4.0, -0.0, 0.0, 2.5, math.nan, math.inf])),
+                (TEXT, st.sampled_from([b"Z", b"a", b"b", b"ba"])),
+                (Leaf(("x",), "date", "date", 32), st.sampled_from([-200_000, 0, 1])),
+                (Leaf(("x",), "int", "int", 32, optional=False), st.integers(-4, 4)),
+            ]
+        )
+    )
+    made = data.draw(st.lists(st.lists(chunks_of(values), max_size=2), min_size=1, max_size=4))
+    columns, leaves = {"x": leaf.type}, {("x",): leaf}
+    files = [
+        FileFacts(f"f{n}", sum(c.rows for c in chunks), columns, leaves, {("x",): tuple(chunks)} if known else {})
+        for n, chunks in enumerate(made)
+        for known in [data.draw(st.integers(0, 3)) > 0]
+    ]
+    ends: dict[str, tuple[Any, Any]] = {"string": ("a", "b"), "date": ("1969-01-01", "1971-01-01")}
+    for given_check in (
+        {"not_null": "x"},
+        between(*ends.get(leaf.type, (-3, 3))),
+        between(ends.get(leaf.type, (-3, 3))[0]),
+        {"fits": {"column": "x", "type": "smallint"}},
+        {"length": {"column": "x", "max": 1}},
+        *([{"in_set": {"column": "x", "values": [1, 2]}}] if leaf.kind == "int" else []),
+    ):
+        check = Check.model_validate(given_check)
+        if decide(check, hull(files)).verdict == "pass":
+            assert {decide(check, facts).verdict for facts in files} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "odd"),
+    [
+        (INT, Chunk(5, 0, -4, 0)),
+        (INT, Chunk(5, 0, 0, 4)),
+        (INT, Chunk(5, 0)),
+        (INT, Chunk(5, 0, 1, 0)),
+        (FLOAT, Chunk(5, 0, math.nan, math.nan, 0)),
+        (FLOAT, Chunk(5, 0, 0.0, 1.0, 1)),
+        (FLOAT, Chunk(5, 0, 0.0, 1.0)),
+    ],
+)
+def test_one_file_that_does_not_pass_keeps_all_from_passing_together(leaf: Leaf, odd: Chunk) -> None:
+    check = Check.model_validate(between(-3, 3))
+    plain, other = (
+        FileFacts(f, 5, {"x": leaf.type}, {("x",): leaf}, {("x",): (chunk,)})
+        for f, chunk in (("plain", Chunk(5, 0, -3, 3, 0)), ("odd", odd))
+    )
+    assert decide(check, hull([plain, plain])) == decide(check, plain) == PASS
+    assert decide(check, other) != PASS
+    assert decide(check, hull([plain, other])) != PASS
+    assert decide(check, hull([other, plain])) != PASS
+
+
+def test_files_of_one_schema_are_decided_together() -> None:
+    """The check that all pass, and not the one that one of them violates."""
+    columns, leaves = {"x": "int"}, {("x",): INT}
+    files = [FileFacts(f"f{n}", 5, columns, leaves, {("x",): (Chunk(5, 0, n, n + 1),)}) for n in range(50)]
+    assert decide(Check.model_validate(between(0, 50)), hull(files)) == PASS
+    argument = Argument.model_validate({"checks": [{"not_null": "x"}, between(0, 50), between(0, 49)]})
+    preparation = Preparation(argument, Names((("x",),) * 3), {})
+    preparation.look_over(files)
+    asked = []
+    plain = statistics.decide
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "decide", lambda *given: asked.append(given) or plain(*given))
+        parts = [preparation.prepare(PartitionPlan(n, str(n)), [facts]) for n, facts in enumerate(files)]
+    assert [part.tallies[0].by_statistics + part.tallies[1].by_statistics for part in parts] == [2] * 50
+    assert [bool(part.tallies[2].pending) for part in parts] == [False] * 49 + [True]
+    assert len(asked) == 3 + 50, "once for all, and where that did not do for each"
 
 
 @pytest.mark.parametrize(

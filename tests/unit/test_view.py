@@ -16,9 +16,10 @@ from distop.core.jobs import Claim, JobState
 from distop.core.links import Edge
 from distop.core.model import OperationRef, Phase, Spec, State
 from distop.core.options import Options
+from distop.core.seen import Change, Seen
 from distop.core.states import Stage
 from distop.core.txn import KeyValue
-from distop.core.view import MAX_KEPT_OUTCOME, Change, ClusterView, Seen, TypeView
+from distop.core.view import MAX_KEPT_OUTCOME, ClusterView, TypeView
 from tests.support.lives import random_event, random_life
 from tests.support.world import TABLE, TYPE, World
 

@@ -22,8 +22,9 @@ from distop.core.due import Blocked, EndWaiting, Join, fate
 from distop.core.limits import DEFAULT
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, OperationRef, Spec
+from distop.core.seen import Change
 from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
-from distop.core.view import Change, ClusterView, TypeView
+from distop.core.view import ClusterView, TypeView
 from distop.errors import EtcdRejected
 from tests.support.starting import KEYS, TABLE, Etcd
 
@@ -244,7 +245,7 @@ def test_what_waits_for_its_time_has_one_place_whatever_is_listed_again() -> Non
 
 def test_a_wide_join_is_not_looked_through_for_each_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 50,000 that end is an event of the join."""
-    monkeypatch.setattr("distop.core.view.EDGES_AT_REST", 0)
+    monkeypatch.setattr("distop.core.operationview.EDGES_AT_REST", 0)
 
     class Edges(dict[str, str]):
         def values(self) -> Any:

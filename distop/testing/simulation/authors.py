@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys, ParsedKey
     from distop.core.model import OperationRef
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 
 class Authors:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from distop.core.keys import ParsedKey
     from distop.core.model import OperationRef
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 ALL = (
     "own plan",

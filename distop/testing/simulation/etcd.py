@@ -24,8 +24,8 @@ from distop.testing.simulation.watching import WatchServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from distop.core.seen import Change
     from distop.core.txn import Txn
-    from distop.core.view import Change
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.quorum import Member
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from distop.core.keys import ParsedKey
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 _UNABLE = UNABLE.encode()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distop.client import Client
     from distop.core.keys import ParsedKey
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.operation import Operation
     from distop.testing.simulation.clients import Told
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from distop.core.keys import ParsedKey
-    from distop.core.view import Change
+    from distop.core.seen import Change
 
 LIVENESS = 180.0
 """Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended, a job that

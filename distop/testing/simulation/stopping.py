@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distop.core.keys import Keys, ParsedKey
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.testing.simulation.effects import Ends
     from distop.testing.simulation.loop import VirtualLoop
 

@@ -11,7 +11,7 @@ from distop.testing.simulation.scenario import scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.testing.simulation.run import Breach, Simulation
     from distop.testing.simulation.scenario import Scenario
 

@@ -15,7 +15,7 @@ from distop.testing.simulation import wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from distop.core.view import Change
+    from distop.core.seen import Change
     from distop.store._proto import kv_pb2 as kv
     from distop.testing.simulation.etcd import SimEtcd
     from distop.testing.simulation.quorum import Member

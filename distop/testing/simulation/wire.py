@@ -26,8 +26,8 @@ from distop.store.codec import to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from distop.core.seen import Change
     from distop.core.txn import Result
-    from distop.core.view import Change
 
 _TARGETS = tuple(Target)
 _RELATIONS = tuple(Relation)
