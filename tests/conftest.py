@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from distop import garbage
 from tests.support.daemons import OPENED
-from tests.support.distributing import Units, rank
+from tests.support.distributing import Turned, Units, rank, share
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ MAY_SKIP = Path(__file__).parent / "docker"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A third of what collecting takes is looks for garbage, of which there is hardly any.
+garbage.begin()
+
 # Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
 hypothesis.settings.register_profile("distop", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
@@ -40,14 +44,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
 
 
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if share() is None or (path / "__init__.py").exists():
+        return None
+    return Turned.from_parent(parent, path=path)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest comes first. Without --slow, what is marked slow is not chosen at all."""
+    """What takes longest comes first; all processes of a run have one order. Without --slow, what is marked slow is not
+    chosen at all.
+    """
+    if share():
+        items.sort(key=lambda item: item.path)
     items.sort(key=lambda item: rank(item.nodeid))
     if config.getoption("--slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
+
+
+def pytest_collection_finish() -> None:
+    garbage.settle(look=False)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -102,9 +102,9 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
     assert not left.exists()
 
 
-@pytest.mark.parametrize(
-    ("type_name", "arg", "kind", "sentence"),
-    [
+async def test_plans_that_fail(worker: Worker) -> None:
+    """And the next one is made, by the same child or by another."""
+    for type_name, arg, kind, sentence in (
         ("sample", {"does": {"wrong": ""}}, "fatal", "^the location is wrong$"),
         ("sample", {"does": {"error": ""}}, "transient", "no listing today"),
         ("sample", {"does": {"die": ""}}, "crash", "exit code 3"),
@@ -112,13 +112,11 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
         ("nothing", {}, "fatal", "no behavior 'nothing' is installed"),
         ("sample", {"names": ["a", "a"]}, "fatal", "'a' is there twice"),
         ("sample", {"names": ["a"], "options": {"c": "x" * 600_000}}, "fatal", "of the table takes 600008 bytes, over"),
-    ],
-)
-async def test_plans_that_fail(worker: Worker, type_name: str, arg: Any, kind: str, sentence: str) -> None:
-    with pytest.raises(WorkerError, match=sentence) as caught:
-        await worker.plan(OP, type_name, arg, TABLE, None)
-    assert caught.value.kind == kind
-    assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
+    ):
+        with pytest.raises(WorkerError, match=sentence) as caught:
+            await worker.plan(OP, type_name, arg, TABLE, None)
+        assert caught.value.kind == kind, sentence
+        assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1, sentence
 
 
 async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: Path) -> None:

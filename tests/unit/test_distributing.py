@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distributing import APART, LONGEST, SHARING, rank, unit_of
+from tests.support.distributing import APART, LONGEST, SHARING, rank, turned, unit_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,3 +22,12 @@ def test_acceptance_tests_share_few_processes_but_for_those_whose_executors_have
     assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance: apply"
     assert [prefix for prefix in SHARING if not any(file.startswith(prefix) for file in files)] == []
     assert unit_of("tests/unit/test_x.py::test_y") == "tests/unit/test_x.py"
+
+
+def test_each_process_collects_a_share_of_its_own_first_and_then_all_others() -> None:
+    found = list(range(20))
+    orders = [turned(found, number, 6) for number in range(6)]
+    assert all(sorted(order) == found for order in orders)
+    assert {one for order in orders for one in order[: len(found) // 6 + 1]} == set(found)
+    assert turned([0], 5, 6) == [0]
+    assert turned([], 5, 6) == []

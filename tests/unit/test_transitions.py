@@ -729,7 +729,7 @@ planning that was paused and resumed is the same planning, and whichever plan co
 another one may begin, or end, once that has ended."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> None:
     world, rng = random_life(seed)
@@ -753,7 +753,7 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
     assert not faults, "\n".join(map(str, faults))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_the_gate_of_what_is_open_is_as_old_as_its_state_and_its_plan_tell(seed: int) -> None:
     """A finish compares the gate alone, not the state: whatever writes a state writes or deletes the gate."""

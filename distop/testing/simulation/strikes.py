@@ -15,7 +15,7 @@ from distop.testing.simulation.run import Breach, quietly
 from distop.testing.simulation.story import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 STORIES = 1
 """Breaches of one strike that are told: the first shows what led to the others."""
@@ -92,20 +92,22 @@ class Listed:
         yield f"  strikes with a breach: {sum(bool(one.stories) for one in struck)}"
 
 
-def strikes() -> Listed:
-    """All of them: two moments, and each action that the process knows, at each point of each reference run."""
-    runs = references()
+def strikes(courses: Mapping[str, Course] | None = None) -> Listed:
+    """All of them: two moments, and each action that the process knows, at each point of each reference run.
+    ``courses``: these runs by their names, where they have been made.
+    """
+    if courses is None:
+        courses = {name: discover(reference) for name, reference in references().items()}
     kinds: dict[Kind, list[Strike]] = {}
     points = 0
-    for name, reference in runs.items():
-        course = discover(reference)
+    for name, course in courses.items():
         points += len(course.points)
         for point in course.points:
             for action in point.actions():
                 for moment in MOMENTS:
                     kind = Kind(point.role, point.what, 0 <= course.opened < point.number, action, moment)
                     kinds.setdefault(kind, []).append(Strike(name, point.number, action, moment))
-    return Listed(len(runs), points, kinds)
+    return Listed(len(courses), points, kinds)
 
 
 def _anywhere(strike: Strike) -> int:
