@@ -119,7 +119,9 @@ def ask_url(url: str, external_id: str, op: str, limit: float) -> bool:
             connection.request("GET", target, headers={"Accept": "application/json", "Connection": "close"})
             return _answer(connection.getresponse())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unanswered(late if cut.over else f"{type(error).__name__}: {describe(error)}") from None
+            # A socket's own timeout, which has no number, may be the first of the two to be over.
+            over = cut.over or (isinstance(error, TimeoutError) and error.errno is None)
+            raise Unanswered(late if over else f"{type(error).__name__}: {describe(error)}") from None
         except Unanswered as error:
             raise Unanswered(late if cut.over else str(error)) from None
         finally:

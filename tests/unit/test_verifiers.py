@@ -133,6 +133,12 @@ def test_C14_a_url_that_hangs_or_trickles_is_cut_at_its_deadline(answer: Any) ->
             threading.Event().wait(0.01)
 
 
+def test_C14_a_socket_that_gives_up_before_the_deadline_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying._Cut, "_cut", lambda self: None)
+    with answering(silent) as server, pytest.raises(verifying.Unanswered, match=r"^no answer within 0\.2 s$"):
+        verifying.ask_url(server.url, "id", "t/noop/1", 0.2)
+
+
 def test_C14_a_server_that_speaks_no_tls_and_one_that_nobody_listens_at() -> None:
     with answering(ok(YES)) as server:
         assert "SSL" in ask(server.url.replace("http:", "https:"))["why"]
