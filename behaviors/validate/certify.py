@@ -10,7 +10,7 @@ from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.errors import InvalidArgument
-from distop.files import read, write
+from distop.files import identity, local_path, read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 NOTHING_NEW = "nothing-new"
 """The name of the one partition, without files, of an Iceberg table to which nothing came."""
 _FOLDER = "certificates"
+KEPT_LISTS = 256
+_written: dict[str, tuple[str, ...]] = {}
+"""The lists that this process has written, as they then were."""
 
 
 class Uncertified(Exception):
@@ -144,7 +147,7 @@ def _of_files(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
     try:
         # Of what is not new the plan says nothing: planning kept the list.
         if argument.since is None:
-            keep_files(summary.version, _listed(summary.partitions(), table), ctx)
+            keep_files(summary.version, lambda: _listed(summary.partitions(), table), ctx)
         else:
             read(f"{ctx.shared_dir}/{_list_of(summary.version)}")
     except OSError as error:
@@ -173,13 +176,22 @@ def _list_of(version: str) -> str:
     return f"{_FOLDER}/{version}.json"
 
 
-def keep_files(version: str, files: Iterable[Entry], ctx: JobContext) -> None:
+def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> None:
     """Write the list of a table's files to where certificates of this version say. Twice is once: the version tells
-    what is in it. Raises OSError.
+    what is in it, and ``files`` is not asked for what this process has written, and nobody since. Raises what that
+    raises, and OSError.
     """
-    listed = [list(file) for file in files]
+    location = f"{ctx.shared_dir}/{_list_of(version)}"
+    if _written.get(location) == identity(location):
+        return
+    listed = [list(file) for file in files()]
     told = {"version": version, "files": listed, "digest": digest_of({"files": listed})}
-    write(f"{ctx.shared_dir}/{_list_of(version)}", json.dumps(told).encode())
+    write(location, json.dumps(told).encode())
+    # Of a URL, that is its name, nothing tells whether it is there.
+    if local_path(location) is not None:
+        if len(_written) >= KEPT_LISTS:
+            _written.clear()
+        _written[location] = identity(location)
 
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
@@ -221,7 +233,7 @@ def what_is_new(certificate: Certificate, planned: Planned, table: TableRecord, 
         check_types(certificate, _columns_of(found) or {})
         before = frozenset(kept_files(certificate, ctx))
         try:
-            keep_files(planned.version, _listed(planned.partitions, found), ctx)
+            keep_files(planned.version, lambda: _listed(planned.partitions, found), ctx)
         except OSError as error:
             ctx.log.warning("the list of files cannot be kept, and there will be no certificate: %s", error)
         named = _columns_of(found) is not None

@@ -175,7 +175,7 @@ class Columns:
         self._unfit: dict[str, Unfit] = {}
         for name, value in values.items():
             try:
-                if value is not None:
+                if value is not None and self.of_path[name] != "string":
                     path_value(name, value, self.of_path[name])
             except Unfit as e:
                 self._unfit[name] = e

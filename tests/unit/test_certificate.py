@@ -17,7 +17,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, NotAllowed
 from distop.results import OperationResult
-from distop_behaviors.validate import Validate
+from distop_behaviors.validate import Validate, certify
 from distop_behaviors.validate.argument import Argument
 from distop_behaviors.validate.certificate import Certificate, columns_below, digest_of, named_in
 from distop_behaviors.validate.certify import check_columns
@@ -71,6 +71,24 @@ def test_what_is_valid_has_a_certificate_of_the_files_that_were_looked_at(
     assert [path for path, _, _ in files] == [str(folder / f"k={k}/a.parquet") for k in (1, 2)]
     assert certificate["version"] in certificate["files"]
     assert Certificate.model_validate(certificate).model_dump(mode="json") == certificate
+
+
+def test_a_list_that_stands_is_not_made_again_and_one_that_was_changed_or_removed_is(
+    run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    plain = certify.digest_of
+    monkeypatch.setattr(certify, "digest_of", lambda told: asked.append(told) or plain(told))
+    kept = tmp_path / run(NOT_NULL).report["certificate"]["files"]
+    whole, lists = kept.read_text(), sum("files" in told for told in asked)
+    run(NOT_NULL)
+    assert sum("files" in told for told in asked) == lists == 1
+    kept.write_text("{}")
+    run(NOT_NULL)
+    assert kept.read_text() == whole
+    kept.unlink()
+    run(NOT_NULL)
+    assert kept.read_text() == whole
 
 
 def test_nothing_else_has_one(run: Callable[..., Ran], folder: Path, tmp_path: Path) -> None:
