@@ -25,8 +25,13 @@ def identity(location: str) -> tuple[str, ...]:
     try:
         found = path.stat()
     except OSError:
-        return (location, "gone")
+        return gone(location)
     return (location, str(found.st_ino), str(found.st_size), str(found.st_mtime_ns))
+
+
+def gone(location: str) -> tuple[str, ...]:
+    """The identity of what is not there, or cannot be looked at."""
+    return (location, "gone")
 
 
 def write(location: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ from distop.behavior import PartitionPlan, TableUnavailable, is_wide
 from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.errors import InvalidArgument
-from distop.files import identity, local_path, read, write
+from distop.files import gone, identity, local_path, read, write
 from distop_behaviors.reading.facts import Ambiguous, match, split_path
 from distop_behaviors.validate.certificate import (
     MAX_BYTES,
@@ -37,7 +37,9 @@ NOTHING_NEW = "nothing-new"
 _FOLDER = "certificates"
 KEPT_LISTS = 256
 _written: dict[str, tuple[str, ...]] = {}
-"""The lists that this process has written, as they then were."""
+"""The lists of files that this process has written, as they then were. A network's file system may show one for a while
+that is gone: then a certificate names it, and going on from that says what to do.
+"""
 
 
 class Uncertified(Exception):
@@ -177,21 +179,27 @@ def _list_of(version: str) -> str:
 
 
 def keep_files(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> None:
-    """Write the list of a table's files to where certificates of this version say. Twice is once: the version tells
-    what is in it, and ``files`` is not asked for what this process has written, and nobody since. Raises what that
-    raises, and OSError.
+    """Write the list of a table's files to where certificates of this version say. Twice is once: ``files`` is not
+    asked for what this process has written, and nobody since. Raises what that raises, and OSError.
     """
     location = f"{ctx.shared_dir}/{_list_of(version)}"
-    if _written.get(location) == identity(location):
+    if location in _written and _written[location] == _standing(location):
         return
     listed = [list(file) for file in files()]
     told = {"version": version, "files": listed, "digest": digest_of({"files": listed})}
     write(location, json.dumps(told).encode())
-    # Of a URL, that is its name, nothing tells whether it is there.
-    if local_path(location) is not None:
+    # Of files alone the version tells what is in the list. Partitions' names depend on the argument as well: a job over
+    # several has one of its own.
+    if all(len(file) == 3 for file in listed) and (found := _standing(location)) is not None:
         if len(_written) >= KEPT_LISTS:
             _written.clear()
-        _written[location] = identity(location)
+        _written[location] = found
+
+
+def _standing(location: str) -> tuple[str, ...] | None:
+    """What tells a list on a disk from one that replaces it; None of any other: of a URL its name is all there is."""
+    found = identity(location)
+    return found if local_path(location) is not None and found != gone(location) else None
 
 
 def kept_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:

@@ -278,6 +278,8 @@ class Preparation:
 
     def look_over(self, files: Iterable[FileFacts]) -> None:
         """Of files that share a schema, and will be prepared: what they pass together is decided once, not for each."""
+        if self._declared is not None or self._argument.statistics == "never":
+            return
         sharing: dict[int, list[FileFacts]] = {}
         for facts in files:
             sharing.setdefault(id(facts.columns), []).append(facts)
@@ -323,7 +325,7 @@ class Preparation:
 
     def _passed(self, schema: Mapping[str, SparkType], tallies: Sequence[Tally]) -> frozenset[int]:
         hull = self._hulls.get(id(schema))
-        if hull is None or self._declared is not None or self._argument.statistics == "never":
+        if hull is None:
             return frozenset()
         pairs = enumerate(zip(self._argument.checks, tallies, strict=True))
         decided = {n: statistics.decide(check, hull, tally.target.path) for n, (check, tally) in pairs}

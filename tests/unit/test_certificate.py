@@ -91,6 +91,26 @@ def test_a_list_that_stands_is_not_made_again_and_one_that_was_changed_or_remove
     assert kept.read_text() == whole
 
 
+def test_a_list_that_was_gone_as_soon_as_it_was_written_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(certify, "write", lambda location, data: None)
+        certify.keep_files("gone", lambda: files, ctx)
+    certify.keep_files("gone", lambda: files, ctx)
+    assert json.loads((tmp_path / "certificates" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
+
+
+def test_a_list_with_the_names_of_partitions_is_made_for_each_certificate(tmp_path: Path) -> None:
+    """One of keys alone has a job over all of them, under a name of its own."""
+    ctx = FakeContext(tmp_path)
+    for name in ("@table", "k=1"):
+        certify.keep_files("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
+        told = json.loads((tmp_path / "certificates" / "named.json").read_text())
+        assert told["files"] == [["/t/a", 1, 1, name]]
+
+
 def test_nothing_else_has_one(run: Callable[..., Ran], folder: Path, tmp_path: Path) -> None:
     violated = run({"range": {"column": "id", "max": 0}})
     assert (violated.report["verdict"], violated.report["certificate"]) == ("violated", None)
