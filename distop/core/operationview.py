@@ -13,7 +13,7 @@ from distop.core.options import Options, Terms
 from distop.core.resting import Resting
 from distop.core.seen import Seen
 from distop.core.sparse import NOTHING, with_entry
-from distop.core.states import Stage
+from distop.core.states import Stage, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,16 +123,7 @@ class OperationView:
     @property
     def stage(self) -> Stage:
         """What the operation is in, from its own keys (gate and pending follow from them, invariant 12)."""
-        if self.state is None:
-            return Stage.ABSENT
-        if self.state.terminal:
-            return Stage.CLEANING
-        if self.decision is not None:
-            return Stage.COMPLETING
-        if self.state is State.RUNNING:
-            return Stage.OPEN if self.plan is not None else Stage.PLANNING
-        held = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
-        return held[self.state]
+        return stage_of(self.state, decided=self.decision is not None, planned=self.plan is not None)
 
     def unchanged_for(self, partition: int, clock: float) -> float:
         """Seconds for which a claim is seen as it is, at this moment of a clock that never goes back; 0 at first."""

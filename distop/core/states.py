@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from distop.core.model import State
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,6 +26,22 @@ class Stage(StrEnum):
     CANCELLING = "cancelling"
     COMPLETING = "completing"
     CLEANING = "cleaning"
+
+
+_HELD = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
+
+
+def stage_of(state: State | None, *, decided: bool, planned: bool) -> Stage:
+    """What an operation is in, by its own keys: gate and pending follow from them (invariant 12)."""
+    if state is None:
+        return Stage.ABSENT
+    if state.terminal:
+        return Stage.CLEANING
+    if decided:
+        return Stage.COMPLETING
+    if state is State.RUNNING:
+        return Stage.OPEN if planned else Stage.PLANNING
+    return _HELD[state]
 
 
 class Event(StrEnum):

@@ -17,7 +17,7 @@ from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options
 from distop.core.plan import Gate, Plan
-from distop.core.states import Stage
+from distop.core.states import Stage, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,6 @@ _TOLD = 160
 ACTIVE = frozenset({State.RUNNING, State.PAUSED, State.CANCELLING})
 """The states that runOps counts (invariant 7)."""
 
-_STAGES = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
 _DEFAULT_RULES = Rules()
 
 
@@ -138,15 +137,7 @@ class OperationTrace:
     @property
     def stage(self) -> Stage:
         """What it is in, by its own keys; gate and pending must agree with that (invariant 12)."""
-        if self.state is None:
-            return Stage.ABSENT
-        if self.state.terminal:
-            return Stage.CLEANING
-        if self.decision is not None:
-            return Stage.COMPLETING
-        if self.state is State.RUNNING:
-            return Stage.OPEN if self.plan is not None else Stage.PLANNING
-        return _STAGES[self.state]
+        return stage_of(self.state, decided=self.decision is not None, planned=self.plan is not None)
 
     def job(self, partition: int) -> JobTrace:
         job = self.jobs.get(partition)

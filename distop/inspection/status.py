@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distop.clock import time
 from distop.core import keys as K
+from distop.core import states
 from distop.core.codec import failed_text
 from distop.core.decide import parse_time
 from distop.core.declaration import Rules
@@ -368,14 +369,9 @@ def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str
 
 def stage_of(snapshot: Snapshot) -> Stage:
     """The stage, from the operation's own keys (invariant 12)."""
-    if snapshot.state is None or snapshot.state.terminal:
+    if snapshot.state is None:
         return Stage.CLEANING
-    if snapshot.decision is not None:
-        return Stage.COMPLETING
-    if snapshot.state is State.RUNNING:
-        return Stage.OPEN if snapshot.plan is not None else Stage.PLANNING
-    stages = {State.PENDING: Stage.WAITING, State.PAUSED: Stage.PAUSED, State.CANCELLING: Stage.CANCELLING}
-    return stages[snapshot.state]
+    return states.stage_of(snapshot.state, decided=snapshot.decision is not None, planned=snapshot.plan is not None)
 
 
 def _cancel(cancel: Cancel | None) -> dict[str, str] | None:
