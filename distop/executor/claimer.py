@@ -33,7 +33,7 @@ class Won:
     """What a round of claims brought."""
 
     partitions: list[int] = field(default_factory=list)
-    """The ordinals won; their claims are in the operation's ``held``."""
+    """The ordinals won, in their order; their claims are in the operation's ``held``."""
     refused: bool = False
     """A whole group was refused: the gate, my node, or a holder that seemed gone is not as it was."""
     error: Exception | None = None
@@ -94,6 +94,9 @@ class Claimer:
             elif isinstance(answer, BaseException):
                 raise answer
         won.taken_over = sum(p in dead for p in won.partitions)
+        # As planned, in whatever order they were answered: what is kept of a batch is found again by its files in
+        # their order.
+        won.partitions.sort()
         return won
 
     @staticmethod

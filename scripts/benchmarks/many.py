@@ -45,7 +45,7 @@ def run(partitions: int = 10_000, runs: int = 7) -> Result:
             time.sleep(REST)
             expected, hand = validate.by_hand(bench, case, subject)
             time.sleep(REST)
-            idle = _idle(bench, partitions)
+            idle = coordination(bench, TABLE, len(CHECKS), partitions)
             time.sleep(REST)
             found, ours = validate.by_distop(bench, case)
             if found != expected:
@@ -68,10 +68,12 @@ def run(partitions: int = 10_000, runs: int = 7) -> Result:
     return result
 
 
-def _idle(bench: Cluster, jobs: int) -> float:
-    """Seconds from the call to the report."""
+def coordination(bench: Cluster, table: str, checks: int, jobs: int) -> float:
+    """Seconds from the call to the report, of an operation that plans the table and has so many jobs, and looks at
+    nothing.
+    """
     began = time.perf_counter()
-    done = bench.client.start_operation(Planned.type_name, TABLE, {"checks": len(CHECKS)}).wait(600)
+    done = bench.client.start_operation(Planned.type_name, table, {"checks": checks}).wait(600)
     seconds = time.perf_counter() - began
     if done.state != "success" or done.jobs["success"] != jobs:
         raise RuntimeError(f"the operation that looks at nothing ended as {done.state}: {done.jobs}, {done.errors}")

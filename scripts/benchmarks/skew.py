@@ -3,9 +3,12 @@
 Validate is compared with a statement that a person wrote, in one executor's own session; and two executors on this
 machine's cores with one of them. It is the same two, of which one is drained in between, the one and the other in turn:
 so both JVMs are equally warm.
-The statement is timed where it runs, validate from the call to the report. Told beside the times: the share of the
-machine's core time that was used from the call to the report, on both sides, and the processor time of executors, which
-other work on the machine changes less.
+The statement is timed where it runs, validate from the call to the report. A job for each partition costs what
+coordination costs, which the statement has not: an operation that plans the same table, has as many jobs and looks at
+nothing is timed in one executor, in turn with the others, and what is held to the statement is what validate takes
+beyond it.
+Told beside the times: the share of the machine's core time that was used from the call to the report, on both sides,
+and the processor time of executors, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import validate
+from benchmarks import many, validate
 from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
+from benchmarks.planned import Planned
 from benchmarks.statement import VIEW, Statement
 from distop.core.draining import NodeState
 from distop.core.model import TableRecord
@@ -62,7 +66,7 @@ class Case:
 
 CASES = (
     Case("one large among tiny ones, full scan", "skewed", CHECKS, "never", 1.15),
-    Case("one large among tiny ones, from statistics", "skewed", CHECKS[:2], "auto", None),
+    Case("one large among tiny ones, from statistics", "skewed", many.CHECKS, "auto", None),
     Case("even ones, full scan", "even", validate.SIMPLE, "never", None),
     Case("even ones, from statistics", "even", validate.SIMPLE, "auto", None),
 )
@@ -81,47 +85,53 @@ class Timings:
 
 
 def run(megabytes: int = 300, tiny: int = 2_000, runs: int = 7) -> Result:
-    """Each case ``runs`` times: the statement, validate by one executor, validate by two, in turn."""
+    """Each case ``runs`` times, in turn: the statement, coordination alone, validate by one executor and by two."""
     result = Result("skew", {"megabytes": megabytes, "tiny": tiny, "runs": runs})
     tables = {"skewed": skewed(megabytes, tiny), "even": validate.table(1)}
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
-        cluster(2, env=install(Path(site), Statement)) as bench,
+        cluster(2, env=install(Path(site), Statement, Planned)) as bench,
     ):
         result.settings["etcd"] = Look(bench.endpoint).version()
         for name, location in tables.items():
             bench.client.add_table(TableRecord(name, "parquet", str(location)))
         for case in CASES:
-            _measure(result, bench, case, tables, runs)
+            _measure(result, bench, case, tables[case.table], runs)
         result.rows.append(Row("the larger child's memory at its peak, the statements' included", peak(bench), "MB"))
     return result
 
 
-def _measure(result: Result, bench: Cluster, case: Case, tables: Mapping[str, Path], runs: int) -> None:
-    hand, one, two = Timings(), Timings(), Timings()
-    by_hand = {"location": str(tables[case.table]), "sql": case.statement(), "listing": False}
+def _measure(result: Result, bench: Cluster, case: Case, location: Path, runs: int) -> None:
+    hand, idle, one, two = Timings(), Timings(), Timings(), Timings()
+    by_hand = {"location": str(location), "sql": case.statement(), "listing": False}
+    jobs = sum(1 for _ in location.glob("*=*"))
     for n in range(WARM + runs):
         resting = f"bench-{n % 2}"
         bench.client.drain(resting, wait=True, timeout=60)
         plain = _timed(bench, hand, lambda: _report(bench, "statement", case.table, by_hand))
         hand.seconds[-1] = plain["seconds"]
+        _timed(bench, idle, lambda: many.coordination(bench, case.table, len(case.checks), jobs))
         found = [_timed(bench, one, lambda: _counts(bench, case))]
         _together(bench, resting)
         found.append(_timed(bench, two, lambda: _counts(bench, case)))
         if any(counts != plain["row"] for counts in found):
             raise RuntimeError(f"{case.name}: distop counts {found}, the statement {plain['row']}")
         if n == WARM - 1:
-            hand, one, two = Timings(), Timings(), Timings()
-    say(f"skew, {case.name}: by hand {hand}, one executor {one}, two {two}")
+            hand, idle, one, two = Timings(), Timings(), Timings(), Timings()
+    say(f"skew, {case.name}: by hand {hand}, coordination {idle}, one executor {one}, two {two}")
+    # Of each round: the machine's pace changes in the minutes between the first and the last.
+    beyond = median([mine - other for mine, other in zip(one.seconds, idle.seconds, strict=True)])
+    note = f"{one}, less {median(idle.seconds):.3f} s of coordination : by hand {hand}"
+    result.rows.append(Row(case.name, beyond / median(hand.seconds), "×", case.target, note=note))
     ratio = median(one.seconds) / median(hand.seconds)
-    result.rows.append(Row(case.name, ratio, "×", case.target, note=f"{one} : by hand {hand}"))
+    result.rows.append(Row(f"{case.name}, coordination included", ratio, "×"))
     ratio = median(two.seconds) / median(one.seconds)
     result.rows.append(Row(f"{case.name}, two executors to one", ratio, "×", MORE, note=str(two)))
     spent = [median(timings.processor) for timings in (hand, one, two)]
     note = f"by hand {spent[0]:.2f} s, one executor {spent[1]:.2f} s, two {spent[2]:.2f} s"
     ratio = spent[1] / max(spent[0], 0.01)
     result.rows.append(Row(f"{case.name}, processor time of one executor", ratio, "×", note=note))
-    for who, timings in (("by hand", hand), ("one executor", one), ("two executors", two)):
+    for who, timings in (("by hand", hand), ("coordination", idle), ("one executor", one), ("two executors", two)):
         result.samples |= {f"{case.name}: {who}": timings.seconds, f"{case.name}: {who}, cores": timings.used}
 
 

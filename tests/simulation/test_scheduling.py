@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.core import decide
+from distop.core.claiming import CLAIMS_PER_TXN
 from distop.core.jobs import Claim
 from distop.core.model import History
 from distop.core.suspicion import IN_A_ROW
@@ -17,16 +19,20 @@ from distop.errors import UnreadableRecord
 from distop.executor.claimer import Claimer
 from distop.executor.role import Executor
 from distop.node.openop import OpenOperation
+from distop.store.client import EtcdClient
 from distop.testing.simulation import Scenario, Simulation, behaviors
 from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.loop import PROCESS
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, Wish, plain
+from distop.testing.simulation.worker import SimWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from distop.core.seen import Change
+    from distop.core.txn import Txn
+    from distop.worker.model import Listener, RunRequest
 
 
 def wish(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -> Wish:
@@ -304,3 +310,31 @@ def test_a_broken_operation_holds_up_no_other(hosts: int, monkeypatch: pytest.Mo
     assert watched.ended["check"] < 10
     if hosts == 1:
         assert watched.ended["check-all"] < 30, "nobody else could run them, so that they were not left to others"
+
+
+# ------------------------------------------------------------------ in a block
+
+
+def test_the_jobs_of_a_block_are_run_in_the_order_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are claimed in groups, which are answered in any order: what a child keeps of a batch, such as the listing
+    of its files, it finds again by the files in their order.
+    """
+    monkeypatch.setattr(behaviors, "script", lambda *_: Script(0.05, 1, "success"))
+    watched, runs = Watched(cluster(1, 2, wish("purge", 1500))), []
+    run, commit = SimWorker.run_in_turn, EtcdClient.commit
+    claims = itertools.count()
+
+    async def run_in_turn(self: SimWorker, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
+        runs.extend([item.ordinal for item in request.items] for request, _ in asked)
+        await run(self, asked)
+
+    async def answered_in_reverse(self: EtcdClient, txn: Txn, **options: Any) -> Any:
+        if txn.label == "claim":
+            await asyncio.sleep(max(0.0, 0.5 - 0.1 * next(claims)))
+        return await commit(self, txn, **options)
+
+    monkeypatch.setattr(SimWorker, "run_in_turn", run_in_turn)
+    monkeypatch.setattr(EtcdClient, "commit", answered_in_reverse)
+    assert watched.run() == []
+    assert len(max(runs, key=len)) > 2 * CLAIMS_PER_TXN
+    assert all(ordinals == sorted(ordinals) for ordinals in runs)

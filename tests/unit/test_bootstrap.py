@@ -22,7 +22,7 @@ case "$*" in
     *ensurepip*) exit {without_venv} ;;
     "-m venv"*) mkdir -p "$4/bin" && cat "$0" >"$4/bin/python" && chmod +x "$4/bin/python" ;;
     *spark_archive.py*) exit {archive} ;;
-    "-m pip"*) echo "pip $*" >>"$PIP_CALLS"; echo "pip's own reason" >&2; exit {pip} ;;
+    "-m pip"*) echo "pip $*" >>"$PIP_CALLS"; echo "pip's own reason" >&2; case "$*" in *{pip}*) exit 1 ;; esac ;;
 esac
 """
 
@@ -51,8 +51,16 @@ class Clone:
         path.chmod(0o755)
 
     def python(
-        self, name: str = "python3", *, old: bool = False, without_venv: bool = False, pip: int = 0, archive: int = 0
+        self,
+        name: str = "python3",
+        *,
+        old: bool = False,
+        without_venv: bool = False,
+        pip: str = "none of these",
+        archive: int = 0,
     ) -> None:
+        """``pip``: what is told to the calls of pip that fail."""
+        pip = pip.replace(" ", "\\ ")
         self.program(name, PYTHON.format(old=int(old), without_venv=int(without_venv), pip=pip, archive=archive))
 
     def java(self, version: str) -> None:
@@ -167,8 +175,10 @@ def test_another_system(clone: Clone) -> None:
     assert "run on Linux only" in clone.refusal()
 
 
-def test_an_installation_that_fails_is_not_taken_for_done(clone: Clone) -> None:
-    clone.python(pip=1)
+@pytest.mark.parametrize("packages", ["pyspark", "--editable"])
+def test_an_installation_that_fails_is_not_taken_for_done(clone: Clone, packages: str) -> None:
+    """Of Spark, and of all else once Spark is there."""
+    clone.python(pip=packages)
     ran = clone.run()
     assert (ran.returncode, ran.stdout) == (1, "")
     reason, sentence = ran.stderr.splitlines()[-2:]
