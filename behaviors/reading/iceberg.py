@@ -131,8 +131,8 @@ def check_there(session: SparkSession, source: str, file: PlannedFile) -> None:
 
 
 def check_length(path: str, size: int, found: int) -> None:
-    """Raises Unreadable where a data file has not the bytes that its manifest says: what is kept of it there is not what
-    a reader finds.
+    """Raises Unreadable where a data file has not so many bytes as its manifest says: what stands there of it is not
+    what a reader finds.
     """
     if found != size:
         raise Unreadable(

@@ -54,9 +54,9 @@ class Snapshot:
     files: Mapping[str, FileFacts]
 
     def of(self, plan: PartitionPlan) -> list[FileFacts]:
-        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, or one on a
-        disk is not as long as its manifest says, and Gone where that is no longer there: what cannot be read is not to
-        be judged by what is kept of it. Of what is on no disk that would be a request for each file.
+        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, or one on
+        a disk is not as long as its manifest says, and Gone where that is no longer there: what cannot be read is not
+        to be judged by what is kept of it. Of what is on no disk that would be a request for each file.
         """
         if not plan.files:
             return [FileFacts(self.source, 0, self.columns)]
