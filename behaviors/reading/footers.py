@@ -103,9 +103,7 @@ def _remembered(file: PlannedFile, wanted: frozenset[str | int], immutable: bool
 
 def _read(file: PlannedFile, schemas: _Schemas, immutable: bool) -> FileFacts | Unreadable:
     try:
-        if not immutable:
-            unchanged(*file)
-        facts = _open(file[0], schemas)
+        facts = _open(file[0], schemas) if immutable else _of_planned(file, schemas)
     except Unreadable as e:
         return e
     if immutable or tells_apart(file):
@@ -113,6 +111,17 @@ def _read(file: PlannedFile, schemas: _Schemas, immutable: bool) -> FileFacts | 
             _kept.clear()
         _kept[(*file, schemas.wanted)] = facts
     return facts
+
+
+def _of_planned(file: PlannedFile, schemas: _Schemas) -> FileFacts:
+    """The facts of the file that was planned: where another one takes its place before the footer is read, or while it
+    is, the sizes or times tell so afterwards. Raises Unreadable.
+    """
+    unchanged(*file)
+    try:
+        return _open(file[0], schemas)
+    finally:
+        unchanged(*file)
 
 
 def tells_apart(file: PlannedFile) -> bool:

@@ -118,11 +118,26 @@ def table_cache(session: Any) -> Any:
     return JavaMember("get", None, f"{STATIC_PREFIX}{cls._fqn}", cls._gateway_client)()
 
 
-def check_there(session: SparkSession, source: str, path: str) -> None:
-    """Raises Gone where a file of the plan is no longer there."""
+def check_there(session: SparkSession, source: str, file: PlannedFile) -> None:
+    """Raises Gone where a file of the plan is no longer there, Unreadable where it is not as long as its manifest says,
+    wherever it lies.
+    """
+    path, size, _ = file
     snapshot = _snapshot(session, source)
-    if not snapshot.table.io().newInputFile(path).exists():
+    found = snapshot.table.io().newInputFile(path)
+    if not found.exists():
         raise Gone(file_gone(path, snapshot.id))
+    check_length(path, size, int(found.getLength()))
+
+
+def check_length(path: str, size: int, found: int) -> None:
+    """Raises Unreadable where a data file has not so many bytes as its manifest says: what stands there of it is not
+    what a reader finds.
+    """
+    if found != size:
+        raise Unreadable(
+            f"the file {path} has {found} bytes, and {size} by its manifest: it was cut off, or written over"
+        )
 
 
 @frozen

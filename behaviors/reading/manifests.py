@@ -19,7 +19,7 @@ from distop.tables.avro import ManifestIO
 from distop_behaviors.reading import deletes, fields
 from distop_behaviors.reading.facts import Chunk, FileFacts, Unreadable
 from distop_behaviors.reading.fields import local_path
-from distop_behaviors.reading.iceberg import Gone, file_gone, gone
+from distop_behaviors.reading.iceberg import Gone, check_length, file_gone, gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,18 +54,28 @@ class Snapshot:
     files: Mapping[str, FileFacts]
 
     def of(self, plan: PartitionPlan) -> list[FileFacts]:
-        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, and Gone
-        where one on a disk is no longer there: what cannot be read is not to be judged by what is kept of it.
+        """The files of a partition, in the plan's order. Raises Unreadable where one is not in the snapshot, or one on
+        a disk is not as long as its manifest says, and Gone where that is no longer there: what cannot be read is not
+        to be judged by what is kept of it. Of what is on no disk that would be a request for each file.
         """
         if not plan.files:
             return [FileFacts(self.source, 0, self.columns)]
-        for path, _, _ in plan.files:
+        for path, size, _ in plan.files:
             if path not in self.files:
                 raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
             local = local_path(path)
-            if local is not None and not os.path.exists(local):  # noqa: PTH110
-                raise Gone(file_gone(path, self.id))
+            if local is not None:
+                self._check_whole(path, size, local)
         return [self.files[path] for path, _, _ in plan.files]
+
+    def _check_whole(self, path: str, size: int, local: str) -> None:
+        try:
+            found = os.stat(local).st_size  # noqa: PTH116
+        except FileNotFoundError:
+            raise Gone(file_gone(path, self.id)) from None
+        except OSError as error:
+            raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
+        check_length(path, size, found)
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:

@@ -241,6 +241,8 @@ class Batch:
         )
         active = [p for p in parts if files[p.plan.partition]]
         counts = isolated.count(active, files)
+        if isolated.lost:
+            self._ctx.check_reachable()
         for part in active:
             if part.erred:
                 continue
@@ -281,11 +283,25 @@ class Batch:
                 continue
             self._stop()
             self._ctx.status("fetching samples")
-            owner = {f[0]: p for p in parts for f in p.plan.files}
-            for row in fetch(self._session, self._group(parts[0], names, ()), wishes, self._where()):
-                part = owner[row.file]
+            owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
+            rows = fetch(self._session, self._group(parts[0], names, ()), wishes, self._where())
+            told = {path: self._is_planned(*owner[path]) for path in dict.fromkeys(row.file for row in rows)}
+            for row in rows:
+                if not told[row.file]:
+                    continue
+                part, _ = owner[row.file]
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)
                 part.tallies[row.check].samples.append(sample)
+
+    def _is_planned(self, part: Part, file: PlannedFile) -> bool:
+        """Whether the rows that were just read of a file are those that were counted. What was counted stands."""
+        try:
+            if not part.plan.source:
+                footers.unchanged(*file)
+        except Unreadable as e:
+            self._ctx.log.warning("no samples of it: %s", e)
+            return False
+        return True
 
     def _first(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
         """The first files that together hold as many violations of the check as are to be shown, with how many."""

@@ -45,6 +45,8 @@ class Isolated:
         self._where = where
         self._written = dict(written)
         self._check_stop = check_stop
+        self.lost = False
+        """A file is not what was planned: the whole table may be gone."""
 
     def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
         """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
@@ -75,6 +77,7 @@ class Isolated:
             except Exception as e:
                 self._check_stop()
                 if isinstance(e, iceberg.Gone):
+                    self.lost = True
                     for part in left:
                         part.fail(str(e))
                     return {}
@@ -103,14 +106,14 @@ class Isolated:
             try:
                 for file in files[part.plan.partition]:
                     if group.source:
-                        iceberg.check_there(self._session, group.source, file[0])
+                        iceberg.check_there(self._session, group.source, file)
                     else:
                         unchanged(*file)
                     if file[0] == broken:
                         raise Unreadable(f"the file {broken} cannot be read: {_cause(error)}")
             except Unreadable as e:
                 part.fail(str(e))
-                found = True
+                found = self.lost = True
         if found:
             return True
         try:

@@ -170,8 +170,10 @@ class KeyChecks:
             return
         self._ctx.status(f"looking for equal keys in {len(files)} files")
         try:
+            # The rows first: columns need a live Spark, and this may be the first that asks for one.
+            parts = self._parts(side, files, targets)
             key = keyed.key_of(targets)
-            found = keyed.repeated(self._parts(side, files, targets), key, side.size(files))
+            found = keyed.repeated(parts, key, side.size(files))
             result.violations = found.violations
             if found.violations and self._argument.sample:
                 self._stop()

@@ -194,4 +194,4 @@ class Side:
         """As :meth:`check_unchanged`, after an error, which may be due to a file that is gone."""
         self.check_unchanged(files)
         for facts in files if self.source else ():
-            iceberg.check_there(session, self.source, facts.path)
+            iceberg.check_there(session, self.source, self._files[facts.path])

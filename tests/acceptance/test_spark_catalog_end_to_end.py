@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,27 +12,13 @@ import pytest
 
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons, distop_process
-from tests.support.localspark import FRUGAL
+from tests.support.metastore import Metastore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
-
-MAKE = """
-import json, sys
-from pyspark.sql import SparkSession
-
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-for name, value in json.loads(sys.argv[1]).items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-spark.sql("create database shop")
-spark.sql("create table shop.orders (id int, word string) using parquet partitioned by (day int)")
-for day, folder in (("1", "first"), ("2", "second"), ("null", "third")):
-    spark.sql(f"alter table shop.orders add partition (day = {day}) location '{sys.argv[2]}/{folder}'")
-"""
 
 
 @pytest.fixture
@@ -44,20 +28,22 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
         (tmp_path / folder).mkdir()
         rows = pa.table({"id": pa.array([1], pa.int32()), "word": pa.array([word], pa.string())})
         pq.write_table(rows, tmp_path / folder / "f.parquet")
-    settings = {
-        # Two starts of Spark, and a new data base: nothing here is worth compiling well, or syncing.
-        "spark.driver.extraJavaOptions": f"{FRUGAL} -Dderby.system.durability=test",
-        "spark.sql.catalogImplementation": "hive",
-        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
-        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore_db;create=true",
-    }
-    command = [sys.executable, "-c", MAKE, json.dumps(settings), str(tmp_path)]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=200)
-    conf = [word for name, value in settings.items() for word in ("--spark-conf", f"{name}={value}")]
+    metastore = Metastore(tmp_path)
+    places = {"1": "first", "2": "second", "null": "third"}
+    metastore.run(
+        "create database shop",
+        "create table shop.orders (id int, word string) using parquet partitioned by (day int)",
+        *(
+            f"alter table shop.orders add partition (day = {day}) location '{tmp_path}/{folder}'"
+            for day, folder in places.items()
+        ),
+    )
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as found:
         found.start(
-            "ann", ttl=10, options=("--spark-master", "local[2]", "--shared-dir", str(tmp_path / "shared"), *conf)
+            "ann",
+            ttl=10,
+            options=("--spark-master", "local[2]", "--shared-dir", str(tmp_path / "shared"), *metastore.options),
         )
         yield found
 

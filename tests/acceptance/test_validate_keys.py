@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import SparkContext
 
 from distop.behavior import JobCancelled, TableRecord
 from distop.errors import InvalidArgument
@@ -306,6 +307,40 @@ def test_what_needs_no_look_at_the_rows(tmp_path: Path) -> None:
     ran = run_operation(Validate(), table, {"checks": checks, "statistics": "only"}, without_spark)
     assert found(ran) == [("unknown", 0), ("valid", 0)]
     assert not ran.report["checks"][0]["exact"]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"unique": "k"},
+        {"references": {"column": "k", "table": "o", "to": "k"}},
+        {"not_null": "k"},
+        {"check": "k < 3"},
+        {"fits": {"column": "k", "type": "tinyint"}},
+    ],
+    ids=lambda check: str(next(iter(check))),
+)
+def test_each_check_starts_spark_where_nothing_has(
+    check: dict[str, Any], tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an executor's child whose first job it is. The tests have one Spark, which is hidden until it is asked for:
+    without it PySpark makes no column.
+    """
+    table, other = small_table(tmp_path / "t", [1, 1], [2, None, 300]), small_table(tmp_path / "o", [1, 2], name="o")
+    living = SparkContext._active_spark_context
+
+    class Fresh(FakeContext):
+        @property
+        def spark(self) -> SparkSession:
+            SparkContext._active_spark_context = living
+            return spark
+
+    def context(table: TableRecord) -> FakeContext:
+        return _with(lambda record: Fresh(tmp_path, record), table, other)
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    ran = run_operation(Validate(), table, {"checks": [check], "statistics": "auto"}, context)
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
 
 
 def test_what_cannot_be_decided_says_why(

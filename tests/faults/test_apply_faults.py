@@ -26,7 +26,7 @@ from tests.support.daemons import SPARK
 from tests.support.icebergrest import sql_catalog
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
-from tests.support.struck import STRIKES
+from tests.support.striking import Strikes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +54,9 @@ def rows(*ids: int) -> pa.Table:
 class Tables:
     """Tables of a catalog in SQLite, and what strikes them."""
 
-    def __init__(self, group: Daemons, folder: Path) -> None:
+    def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
         self.group = group
+        self.strikes = strikes
         self.folder = folder
         self.catalog = sql_catalog(folder / "lake")
         self.catalog.create_namespace("sales")
@@ -67,7 +68,7 @@ class Tables:
         options = {"catalog": {"name": "prod", "type": "sql", "uri": f"sqlite:///{self.folder}/lake/catalog.db"}}
         record = TableRecord(name, "iceberg", f"sales.{name}", options)
         self.group.client.add_table(record)
-        (self.folder / "strikes" / name).write_text("\n".join(strikes))
+        self.strikes.aim(name, *strikes)
         made = run_operation(Validate(), record, {"checks": CHECKS}, lambda t: FakeContext(self.folder, t))
         self.commits[name] = len(self.metadata(name).metadata_log)
         return dict(made.report["certificate"])
@@ -83,12 +84,6 @@ class Tables:
                 continue  # somebody else was first
             self.commits[name] += 1
             return
-
-    def struck(self, name: str, n: int = 0) -> bool:
-        return (self.folder / "strikes" / f"{name}.{n}.struck").exists()
-
-    def release(self, name: str, n: int = 0) -> None:
-        (self.folder / "strikes" / f"{name}.{n}.go").touch()
 
     def start(self, name: str, certificate: dict[str, Any], settle: float = 0) -> Operation:
         argument = {"certificate": certificate, "settle_seconds": settle}
@@ -107,14 +102,18 @@ class Tables:
 
 
 @pytest.fixture
-def env(sample_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "strikes").mkdir()
-    return {**sample_env, STRIKES: str(tmp_path / "strikes")}
+def strikes(tmp_path: Path) -> Strikes:
+    return Strikes(tmp_path / "strikes")
 
 
 @pytest.fixture
-def tables(group: Daemons, tmp_path: Path, env: dict[str, str]) -> Iterator[Tables]:
-    made = Tables(group, tmp_path)
+def env(sample_env: dict[str, str], strikes: Strikes) -> dict[str, str]:
+    return {**sample_env, **strikes.env}
+
+
+@pytest.fixture
+def tables(group: Daemons, tmp_path: Path, strikes: Strikes) -> Iterator[Tables]:
+    made = Tables(group, tmp_path, strikes)
     yield made
     made.catalog.close()
 
@@ -129,7 +128,7 @@ def test_a_child_killed_at_each_step_changes_the_table_once_while_a_writer_appen
     group.start("ann", "bob", ttl=10, env=env)
     operations = {name: tables.start(name, certificate) for name, certificate in certificates.items()}
     for n, name in enumerate(operations):
-        group.eventually(lambda name=name: tables.struck(name), f"{name} is struck", seconds=60)  # type: ignore[misc]
+        group.eventually(lambda name=name: tables.strikes.struck(name), f"{name} is struck", seconds=60)  # type: ignore[misc]
         if n % 2:
             tables.append(name, 3)
     for n, (name, operation) in enumerate(operations.items()):
@@ -145,7 +144,7 @@ def test_of_two_executors_on_one_operation_the_one_that_wakes_up_changes_nothing
     certificate = tables.create("frozen", f"CatalogTarget.swap.{moment} hold")
     (ann,) = group.start("ann", env=env)
     operation = tables.start("frozen", certificate)
-    group.eventually(lambda: tables.struck("frozen"), "ann is about to commit, or has")
+    group.eventually(lambda: tables.strikes.struck("frozen"), "ann is about to commit, or has")
     ann.suspend()
     group.start("bob", env=env)
     result = operation.wait(60)
@@ -153,7 +152,7 @@ def test_of_two_executors_on_one_operation_the_one_that_wakes_up_changes_nothing
     tables.holds("frozen", operation.ref, 1, 2)
     tables.append("frozen", 3)
     source = tables.metadata("frozen")
-    tables.release("frozen")
+    tables.strikes.release("frozen")
     ann.wake()
     group.await_ready("ann")
     assert tables.metadata("frozen") == source
@@ -170,10 +169,10 @@ def test_a_cancel_in_the_middle_takes_back_what_was_changed(
     group.start("ann", ttl=10, env=env)
     for name, certificate in certificates.items():
         operation = tables.start(name, certificate, settle=600)
-        group.eventually(lambda name=name: tables.struck(name), f"{name} is struck")  # type: ignore[misc]
+        group.eventually(lambda name=name: tables.strikes.struck(name), f"{name} is struck")  # type: ignore[misc]
         operation.cancel("changed my mind")
         tables.append(name, 3)
-        tables.release(name)
+        tables.strikes.release(name)
         assert operation.wait(60).state == "cancelled", group.tails()
         tables.holds(name, None, 1, 2, 3)
 
@@ -181,7 +180,7 @@ def test_a_cancel_in_the_middle_takes_back_what_was_changed(
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothing(
-    group: Daemons, tmp_path: Path, env: dict[str, str]
+    group: Daemons, tmp_path: Path, strikes: Strikes, env: dict[str, str]
 ) -> None:
     need(jar(), MAVEN)
     table = Folder(tmp_path / "orders").new(SCHEMA)
@@ -190,13 +189,12 @@ def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothin
     group.client.add_table(record)
     checks = [{"fits": {"column": "id", "type": "int"}}]
     made = run_operation(Validate(), record, {"checks": checks}, lambda t: FakeContext(tmp_path, t))
-    strikes = ("Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
-    (tmp_path / "strikes" / "orders").write_text("\n".join(strikes))
+    strikes.aim("orders", "Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
     options = (*SPARK, "--spark-conf", f"spark.jars={jar()}")
     group.start("ann", ttl=10, env=env, options=options)
     argument = {"certificate": made.report["certificate"], "settle_seconds": 0}
     operation = group.client.start_operation("struck-apply", "orders", argument)
-    group.eventually(lambda: (tmp_path / "strikes" / "orders.0.struck").exists(), "the JVM is killed", seconds=90)
+    group.eventually(lambda: strikes.struck("orders"), "the JVM is killed", seconds=90)
     table.append(rows(3, 4))
     result = operation.wait(150)
     assert result.state == "success", group.tails()

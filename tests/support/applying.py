@@ -40,14 +40,14 @@ class At:
         former = getattr(owner, name)
         calls = 0
 
-        def wrapped(*args: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
             mine = calls == n
             if mine and when == "before":
                 self.happened = True
                 act()
-            result = former(*args)
+            result = former(*args, **kwargs)
             if mine and when == "after":
                 self.happened = True
                 act()

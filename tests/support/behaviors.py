@@ -24,6 +24,7 @@ steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
 struck-apply = tests.support.struck:StruckApply
+struck-validate = tests.support.struck_validate:StruckValidate
 absent = tests.support.no_such_module:Absent
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -356,6 +357,29 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
         with pytest.raises(error, match=text):
             manifests.snapshot_of(source, frozenset({"id"}))
         assert alone(tmp_path, {"not_null": "id"}, partitions=[plan]).report["verdict"] == "error"
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "written over"])
+def test_a_data_file_that_is_not_as_long_as_its_manifest_says_is_not_judged_by_that(tmp_path: Path, how: str) -> None:
+    table = Folder(tmp_path).new(SCHEMA, BY_C)
+    table.append(pa.table({"id": [1, 2], "c": ["a", "b"], "x": [1.0, 2.0]}))
+    planned = plan_table(record(tmp_path)).partitions
+    assert verdicts(alone(tmp_path, {"not_null": "id"}, partitions=planned)) == [("valid", 0, True)]
+    ((path, size, _),) = planned[0].files
+    if how == "written over":
+        pq.write_table(pa.table({"id": [None, None, 3]}), path)
+    else:
+        os.truncate(path, size - 1 if how == "cut" else 0)
+    for checks in ([{"not_null": "id"}], [{"unique": "c"}]):
+        plans = Validate().jobs({"checks": checks}, planned, None, FakeContext(tmp_path, record(tmp_path)))
+        ran = alone(tmp_path, *checks, partitions=plans)
+        assert ran.report["verdict"] == "error"
+        found = (tmp_path / path).stat().st_size
+        assert f"the file {path} has {found} bytes, and {size} by its manifest" in ran.report["checks"][0]["error"]
+    assert [o.result["verdict"] for o in alone(tmp_path, {"not_null": "id"}, partitions=planned).outcomes] == [
+        "error",
+        "valid",
+    ]
 
 
 def test_a_scan_is_split_for_all_cores_and_not_more_than_it_is_worth() -> None:

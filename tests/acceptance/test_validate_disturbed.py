@@ -1,0 +1,253 @@
+"""What happens to a table's files while validate is at work on them: it judges what was planned, or names the file that
+is no longer that, and never takes one file for another.
+
+The moments lie between two steps of one job, and cannot be reached from outside: each is hung on the one function that
+begins or ends there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableUnavailable
+from distop.tables import plan_table
+from distop_behaviors.reading import footers
+from distop_behaviors.validate import Validate, batch, certify, keyed, scan
+from tests.support.applying import At
+from tests.support.checked import between
+from tests.support.context import run_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from distop.behavior import PartitionPlan
+    from tests.support.checked import Table
+    from tests.support.context import Ran
+
+pytestmark = pytest.mark.spark
+
+VICTIM = "p=1/a.parquet"
+CHECKS = [{"not_null": "a"}, between("a", high=100), {"matches": {"column": "w", "pattern": "^w"}}]
+"""By the footers of each partition all rows of ``a`` are decided; ``w`` is scanned."""
+MOMENTS: dict[str, tuple[Any, str, str]] = {
+    "planned": (footers, "read_all", "before"),
+    "looked-at": (footers, "_open", "before"),
+    "footers-read": (footers, "read_all", "after"),
+    "counting": (scan, "count", "before"),
+    "counted": (scan, "count", "after"),
+}
+
+
+def rows(*a: int | None, word: str = "w") -> pa.Table:
+    return pa.table({"a": pa.array(a, pa.int64()), "w": [f"{word}{n}" for n in range(len(a))]})
+
+
+@pytest.fixture
+def plans(table: Table) -> Sequence[PartitionPlan]:
+    """Three partitions, of which the second has a NULL and the third a text that does not match."""
+    table.add("p=0/a.parquet", rows(1, 2, 3), compression="none")
+    table.add(VICTIM, rows(1, None, 3), compression="none")
+    table.add("p=2/a.parquet", rows(1, 2, 3, word="x"), compression="none")
+    return plan_table(table.record).partitions
+
+
+def run(table: Table, plans: Sequence[PartitionPlan], *checks: dict[str, Any], **arg: Any) -> Ran:
+    return run_operation(
+        Validate(), table.record, {"checks": list(checks or CHECKS), **arg}, table.context, partitions=plans
+    )
+
+
+def meanwhile(patch: pytest.MonkeyPatch, owner: Any, name: str, when: str, act: Callable[[], object]) -> At:
+    """Have something done once, when a function is first called, or has first answered."""
+    at = At(owner, name, 1, when, act)
+    patch.setattr(owner, name, at.wrapped)
+    return at
+
+
+def replace(path: Path) -> None:
+    """By another file of other rows, as a writer does it that never changes one."""
+    beside = path.with_name(".new")
+    pq.write_table(rows(1, 2, 3, 4), beside)
+    beside.rename(path)
+
+
+def write_over(path: Path) -> None:
+    """In place, as nobody should."""
+    pq.write_table(rows(1, None, 3, None), path)
+
+
+DISTURBANCES: dict[str, Callable[[Path], object]] = {
+    "replaced": replace,
+    "written over": write_over,
+    "removed": lambda path: path.unlink(),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 20),
+}
+
+
+def outcomes(ran: Ran) -> dict[str, Any]:
+    return {outcome.name: outcome.result for outcome in ran.outcomes}
+
+
+ONE = {
+    ("planned", "removed"),
+    ("looked-at", "replaced"),
+    ("footers-read", "cut"),
+    ("counting", "replaced"),
+    ("counted", "written over"),
+}
+"""At each moment what is most likely to be missed there."""
+
+
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [
+        pytest.param(moment, how, marks=() if (moment, how) in ONE else pytest.mark.slow)
+        for moment in MOMENTS
+        for how in DISTURBANCES
+    ],
+)
+def test_a_file_that_is_no_longer_what_was_planned_is_an_error_of_its_partition_alone(
+    moment: str, how: str, table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, aside = table.directory / VICTIM, table.directory / ".aside"
+    shutil.copy2(path, aside)
+    owner, name, when = MOMENTS[moment]
+    with monkeypatch.context() as patch:
+        at = meanwhile(patch, owner, name, when, lambda: DISTURBANCES[how](path))
+        ran = run(table, plans)
+    assert at.happened
+    shutil.copy2(aside, path)
+    undisturbed = outcomes(run(table, plans))
+    assert [undisturbed[f"p={n}"]["verdict"] for n in range(3)] == ["valid", "violated", "violated"], (
+        "something is kept of what was there meanwhile"
+    )
+    found = outcomes(ran)
+    assert found.pop("p=1")["verdict"] == "error"
+    assert str(path) in ran.by_name["p=1"].error
+    assert found == {name: undisturbed[name] for name in found}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(m, marks=() if m in ("looked-at", "counting") else pytest.mark.slow) for m in MOMENTS],
+)
+def test_a_table_that_is_dropped_or_renamed_meanwhile_is_left_to_another_attempt(
+    moment: str, table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, when = MOMENTS[moment]
+    elsewhere = table.directory.with_name("renamed")
+    with monkeypatch.context() as patch:
+        at = meanwhile(patch, owner, name, when, lambda: table.directory.rename(elsewhere))
+        with pytest.raises(TableUnavailable):
+            run(table, plans)
+    assert at.happened
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        (footers, "_open", "before"),
+        pytest.param(keyed, "repeated", "before", marks=pytest.mark.slow),
+        (keyed, "repeated", "after"),
+        pytest.param(keyed, "sharing", "after", marks=pytest.mark.slow),
+    ],
+)
+def test_keys_of_a_file_that_is_no_longer_what_was_planned_are_not_compared(
+    owner: Any, name: str, when: str, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        table.add(f"p={n}/a.parquet", rows(1, 2, 2 + n))
+    path = table.directory / VICTIM
+    with monkeypatch.context() as patch:
+        at = meanwhile(patch, owner, name, when, lambda: replace(path))
+        ran = table.run({"unique": "a"})
+    assert at.happened
+    (check,) = ran.report["checks"]
+    assert (check["verdict"], check["violations"], check["samples"]) == ("error", 0, [])
+    assert f"the file {path} has changed since the operation was planned" in check["error"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        pytest.param(scan, "count", "before", marks=pytest.mark.slow),
+        (scan, "count", "after"),
+        (certify, "certify", "before"),
+    ],
+)
+def test_a_certificate_covers_what_was_planned_whatever_a_writer_does_meanwhile(
+    owner: Any, name: str, when: str, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that comes is not looked at, and one that is replaced once it was counted is another one: both are new to
+    whoever goes on from the certificate.
+    """
+    for n in range(3):
+        table.add(f"p={n}/a.parquet", rows(1, 2, 3))
+    planned = plan_table(table.record)
+
+    def write() -> None:
+        table.add("p=3/a.parquet", rows(None))
+        if name == "certify":
+            replace(table.directory / VICTIM)
+
+    with monkeypatch.context() as patch:
+        at = meanwhile(patch, owner, name, when, write)
+        ran = table.run(*CHECKS)
+    assert at.happened
+    assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 9)
+    certificate = ran.report["certificate"]
+    assert certificate["version"] == planned.version
+    later = table.run(*CHECKS, since=certificate)
+    new = ["p=1", "p=3"] if name == "certify" else ["p=3"]
+    assert [(outcome.name, outcome.result["verdict"]) for outcome in later.outcomes] == [
+        (name, "violated" if name == "p=3" else "valid") for name in new
+    ]
+
+
+def test_a_footer_of_another_file_than_was_planned_decides_nothing(
+    table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for this operation nor, once the file is there again, for the next one."""
+    path, aside = table.directory / VICTIM, table.directory / ".aside"
+
+    def other() -> None:
+        path.rename(aside)
+        pq.write_table(rows(1, 2, 3), path)
+
+    with monkeypatch.context() as patch:
+        meanwhile(patch, footers, "_open", "before", other)
+        ran = run(table, plans[1:2], CHECKS[0])
+    assert ran.by_name["p=1"].result["verdict"] == "error"
+    assert f"the file {path} has changed since the operation was planned" in ran.message
+    aside.rename(path)
+    ran = run(table, plans[1:2], CHECKS[0])
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
+
+
+def test_samples_are_those_of_the_file_that_was_counted(
+    table: Table, plans: Sequence[PartitionPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts stand, and of a file that is another one by then no row is shown."""
+    path = table.directory / VICTIM
+
+    def other() -> None:
+        os.truncate(path, 0)
+        pq.write_table(rows(None, 2, 3), path, compression="none")
+
+    with monkeypatch.context() as patch:
+        at = meanwhile(patch, batch, "fetch", "before", other)
+        ran = run(table, plans, *CHECKS)
+    assert at.happened
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [
+        ("violated", 1),
+        ("valid", 0),
+        ("violated", 3),
+    ]
+    assert [len(c["samples"]) for c in ran.report["checks"]] == [0, 0, 3]
