@@ -73,11 +73,7 @@ def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1",
 
 def clean(indexes: Indexes, name: str = "i") -> None:
     """Nothing but what the kept generations name is there."""
-    where = indexes.folder(name)
-    kept = {n.name for path in (where.root / "generations").iterdir() for n in where._read(int(path.stem)).named()}
-    assert {path.name for path in where.data.iterdir()} == kept
-    assert [path.name for path in where.root.iterdir() if path.name not in ("data", "generations")] == []
-    assert indexes.staged() == []
+    assert indexes.left_over(name) == []
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
