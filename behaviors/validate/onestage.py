@@ -33,6 +33,8 @@ def of_tasks(session: SparkSession, query: DataFrame) -> DataFrame | None:
     partial = whole.child()
     if str(partial.nodeName()) != _AGGREGATION:
         return None
+    if partial.output().length() != len(query.columns):
+        return None  # what is always 0, or counted twice, is not made, and comes back in what adds them up
     jvm: Any = session._jvm
     jsession: Any = session._jsparkSession
     with _active(jvm, jsession):

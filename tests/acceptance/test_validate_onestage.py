@@ -87,6 +87,23 @@ def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, mon
     assert [frame is not None for frame in planned] == [True, True]
 
 
+@pytest.mark.parametrize("statistics", ["auto", "never"])
+def test_a_check_that_no_value_of_the_type_can_violate_is_counted_beside_others(table: Table, statistics: str) -> None:
+    """Spark counts nothing for a condition that it knows to be false, and leaves it out of what its tasks make."""
+    data = {"x": pa.array([1, 2, None], pa.int8()), "y": ["a", "bb", "ccc"]}
+    table.add("a.parquet", data, write_statistics=False)
+    checks = (
+        between("x", high=1_001),
+        between("x", 2),
+        {"length": {"column": "y", "max": 1}},
+        between("x", high=2_000),
+    )
+    report = table.run(*checks, statistics=statistics).report
+    assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [
+        *(("valid", 0), ("violated", 1), ("violated", 2), ("valid", 0)),
+    ]
+
+
 def test_an_expression_asks_for_the_time_whenever_it_is_run(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([1])})
     later = {"check": "x <= unix_micros(now())"}

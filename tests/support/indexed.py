@@ -122,6 +122,15 @@ class Indexes:
         """The files that are left in stages."""
         return [p for p in (self.shared / "stage").rglob("*") if p.is_file()]
 
+    def left_over(self, name: str = "i") -> list[str]:
+        """What is there beside what the kept generations of an index name: in its folder, and in stages."""
+        where = self.folder(name)
+        kept = {n.name for number in where._numbers() for n in where._read(number).named()}
+        data = [path.name for path in where.data.iterdir()] if where.data.exists() else []
+        there = [path.name for path in where.root.iterdir()] if where.root.exists() else []
+        beside = [name for name in there if name not in ("data", "generations")]
+        return sorted({*data} ^ kept) + beside + [str(path) for path in self.staged()]
+
 
 def stopped(run: Callable[[], object]) -> bool:
     """Whether it ended because it was told to."""

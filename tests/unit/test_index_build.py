@@ -73,11 +73,7 @@ def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1",
 
 def clean(indexes: Indexes, name: str = "i") -> None:
     """Nothing but what the kept generations name is there."""
-    where = indexes.folder(name)
-    kept = {n.name for path in (where.root / "generations").iterdir() for n in where._read(int(path.stem)).named()}
-    assert {path.name for path in where.data.iterdir()} == kept
-    assert [path.name for path in where.root.iterdir() if path.name not in ("data", "generations")] == []
-    assert indexes.staged() == []
+    assert indexes.left_over(name) == []
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
@@ -190,6 +186,48 @@ def test_killed_at_each_commit_point(kind: str, tmp_path: Path, monkeypatch: pyt
         clean(indexes)
         shutil.rmtree(home)
         at += 1
+    assert at > 20, "so many moments were met"
+
+
+def test_a_drop_killed_at_each_commit_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drop of which a process dies at each moment in turn, each file that is removed among them. The index is whole
+    and found, or it is gone; another attempt ends it, gives back all space, and says that there was one; and an index
+    can be built again.
+    """
+    killer = Killer(monkeypatch, [*POINTS, (os, "unlink"), (os, "rmdir")])
+    seen: set[bool] = set()
+    at, died = 0, True
+    while died:
+        home = tmp_path / str(at)
+        for n in range(2):
+            (home / "t").mkdir(parents=True, exist_ok=True)
+            add(home / "t", n, rows=7)
+        indexes = Indexes(home / "t", home / "shared", group_files=1)
+        for _ in range(2):
+            indexes.build(columns=["k"], refresh="full")
+        abandoned = indexes.plan(columns=["k"], refresh="full")
+        abandoned.run(abandoned.planned.partitions[0])
+        operation = Operation(indexes, DropIndex(), {"name": "i"})
+        (partition,) = operation.planned.partitions
+        died = killer.strike(at, lambda: operation.run(partition))  # noqa: B023
+        whole = indexes.folder().current() is not None
+        seen.add(whole)
+        if whole:
+            assert named(indexes, -1) == ["0", "1"], at
+            assert sorted(Path(f[0]).stem for f in find(indexes.record, "i", [3]).named) == ["0"], at
+        else:
+            with pytest.raises(NotFound, match="has no index 'i'"):
+                find(indexes.record, "i", [3])
+        if died:
+            operation.run(partition, operation.attempt(partition, fence=2))
+        assert operation.complete() == {"name": "i", "dropped": True}, at
+        assert [p.name for p in indexes.folder().root.rglob("*") if p.is_file()] == ["000003.json"], at
+        assert indexes.left_over() == [], at
+        assert indexes.build(columns=["k"]).generation == 4, at
+        assert named(indexes, -1) == ["0", "1"], at
+        shutil.rmtree(home)
+        at += 1
+    assert seen == {True, False}
     assert at > 20, "so many moments were met"
 
 

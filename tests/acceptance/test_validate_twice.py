@@ -1,0 +1,92 @@
+"""Twice is once, of validate: jobs that are tried again elsewhere, completions that are run again, whole operations."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.behavior import TableRecord
+from distop_behaviors.validate import Validate
+from tests.support.context import FakeContext, run_operation
+from tests.support.generated import generate
+from tests.support.oracle import WHERE, expected
+from tests.support.twice import bytes_below, run_repeated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import OutcomeRow
+    from tests.support.context import Ran
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+
+
+def told(ran: Ran) -> Any:
+    """But for when, and by which operation, a certificate was issued."""
+    report = dict(ran.report)
+    if report["certificate"] is not None:
+        apart = ("time", "digest", "operation")
+        report["certificate"] = {k: v for k, v in report["certificate"].items() if k not in apart}
+    return report, ran.message, list(map(judged, ran.outcomes))
+
+
+def judged(row: OutcomeRow) -> Any:
+    """What a job said, but for its samples: of a batch only so many are fetched as the report may show."""
+    checks = [{name: value for name, value in check.items() if name != "samples"} for check in row.result["checks"]]
+    return row.name, row.success, {**row.result, "checks": checks}, row.error
+
+
+def wide(other: str) -> list[dict[str, Any]]:
+    """Checks about all rows of the table together, of which many are violated."""
+    return [
+        {"unique": ["i8", "text"]},
+        {"unique": "day"},
+        {"references": {"column": "i32", "table": other, "to": "i64"}},
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_twice_is_once_of_a_random_table(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    """Each attempt judges as the first one did; each completion reports the same, samples and all, whichever attempts
+    it is given; so does the operation when it is started again. Nothing is written but the list of files that a
+    certificate names, once.
+    """
+    print(f"the table of seed {seed}")
+    rng = random.Random(seed)
+    made = generate(seed, tmp_path / "t")
+    record = TableRecord("t", "parquet", str(made.directory))
+    (tmp_path / "shared").mkdir()
+
+    def context(table: TableRecord, attempt: int = 1) -> FakeContext:
+        ctx = FakeContext(tmp_path / "shared", table, spark)
+        ctx.attempt, ctx.tables = attempt, {"t": record}
+        return ctx
+
+    valid = [case.check for case in made.cases if not any(expected(made, case).values())]
+    some = [case.check for case in rng.sample(made.cases, 6)] + rng.sample(wide("t"), 2)
+    for checks, where in ((some, rng.choice([None, WHERE])), (valid, None)):
+        arg = {
+            "checks": [{**check, "name": f"c{n}"} for n, check in enumerate(checks)],
+            "statistics": rng.choice(["auto", "auto", "never"]),
+            "sample": rng.choice([0, 3]),
+            "max_violations": rng.choice([None, None, 2]),
+            "where": where,
+        }
+        before = bytes_below(made.directory)
+        once = run_operation(Validate(), record, arg, context)
+        written = bytes_below(tmp_path / "shared")
+        repeated = run_repeated(Validate(), record, arg, context, rng)
+        for one, attempts in zip(once.outcomes, repeated.outcomes, strict=True):
+            for row in attempts:
+                assert judged(row) == judged(one)
+        for ended in (*repeated.ended, run_operation(Validate(), record, arg, context)):
+            assert told(ended) == told(once)
+        assert (once.report["certificate"] is not None) == (once.report["verdict"] == "valid")
+        assert bytes_below(made.directory) == before
+        assert bytes_below(tmp_path / "shared") == written

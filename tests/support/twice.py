@@ -1,0 +1,113 @@
+"""An operation in which all that a lost report, a late attempt or a new coordinator repeats is done twice."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
+from distop.recent import Kept
+from distop_behaviors.reading import footers
+from distop_behaviors.validate import certify
+from tests.support.context import Ran
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from distop.behavior import Behavior, PartitionPlan, TableRecord
+    from tests.support.context import FakeContext
+
+ATTEMPTS = 2
+
+
+def forget() -> None:
+    """As in the child of another executor, or of one that has started anew: nothing is kept of what was made before."""
+    for one in gc.get_objects():
+        if isinstance(one, Kept):
+            one._values.clear()
+    for kept in (footers._kept, certify._written):
+        kept.clear()
+
+
+class Repeated:
+    """What each attempt at each job said, and each completion of one choice among them."""
+
+    def __init__(self, outcomes: list[list[OutcomeRow]], ended: list[Ran]) -> None:
+        self.outcomes = outcomes
+        self.ended = ended
+
+
+def run_repeated(
+    behavior: Behavior,
+    table: TableRecord,
+    arg: Any,
+    context: Callable[[TableRecord, int], FakeContext],
+    rng: random.Random,
+) -> Repeated:
+    """As ``run_operation``, but that each job is tried twice, in batches of any partitions and by one who has seen
+    nothing before; either attempt is the one that was reported. ``context``: of an attempt, from 1 on.
+    """
+    argument = behavior.Arg.model_validate(arg)
+    ctx = context(table, 1)
+    planned = behavior.partitions(table, argument, ctx)
+    plans = select(behavior.jobs(argument, planned.partitions, None, ctx), None)
+    table = table.extended(planned.options)
+    found: dict[int, list[OutcomeRow]] = {plan.partition: [] for plan in plans}
+    for attempt in range(1, ATTEMPTS + 1):
+        forget()
+        shuffled = rng.sample(plans, len(plans))
+        step = rng.randint(1, len(plans)) if behavior.run_batch is not None else 1
+        for n in range(0, len(plans), step):
+            batch = sorted(shuffled[n : n + step], key=lambda plan: plan.partition)
+            for row in _run(behavior, argument, batch, context(table, attempt)):
+                found[row.partition].append(row)
+    rows = [rng.choice(found[plan.partition]) for plan in plans]
+    failed = sum(not row.success for row in rows)
+    ended = []
+    for attempt in range(1, ATTEMPTS + 1):
+        forget()
+        summary = Summary(
+            *("failed" if failed else "success", len(rows), len(rows) - failed, failed, lambda: iter(rows)),
+            version=planned.version,
+            whole=True,
+            plan=lambda: iter(plans),
+        )
+        try:
+            report = behavior.complete_operation(argument, table, summary, context(table, attempt))
+            ended.append(Ran(stored(report), "", rows))
+        except OperationFailed as e:
+            ended.append(Ran(stored(e.report), str(e), rows))
+    return Repeated([found[plan.partition] for plan in plans], ended)
+
+
+def _run(behavior: Behavior, argument: Any, plans: list[PartitionPlan], ctx: FakeContext) -> list[OutcomeRow]:
+    if behavior.run_batch is not None:
+        pairs = list(behavior.run_batch(argument, plans, ctx))
+    else:
+        (ctx.partition,) = plans
+        try:
+            pairs = [(plans[0], behavior.start_or_resume_job(argument, plans[0], ctx))]
+        except JobFailed as e:
+            pairs = [(plans[0], e)]
+    rows = []
+    for plan, told in pairs:
+        if isinstance(told, Exception) and not isinstance(told, JobFailed):
+            raise told
+        no = isinstance(told, JobFailed)
+        result = stored(told.result if isinstance(told, JobFailed) else told)
+        rows.append(OutcomeRow(plan.partition, plan.name, not no, result, str(told) if no else ""))
+    return rows
+
+
+def stored(value: Any) -> Any:
+    """A result as it comes back from etcd."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def bytes_below(folder: Any) -> dict[str, bytes]:
+    """Every file, by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
