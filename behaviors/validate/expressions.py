@@ -11,7 +11,8 @@ from distop_behaviors.reading.facts import ddl, decimal_of, quote
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     from distop_behaviors.reading.facts import SparkType
     from distop_behaviors.validate.argument import Check
@@ -83,6 +84,28 @@ def chosen(session: SparkSession, text: str) -> Column:
     from pyspark.sql import functions as F
 
     return _conditions.get((session, text), lambda: F.expr(text).cast("boolean"))
+
+
+def where_true(frame: DataFrame, condition: Column) -> DataFrame:
+    """The rows of the frame for which the condition is true. On floats it is no filter for Parquet's reader, which
+    would skip rows by bounds that NaN is not in, and by dictionaries in which zero has a sign.
+    """
+    return frame.where(unpushed(condition) if any(_has_floats(field.dataType) for field in frame.schema) else condition)
+
+
+def unpushed(condition: Column) -> Column:
+    """True where the condition is, in a form that Spark makes no filter for Parquet's reader of."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.when(condition, True), F.lit(False))
+
+
+def _has_floats(kind: DataType) -> bool:
+    from pyspark.sql.types import DoubleType, FloatType, StructType
+
+    if isinstance(kind, StructType):
+        return any(_has_floats(field.dataType) for field in kind)
+    return isinstance(kind, DoubleType | FloatType)  # of lists and maps nothing is pushed
 
 
 def any_of(columns: list[Column]) -> Column:

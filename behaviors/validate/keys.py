@@ -10,7 +10,7 @@ from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, keyed, scan
 from distop_behaviors.validate.bounds import Unfit
-from distop_behaviors.validate.expressions import chosen, references
+from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted
 from distop_behaviors.validate.report import CheckResult, Result, Sample, shorten, worst
 from distop_behaviors.validate.side import Side
@@ -237,7 +237,7 @@ class KeyChecks:
     def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
         rows = side.rows(self._session, files, self._absent)
         text = self._argument.where
-        return rows.where(chosen(self._session, text)) if text is not None else rows
+        return where_true(rows, chosen(self._session, text)) if text is not None else rows
 
     def _samples(self, check: Check, side: Side, rows: Sequence[keyed.Shown]) -> list[Sample]:
         return [

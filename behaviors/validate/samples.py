@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop_behaviors.validate import failures, scan
-from distop_behaviors.validate.expressions import any_of, column_at
+from distop_behaviors.validate.expressions import any_of, column_at, where_true
 from distop_behaviors.validate.report import MAX_TEXT, shorten
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def _query(
 
     files = tuple(dict.fromkeys(f for w in wishes for f in w.files))
     frame = scan.relation(session, scan.of_files(group, files), keep=False)
-    if where is not None:
-        frame = frame.where(where)
-    frame = frame.where(any_of([w.column for w in wishes]))
+    violated = any_of([w.column for w in wishes])
+    frame = where_true(where_true(frame, where) if where is not None else frame, violated)
     shown = {path: kind for w in wishes for _, path, kind in w.shown if path}
     position = {path: i for i, path in enumerate(shown)}
     frame = frame.select(

@@ -19,7 +19,7 @@ from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, quote
 from distop_behaviors.validate import onestage
-from distop_behaviors.validate.expressions import attempted
+from distop_behaviors.validate.expressions import attempted, where_true
 from distop_behaviors.validate.failures import plain_path, sentence_of
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
 
     totals = [F.count_if(column) for column in checks]
     if where is not None:
-        frame = frame.where(where)
+        frame = where_true(frame, where)
     if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:

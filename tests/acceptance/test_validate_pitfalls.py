@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -46,6 +46,39 @@ def test_a_column_of_nan_alone(table: Table) -> None:
 def test_both_zeros_are_zero(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([-0.0, 0.0])})
     assert table.agrees(between("x", 0.0), between("x", high=-0.0)) == [("valid", 0), ("valid", 0)]
+
+
+@pytest.mark.parametrize(
+    ("where", "violations"),
+    [
+        ("x > 100", 1),
+        ("x <> 3 AND x <> 5", 2),
+        ("NOT (x <= 5)", 1),
+        ("x = double('NaN')", 1),
+        ("x = 0.0D", 1),
+        ("x IN (0.0D, 7.0D)", 1),
+        ("s.x >= 100 OR s.x = 0", 2),
+        ("g = 1 AND x = 0", 1),
+    ],
+)
+def test_where_picks_rows_that_no_statistic_and_no_dictionary_shows(table: Table, where: str, violations: int) -> None:
+    """Parquet's reader skips by bounds, which NaN is not in, and by dictionaries, in which zero has a sign."""
+    for n, x in enumerate((math.nan, -0.0, 5.0)):
+        values = pa.array([x, x, 3.0], pa.float64())
+        key, inside = pa.array([None, n, n], pa.int64()), pa.StructArray.from_arrays([values], ["x"])
+        table.add(f"g={n}/a.parquet", {"k": key, "x": values, "s": inside})
+    checks = [{"not_null": "k"}, {"unique": "x"}]
+    assert table.agrees(*checks, where=where) == [("violated", violations), ("violated", violations)]
+    assert table.run(*checks, where=where).report["rows"] == 2 * violations
+
+
+@pytest.mark.parametrize(
+    "check", [between("x", 0, 5), between("x", high=5), {"in_set": {"column": "x", "values": [1, 2]}}]
+)
+def test_a_violation_that_no_statistic_shows_has_a_sample(table: Table, check: dict[str, Any]) -> None:
+    table.add("a.parquet", {"x": pa.array([1.0, math.nan, 2.0])})
+    (found,) = table.run(check).report["checks"]
+    assert (found["violations"], [s["row_index"] for s in found["samples"]]) == (1, [1])
 
 
 def test_the_bounds_of_old_96_bit_times_mean_nothing(table: Table) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableRecord
@@ -9,18 +11,24 @@ from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.support.context import FakeContext, Ran
     from tests.support.generated import Case, Generated, Row
 
 SAMPLED = 3
 WHERE = "i32 > 0 AND p <> '0'"
+WHERES: dict[str, Callable[[Row], bool]] = {
+    WHERE: lambda row: row["i32"] is not None and row["i32"] > 0 and row["p"] not in (None, "0"),
+    # NaN is above all, and both zeros are zero.
+    "f64 > 20 OR f32 = 0": lambda row: _above(row["f64"], 20) or row["f32"] == 0,
+    "NOT (f32 <= 1.5) AND i64 <> 0": lambda row: _above(row["f32"], 1.5) and row["i64"] not in (None, 0),
+}
+"""Conditions, and the rows that they pick."""
 
 
-def chosen(row: Row) -> bool:
-    """The row is one that ``WHERE`` picks."""
-    return row["i32"] is not None and row["i32"] > 0 and row["p"] not in (None, "0")
+def _above(value: float | None, bound: float) -> bool:
+    return value is not None and (math.isnan(value) or value > bound)
 
 
 def judged(made: Generated, context: Callable[[TableRecord], FakeContext], *, batches: int = 1, **more: Any) -> Ran:
@@ -48,13 +56,18 @@ def mistakes(made: Generated, context: Callable[[TableRecord], FakeContext], mod
 
 def mistakes_of_where(made: Generated, context: Callable[[TableRecord], FakeContext]) -> list[str]:
     """The same for a validate of some rows, in two batches."""
-    ran = judged(made, context, batches=2, where=WHERE, sample=0)
-    picked = sum(chosen(row) for files in made.rows.values() for rows in files.values() for row in rows)
-    found = [] if ran.report["rows"] == picked else [f"where: {ran.report['rows']} rows, not {picked}"]
-    for case, entry in zip(made.cases, ran.report["checks"], strict=True):
-        total = sum(expected(made, case, chosen).values())
-        if entry["violations"] != total:
-            found.append(f"where: {case.check}: {entry['violations']} violations, not {total}")
+    found = []
+    for where, picks in WHERES.items():
+        ran = judged(made, context, batches=2, where=where, sample=SAMPLED)
+        rows = sum(map(picks, (row for files in made.rows.values() for rows in files.values() for row in rows)))
+        if ran.report["rows"] != rows:
+            found.append(f"where {where}: {ran.report['rows']} rows, not {rows}")
+        for case, entry in zip(made.cases, ran.report["checks"], strict=True):
+            total = sum(expected(made, case, picks).values())
+            if entry["violations"] != total:
+                found.append(f"where {where}: {case.check}: {entry['violations']} violations, not {total}")
+            if len(entry["samples"]) != min(total, SAMPLED):
+                found.append(f"where {where}: {case.check}: {len(entry['samples'])} samples of {total} violations")
     return found
 
 
