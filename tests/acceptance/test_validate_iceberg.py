@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
 from distop_behaviors.reading import iceberg, manifests
-from distop_behaviors.validate import Validate
+from distop_behaviors.validate import Validate, scan
+from tests.support.applying import At
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -225,6 +227,58 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
     shutil.rmtree(lake.path("dropped"))
     with pytest.raises(TableUnavailable, match="it was dropped"):
         run("dropped", NOT_NULL, partitions=planned)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        pytest.param("removed", r"is gone: .* its snapshot \d+ was expired", marks=pytest.mark.slow),
+        ("cut", r"has \d+ bytes, and \d+ by its manifest: it was cut off"),
+        ("dropped", ""),
+    ],
+)
+def test_what_goes_between_the_plan_and_the_scan_is_no_verdict_on_rows(
+    how: str, says: str, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests have been read by then; what is done there is hung on the count."""
+    name = f"going_{how}"
+    lake.create(name, "id bigint, k int, c string", "partitioned by (k)", 2)
+    lake.sql(f"insert into {{{name}}} values (1, 1, 'a'), (2, 2, null)")
+    planned = plan_table(lake.record(name)).partitions
+    path = Path(planned[0].files[0][0])
+
+    def act() -> None:
+        if how == "removed":
+            path.unlink()
+        elif how == "cut":
+            os.truncate(path, path.stat().st_size - 10)
+            # Hadoop's own sum of it, by which it would be told as well.
+            path.with_name(f".{path.name}.crc").unlink()
+        else:
+            shutil.rmtree(lake.path(name))
+
+    at = At(scan, "count", 1, "before", act)
+    monkeypatch.setattr(scan, "count", at.wrapped)
+    check = {"matches": {"column": "c", "pattern": "a"}}
+    if how == "dropped":
+        with pytest.raises(TableUnavailable, match="it was dropped"):
+            run(name, check, NOT_NULL, partitions=planned)
+    else:
+        ran = run(name, check, NOT_NULL, partitions=planned)
+        assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
+        assert re.search(says, error_of(ran))
+        assert str(path) in error_of(ran)
+    assert at.happened
+
+
+def test_a_delete_file_that_is_gone_brings_no_row_back(lake: Lake, run: Callable[..., Ran]) -> None:
+    lake.create("undeleted", "id bigint, k int, c string", "", 2)
+    lake.fill("undeleted")
+    lake.delete("undeleted", "c is null")
+    for row in lake.spark.table("lake.db.undeleted.delete_files").collect():
+        Path(row["file_path"].removeprefix("file:")).unlink()
+    ran = run("undeleted", NOT_NULL, {"not_null": "id"})
+    assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("error", 0), ("valid", 0)]
 
 
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:

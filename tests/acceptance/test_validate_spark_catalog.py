@@ -15,7 +15,8 @@ from distop.errors import InvalidArgument
 from distop.tables import check_reachable, plan_table
 from distop.tables.spark import EMPTY
 from distop_behaviors.apply import Apply
-from distop_behaviors.validate import Validate
+from distop_behaviors.validate import Validate, scan
+from tests.support.applying import At
 from tests.support.checked import between
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
@@ -353,3 +354,33 @@ def test_certificates_go_on_from_files_partitions_and_types_of_the_catalog(shop:
         validate(*checks, since=certificate)
     with pytest.raises(InvalidArgument, match="is changed through Spark's catalog, which is not available"):
         run_operation(Apply(), shop.record("proved"), {"certificate": certificate}, shop.context)
+
+
+@pytest.mark.slow
+def test_what_becomes_of_a_table_in_the_catalog_while_it_is_scanned(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its files stay they are what was planned; where they go with it that is an error. Hung on the count."""
+    check = {"matches": {"column": "word", "pattern": "^a"}}
+
+    def run(name: str, act: str) -> Ran:
+        at = At(scan, "count", 1, "before", lambda: shop.sql(act))
+        with monkeypatch.context() as patch:
+            patch.setattr(scan, "count", at.wrapped)
+            try:
+                return shop.run(name, check, {"not_null": "id"})
+            finally:
+                assert at.happened
+
+    place = f"using parquet partitioned by (k int) location '{tmp_path}/leaving'"
+    shop.sql(f"create table {{leaving}} (id bigint, word string) {place}")
+    shop.sql("insert into {leaving} values (1, 'a', 1), (2, 'b', 2)")
+    found = [("violated", 1), ("valid", 0)]
+    assert verdicts(run("leaving", "alter table {leaving} drop partition (k = 1)")) == found
+    shop.sql("alter table {leaving} add partition (k = 1)")
+    assert verdicts(run("leaving", "alter table {leaving} rename to {left}")) == found
+    shop.sql("create table {going} (id bigint, word string) using parquet partitioned by (k int)")
+    shop.sql("insert into {going} values (1, 'a', 1), (2, 'b', 2)")
+    ran = run("going", "drop table {going}")
+    assert verdicts(ran) == [("error", 0), ("error", 0)]
+    assert all("is gone since the operation was planned" in c["error"] for c in ran.report["checks"])

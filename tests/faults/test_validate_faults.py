@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
 PARTITIONS = ("a", "b", "c")
-DECIDED: dict[str, Any] = {"checks": [{"not_null": "id"}, {"range": {"column": "id", "min": 1, "max": 1_000}}]}
+DECIDED: dict[str, Any] = {
+    "checks": [{"not_null": "id"}, {"range": {"column": "id", "min": 1, "max": 1_000}}],
+    "sample": 0,
+}
 """Without a scan: certified."""
 SCANNED: dict[str, Any] = {
     "checks": [{"not_null": "id"}, {"check": "id < 1000"}, {"matches": {"column": "w", "pattern": "w"}}]
@@ -119,9 +122,14 @@ class Subject:
         return {str(path): path.read_bytes() for path in found if "_distop" not in path.parts}
 
     def beside(self, name: str) -> list[str]:
-        """What operations have left beside the table."""
+        """What operations have left beside the table, without what one that was killed was just writing."""
         shared = self.folder / name / "_distop"
-        return sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())
+        found = [path for path in shared.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        return sorted(str(path.relative_to(shared)) for path in found)
+
+    def remove_list(self, name: str) -> None:
+        """Nobody has certified the table yet, as far as files tell."""
+        shutil.rmtree(self.folder / name / "_distop" / "certificates", ignore_errors=True)
 
     def told(self, operation: Operation, result: Result) -> Told:
         """All that is told of an operation that has ended, of which each job has ended once."""
@@ -253,7 +261,7 @@ def without_scan(points: list[str]) -> list[tuple[dict[str, Any], str]]:
         slow("iceberg", without_scan([*PLAN[1:], "manifests.snapshot_of.after", *REPORT[1:3]]), name="iceberg-jobs"),
         slow("iceberg", without_scan(COMPLETION), name="iceberg-completion"),
         slow("iceberg", [SCAN[1], SAMPLES[1], OF_KEYS[1]], name="iceberg-scan"),
-        slow("spark", [*without_scan([PLAN[1], LIST[1]]), SCAN[1], SAMPLES[1], OF_KEYS[1]], name="spark"),
+        slow("spark", [*without_scan([PLAN[1], LIST[1]]), SAMPLES[1], OF_KEYS[1]], name="spark"),
     ],
 )
 def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
@@ -297,7 +305,7 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
         slow("parquet", "result.before", DECIDED, name="parquet-job"),
         slow("parquet", "result.after", DECIDED, name="parquet-report"),
         slow("parquet", "partitions.after", DECIDED, name="parquet-plan"),
-        slow("parquet", "certify.write.before", DECIDED, name="parquet-list"),
+        pytest.param("parquet", "certify.write.before", DECIDED, id="parquet-list"),
         slow("parquet", "scan.count.after", SCANNED, name="parquet-scan"),
         slow("iceberg", "result.before", DECIDED, name="iceberg-job"),
         slow("iceberg", "certify.certify.after", DECIDED, name="iceberg-completion"),
@@ -324,6 +332,7 @@ def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
     result = operation.wait(150)
     assert result.state == "success", group.tails()
     former = subject.told(operation, result)
+    former.assert_same(subject.run("t0", arg), at)
     subject.append("t0")
     before = subject.data("t0")
     later = subject.run("t0", arg)
@@ -388,14 +397,18 @@ def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
     subject.told(operation, result).assert_same(subject.run("t0", DECIDED), at)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "arg", "points"),
     [
-        pytest.param("parquet", DECIDED, [PLAN[1], *REPORT, "certify.write.before", "completion.after"], id="parquet"),
-        pytest.param("parquet", VIOLATED, ["scan.count.before", "batch.fetch.before"], id="parquet-scan"),
-        pytest.param("iceberg", DECIDED, ["manifests.snapshot_of.after", "certify.certify.after"], id="iceberg"),
-        pytest.param("spark", VIOLATED, ["scan.count.before"], id="spark"),
+        pytest.param(
+            "parquet",
+            DECIDED,
+            [PLAN[1], *REPORT, "certify.write.before", "certify.write.after", "completion.after"],
+            id="parquet",
+        ),
+        slow("parquet", VIOLATED, ["scan.count.before", "batch.fetch.before"], name="parquet-scan"),
+        slow("iceberg", DECIDED, ["manifests.snapshot_of.after", "certify.certify.after"], name="iceberg"),
+        slow("spark", VIOLATED, ["scan.count.before"], name="spark"),
     ],
 )
 def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
@@ -412,6 +425,7 @@ def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
     undisturbed, before = subject.run("t0", arg), subject.data("t0")
     left = subject.beside("t0")
     for at in points:
+        subject.remove_list("t0")
         subject.strikes.aim("t0", f"{at} hold")
         operation = subject.start("t0", arg)
         subject.strikes.await_struck(group, "t0")
@@ -421,8 +435,9 @@ def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
         assert result.state == "cancelled", (at, group.tails())
         assert subject.told(operation, result).certificate is None
         assert subject.data("t0") == before
-        assert subject.beside("t0") == left
+        assert set(subject.beside("t0")) <= set(left)
     subject.run("t0", arg).assert_same(undisturbed, points)
+    assert subject.beside("t0") == left
 
 
 @pytest.mark.slow
@@ -454,5 +469,6 @@ def test_what_a_writer_does_in_the_middle_is_not_looked_at(
     subject.drop("t9")
     subject.strikes.release("t9")
     result = operation.wait(120)
-    assert (result.state, result.report is None or result.report["verdict"] == "error") == ("failed", True)
-    assert any("dropped" in error["text"] or "not mounted" in error["text"] for error in result.errors), result.errors
+    assert result.state == "failed"
+    assert subject.told(operation, result).certificate is None
+    assert all(str(subject.folder / "t9") in error["text"] for error in result.errors), result.errors
