@@ -221,12 +221,13 @@ def check_installed(jvm: Any) -> None:
     from py4j.java_gateway import JavaPackage
     from pyspark import __version__
 
-    catalog = jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog
-    if isinstance(catalog, JavaPackage):
-        raise FatalError(missing(__version__, None))
-    source = catalog._java_lang_class.getProtectionDomain().getCodeSource()
-    jar = str(source.getLocation()) if source is not None else ""
-    if misfits(jar, __version__):
+    # What was compiled for another Spark is not linked, and found no more than what is not there. So the file is asked
+    # for, of a class that knows nothing of Spark.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    where = loader.getResource("org/apache/iceberg/Table.class")
+    jar = str(where.toString()).removeprefix("jar:").partition("!")[0] if where is not None else None
+    linked = not isinstance(jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog, JavaPackage)
+    if jar is None or not linked or misfits(jar, __version__):
         raise FatalError(missing(__version__, jar))
 
 

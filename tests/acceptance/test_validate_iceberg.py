@@ -227,12 +227,19 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
         run("dropped", NOT_NULL, partitions=planned)
 
 
+def _without_resources() -> Any:
+    """Java whose class loader finds nothing."""
+    loader = SimpleNamespace(getResource=lambda _: None)
+    thread = SimpleNamespace(getContextClassLoader=lambda: loader)
+    return SimpleNamespace(lang=SimpleNamespace(Thread=SimpleNamespace(currentThread=lambda: thread)))
+
+
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     with pytest.raises(
         FatalError, match=r"Spark has no Iceberg: .*spark\.jars\.packages=.*iceberg-spark-runtime-4\.1_"
     ):
-        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org))
+        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
     assert iceberg.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
     assert iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
     assert not iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
