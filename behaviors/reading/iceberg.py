@@ -49,6 +49,8 @@ _OPENING, _LEAST, _MOST = 4 << 20, 16 << 20, 128 << 20
 """Bytes: what opening a file counts for, the least and the most that one Spark task reads, by Iceberg's defaults."""
 _TASKS = 4
 """Spark tasks for each core."""
+_UNREAD = ("time", "timestamp_ns", "timestamptz_ns")
+"""Types of Iceberg for which its Spark has none."""
 _GONE = ("org.apache.iceberg.exceptions.NotFoundException", "java.io.FileNotFoundException")
 
 _snapshots: Kept[_Snapshot] = Kept(4)
@@ -63,7 +65,8 @@ class Gone(Unreadable):
 
 def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> DataFrame:
     """The rows of these files that no delete removes; with ``lineage`` their :data:`LINEAGE`, and none of Iceberg's
-    other metadata columns. Raises Gone, FatalError where Spark has no Iceberg, and what Spark raises.
+    other metadata columns. Raises Gone, Unreadable where Spark has no type for a column of the table, FatalError where
+    it has no Iceberg, and what Spark raises.
     """
     name = stage(session, source, files, lineage=lineage)
     session.conf.set(_CATALOG, _REWRITES)
@@ -219,6 +222,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         table = iceberg.hadoop.HadoopTables(conf).load(location)
         current = table.currentSnapshot()
         id_ = str(current.snapshotId())
+        check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
         files = table.newScan().planFiles()
         try:
             tasks = _Tasks(session, files, f"the snapshot {id_} of {source}")
@@ -231,17 +235,39 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         raise
 
 
+def check_columns(schema: Any) -> None:
+    """Raises Unreadable where a schema, as JSON, has a column that Spark has no type for: it reads none of it then."""
+    for name, kind in _leaves(schema, ""):
+        if kind in _UNREAD:
+            raise Unreadable(
+                f"the table's column {name!r} is a {kind}, and Spark reads no row of a table that has one: on all "
+                "columns only that can be checked which statistics decide"
+            )
+
+
+def _leaves(kind: Any, name: str) -> Iterable[tuple[str, Any]]:
+    """Columns, and what is inside them, by their names, with their types."""
+    if not isinstance(kind, dict):
+        yield name, kind
+        return
+    inner = [(field["name"], field["type"]) for field in kind.get("fields", ())]
+    inner += [(part, kind[part]) for part in ("element", "key", "value") if part in kind]
+    for part, type_ in inner:
+        yield from _leaves(type_, f"{name}.{part}" if name else part)
+
+
 def check_installed(jvm: Any) -> None:
     """Raises FatalError where this JVM has no Iceberg, or one for another Spark."""
     from py4j.java_gateway import JavaPackage
     from pyspark import __version__
 
-    catalog = jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog
-    if isinstance(catalog, JavaPackage):
-        raise FatalError(missing(__version__, None))
-    source = catalog._java_lang_class.getProtectionDomain().getCodeSource()
-    jar = str(source.getLocation()) if source is not None else ""
-    if misfits(jar, __version__):
+    # What was compiled for another Spark is not linked, and found no more than what is not there. So the file is asked
+    # for, of a class that knows nothing of Spark.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    where = loader.getResource("org/apache/iceberg/Table.class")
+    jar = str(where.toString()).removeprefix("jar:").partition("!")[0] if where is not None else None
+    linked = not isinstance(jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog, JavaPackage)
+    if jar is None or not linked or misfits(jar, __version__):
         raise FatalError(missing(__version__, jar))
 
 

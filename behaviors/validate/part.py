@@ -155,7 +155,8 @@ def undecided(part: Part, argument: Argument) -> set[str]:
         open_ -= {facts.path for facts in part.facts if facts.left is None}
         for tally in part.tallies:
             open_ -= tally.pending - tally.nearer
-    return open_
+    # Those of a column that no scan reads: footers alone can tell.
+    return open_.union(*(tally.nearer for tally in part.tallies if tally.error is not None))
 
 
 class Columns:

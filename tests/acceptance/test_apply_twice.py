@@ -201,6 +201,7 @@ def twice_is_once(seed: int, home: Path, spark: SparkSession, *, narrowed: bool 
         again = run_operation(Apply(), two.record, argument, two.operation())
         assert again.report["verdict"] == once.report["verdict"]
         assert {change["before"] for change in again.report["changes"]} <= {"same"}
+        assert two.versions() == versions + 2 * (not wrong)
     assert two.state() == state
     assert (two.data_files(), two.staged()) == (set(), [])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -162,3 +163,27 @@ def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_pa
     applying.cancel("changed my mind")
     assert applying.wait(timeout=100).state == "cancelled"
     assert not required()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_jar_of_another_spark_is_told_of_with_the_one_to_take(tmp_path: Path, *, renamed: bool) -> None:
+    """It is loaded, and what it lacks would be met somewhere in the middle; also where its name tells nothing."""
+    other = jar("iceberg-spark-runtime-4.0_2.13")
+    need(other, MAVEN)
+    assert other is not None
+    if renamed:
+        other = Path(shutil.copy(other, tmp_path / "iceberg.jar"))
+    Folder(tmp_path / "t").new(SCHEMA).append(pa.table({"id": [1, 2], "k": ["a", None]}))
+    (tmp_path / "daemons").mkdir()
+    with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as group:
+        group.start("ann", ttl=10, options=(*SPARK, "--spark-conf", f"spark.jars={other}"))
+        group.client.add_table(TableRecord("lake.t", "iceberg", str(tmp_path / "t")))
+        arg = {"checks": [{"not_null": "id"}], "statistics": "never"}
+        result = group.client.start_operation("validate", "lake.t", arg).wait(timeout=200)
+        assert result.state == "failed", group.tails()
+        sentence = rf"the Iceberg of \S*{re.escape(other.name)} does not fit Spark 4\.1\..*: start .*{COORDINATES}"
+        assert re.search(sentence, result.sentence())
+        # What needs no Spark goes on.
+        arg["statistics"] = "auto"
+        assert group.client.start_operation("validate", "lake.t", arg).wait(timeout=200).report["verdict"] == "valid"

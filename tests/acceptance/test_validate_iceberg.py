@@ -281,12 +281,19 @@ def test_a_delete_file_that_is_gone_brings_no_row_back(lake: Lake, run: Callable
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("error", 0), ("valid", 0)]
 
 
+def _without_resources() -> Any:
+    """Java whose class loader finds nothing."""
+    loader = SimpleNamespace(getResource=lambda _: None)
+    thread = SimpleNamespace(getContextClassLoader=lambda: loader)
+    return SimpleNamespace(lang=SimpleNamespace(Thread=SimpleNamespace(currentThread=lambda: thread)))
+
+
 def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     with pytest.raises(
         FatalError, match=r"Spark has no Iceberg: .*spark\.jars\.packages=.*iceberg-spark-runtime-4\.1_"
     ):
-        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org))
+        iceberg.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
     assert iceberg.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
     assert iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
     assert not iceberg.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")

@@ -1,5 +1,6 @@
-"""Faults under ``build-index`` on real daemons. After each the index is held against the data: each row is found, and
-nothing else; and nothing is left of what was given up. The audit of etcd's history follows (conftest.py).
+"""Faults under ``build-index`` and ``drop-index`` on real daemons. After each the index is held against the data: each
+row is found, and nothing else; and nothing is left of what was given up. The audit of etcd's history follows
+(conftest.py).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.core.model import TableRecord
+from distop.errors import NotFound
 from distop.worker.guardian import session_members
 from distop_behaviors.index import local
 from distop_behaviors.index.finding import _read_here, find
 from distop_behaviors.index.folder import Folder
 from tests.faults.test_self_fencing import child_of, command
 from tests.support.daemons import SPARK
-from tests.support.held_index import FULL, MOMENTS
+from tests.support.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.support.needs import need
 from tests.support.processes import machine
 
@@ -61,11 +63,18 @@ class Indexed:
 
     def start(self, at: str = "", **arg: Any) -> Any:
         """A build that stands still at this moment."""
+        return self._start(TYPE, at, columns=["k"], **arg)
+
+    def drop(self, at: str = "") -> Any:
+        """A drop of it that stands still at this moment."""
+        return self._start("held-drop", at)
+
+    def _start(self, type_name: str, at: str, **arg: Any) -> Any:
         self._signs += 1
         self.folder = self._root / f"signs-{self._signs}"
         self.folder.mkdir()
         return self._group.client.start_operation(
-            TYPE, TABLE, {"name": "i", "columns": ["k"], "at": at, "folder": str(self.folder), **arg}
+            type_name, TABLE, {"name": "i", "at": at, "folder": str(self.folder), **arg}
         )
 
     def held(self, at: str) -> int:
@@ -152,6 +161,38 @@ def test_an_executor_is_killed_at_each_commit_point(
     assert indexed.start().wait(60).state == "success"
     indexed.compare()
     indexed.assert_clean()
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [pytest.param(["after-publish"], id="some"), pytest.param(DROP_MOMENTS, id="all", marks=pytest.mark.slow)],
+)
+def test_an_executor_is_killed_at_each_commit_point_of_a_drop(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
+) -> None:
+    """The index is whole, and all is found by it, or it is gone; another one, or itself once it is there again, ends
+    the drop, gives back all space, and says that there was an index.
+    """
+    both = group.start("ann", "bob", ttl=3, env=sample_env)
+    for n, at in enumerate(moments):
+        assert indexed.start().wait(60).report["generation"] == 2 * n + 1, group.tails()
+        operation = indexed.drop(at)
+        pid = indexed.held(at)
+        struck = holder(pid, both)
+        struck.kill()
+        group.eventually(lambda pid=pid: not session_members(pid), "its child is dead")  # type: ignore[misc]
+        if at == "before-publish":
+            indexed.compare()
+        else:
+            with pytest.raises(NotFound, match="has no index 'i'"):
+                find(str(indexed.table), "i", ["all"])
+        struck.start()
+        done = operation.wait(60)
+        assert (done.state, done.report) == ("success", {"name": "i", "dropped": True}), (at, group.tails())
+        assert [path.name for path in indexed.index_files()] == [f"{2 * n + 2:06}.json"], at
+        assert indexed.staged() == [], at
+        group.await_ready(struck.name)
+    assert not indexed.drop().wait(60).report["dropped"]
 
 
 @pytest.mark.parametrize("at", [pytest.param("after-segment", marks=pytest.mark.slow), "before-publish"])

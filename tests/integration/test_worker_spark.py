@@ -39,7 +39,8 @@ async def run(worker: Worker, what: RunRequest, **hears: Any) -> list[JobEnded]:
 
 async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
-    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: FRUGAL}, "slots": 4, "grace": 30}
+    # A thread more than the tasks that wait below.
+    settings: dict[str, Any] = {"spark_master": "local[5]", "spark_conf": {JAVA: FRUGAL}, "slots": 4, "grace": 30}
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
@@ -49,7 +50,7 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
             run(worker, request("u/sample/1", {"a": "spark"})),
         )
         pools = [end.result.pop("pool") for end in (*first, *second)]
-        assert [end.result for end in (*first, *second)] == [{"zone": "UTC", "n": 10}] * 3
+        assert [end.result for end in (*first, *second)] == [{"zone": "UTC", "n": 10, "fair": True}] * 3
         for n in range(5):
             (end,) = await run(worker, request(f"v/sample/{n}", {"a": "spark"}))
             pools.append(end.result["pool"])
@@ -66,10 +67,15 @@ async def test_spark_in_a_child(tmp_path: Path, sample_env: dict[str, str]) -> N
         while not all(told.values()):
             assert time.monotonic() < limit
             await asyncio.sleep(0.01)
-        for op in told:
+        assert len({(tmp_path / "ops" / op / "spark-wait").read_text() for op in told}) == 2, (
+            "each has a pool of its own"
+        )
+        for op, task in zip(told, waiting, strict=True):
             worker.cancel(op)
-        for task in waiting:
             assert [end.kind for end in await task] == ["cancelled"]
+            # The Spark jobs of another operation go on: they have other tags.
+            assert [end.kind for end in await run(worker, request("v/sample/9", {"a": "spark"}))] == ["success"]
+            assert all(other.done() == (waiting.index(other) <= waiting.index(task)) for other in waiting)
         assert told == {op: {(0, 2)} for op in told}
         assert worker.deaths == 0
 

@@ -18,6 +18,7 @@ refusing = tests.support.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.rough:Rough
 held-index = tests.support.held_index:HeldBuild
+held-drop = tests.support.held_index:HeldDrop
 clean-up = tests.support.purging:CleanUp
 purge = tests.support.purging:Purge
 steps = tests.support.step_behavior:Steps

@@ -1,19 +1,22 @@
-"""``build-index`` as it is, that stands still at a moment of a test's choice, or meets a disk that is full."""
+"""``build-index`` and ``drop-index`` that stand still at a moment of a test's choice, or meet a disk that is full."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
 from distop.worker.context import JobProgress
-from distop_behaviors.index import BuildIndex, building, postings, segments
-from distop_behaviors.index.argument import BuildArgument
+from distop_behaviors import index
+from distop_behaviors.index import BuildIndex, DropIndex, building, folder, postings, segments
+from distop_behaviors.index.argument import BuildArgument, DropArgument
 from distop_behaviors.index.folder import Folder
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "merge": (postings, "merge"),
     "add": (Folder, "add"),
     "publish": (Folder, "publish"),
+    "drop": (Folder, "drop"),
     "sweep": (Folder, "sweep"),
     "stages": (building, "remove_stages"),
 }
@@ -38,11 +42,14 @@ MOMENTS = [
     *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
 ]
 """Of which each leaves other files than the one before."""
+REMOVALS: dict[str, Any] = {"data": folder, "given-back": index}
+"""Modules that remove folders, each in one place of a drop."""
+DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop", "after-given-back"]
 FULL = 100_000
 """Bytes that a file of this process can have while its disk is full: more than a line of a log."""
 
 _lock = threading.Lock()
-_now: list[HeldArgument] = []
+_now: list[HeldArgument | HeldDropArgument] = []
 """The argument of the operation that runs in this process."""
 
 
@@ -51,6 +58,13 @@ class HeldArgument(BuildArgument):
     ``<folder>/go`` is there. While ``<folder>/full`` is there, jobs and completion can write small files only; one
     that failed for it writes ``<folder>/failed``, and ends once there is space. Who ends writes ``<folder>/ended-PID``.
     """
+
+    at: str = ""
+    folder: str
+
+
+class HeldDropArgument(DropArgument):
+    """As :class:`HeldArgument`."""
 
     at: str = ""
     folder: str
@@ -72,13 +86,27 @@ class HeldBuild(BuildIndex):
             return super().complete_operation(arg, table, summary, ctx)
 
 
+class HeldDrop(DropIndex):
+    """The same code, under another name."""
+
+    type_name = "held-drop"
+    Arg = HeldDropArgument
+    retry = HeldBuild.retry
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        with _watched(arg):
+            return super().start_or_resume_job(arg, partition, ctx)
+
+
 @contextlib.contextmanager
-def _watched(arg: HeldArgument) -> Iterator[None]:
+def _watched(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
     with _lock:
         if not _now:
             segments.SEGMENT_FILES = 1
             for point, (owner, name) in POINTS.items():
                 setattr(owner, name, _held(point, getattr(owner, name)))
+            for point, module in REMOVALS.items():
+                module.shutil = SimpleNamespace(rmtree=_held(point, shutil.rmtree))
         _now[:] = [arg]
     full = Path(arg.folder, "full")
     try:

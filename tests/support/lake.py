@@ -30,19 +30,22 @@ MAVEN = f"Iceberg's jar: Spark must reach a Maven repository once, for {COORDINA
 
 
 @functools.cache
-def jar() -> Path | None:
-    """Iceberg's jar for Spark, as Spark resolves it; None where it cannot. It stays in Spark's cache of this user."""
+def jar(artifact: str = ARTIFACT) -> Path | None:
+    """Iceberg's jar for Spark, as Spark resolves it; None where it cannot. It stays in Spark's cache of this user.
+    ``artifact``: that for another Spark.
+    """
     import pyspark
 
     cache = Path.home() / ".ivy2.5.2"
-    found = cache / "jars" / f"org.apache.iceberg_{ARTIFACT}-{VERSION}.jar"
+    found = cache / "jars" / f"org.apache.iceberg_{artifact}-{VERSION}.jar"
     # Several test processes come here at once, and Ivy's cache is made for one.
     with (Path(tempfile.gettempdir()) / "distop-iceberg-jar.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not found.exists():
             submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
             with tempfile.NamedTemporaryFile(suffix=".py") as nothing:
-                command = [submit, "--packages", COORDINATES, "--conf", f"spark.jars.ivy={cache}", nothing.name]
+                coordinates = COORDINATES.replace(ARTIFACT, artifact)
+                command = [submit, "--packages", coordinates, "--conf", f"spark.jars.ivy={cache}", nothing.name]
                 subprocess.run(command, capture_output=True, timeout=100, check=False)
     return found if found.exists() else None
 

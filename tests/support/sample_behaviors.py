@@ -95,7 +95,7 @@ class Sample(Behavior):
             return {"loaded": ctx.progress.load(), "saved": [ctx.progress.save({"at": n}) for n in range(2)]}
         if action == "spark":
             row = ctx.spark.sql("select current_timezone() as zone, count(*) as n from range(10)").first()
-            return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx)}
+            return {"zone": row["zone"], "n": row["n"], "pool": pool(ctx), "fair": has_pool(ctx, pool(ctx))}
         if action == "spark-user":
             jvm: Any = ctx.spark.sparkContext._jvm
             return {"option": jvm.java.lang.System.getProperty("of.the.user")}
@@ -216,7 +216,7 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
     if action == "spark-use":
         ctx.spark.range(1).count()
     if action == "spark-wait":
-        Path(ctx.work_dir, "spark-wait").touch()
+        Path(ctx.work_dir, "spark-wait").write_text(str(pool(ctx)))
         ctx.spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 100000L)").collect()
     if action == "spark-die":
         jvm: Any = gateway_of(ctx)
@@ -251,6 +251,11 @@ def gateway_of(ctx: JobContext) -> Any:
 def pool(ctx: JobContext) -> str | None:
     """The pool that the calling thread's Spark jobs go to."""
     return ctx.spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+
+
+def has_pool(ctx: JobContext, name: str | None) -> bool:
+    """Spark's scheduler shares out by pools, and has this one: it has none where the first job goes first."""
+    return bool(ctx.spark.sparkContext._jsc.sc().getPoolForName(name).isDefined())
 
 
 def write(arg: SampleArg, line: str) -> None:
