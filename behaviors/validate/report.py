@@ -239,7 +239,7 @@ def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, 
             rows, unread = None, True
             for total in itertools.compress(sums, looked_at):
                 total.verdicts.add("error")
-                total.error = total.error or shorten(f"{'' if wide else 'partition '}{partition}: {result}")
+                total.err(shorten(f"{'' if wide else 'partition '}{partition}: {result}"))
             continue
         if wide:
             rows_of_wide.append(result.rows)
@@ -284,6 +284,9 @@ class _Sum:
     files_statistics: int = 0
     files_scanned: int = 0
     error: str | None = None
+    """The first one."""
+    others: int = 0
+    """How many partitions had another one."""
     samples: list[Sample] = field(default_factory=list)
     nowhere: _Nowhere = field(default_factory=lambda: _Nowhere())
     scope: Literal["table", "chosen"] | None = None
@@ -296,13 +299,19 @@ class _Sum:
         self.exact = self.exact and part.exact
         self.files_statistics += part.files_statistics
         self.files_scanned += part.files_scanned
-        self.error = self.error or part.error
+        if part.error is not None:
+            self.err(part.error)
         self.nowhere.add(part.missing if readable else None)
         self.scope, self.against = part.scope, part.against
 
+    def err(self, error: str) -> None:
+        """One more partition in which the check had an error."""
+        self.error = self.error or error
+        self.others += error != self.error
+
     def report(self, name: str, check: dict[str, Any], nowhere: str, argument: Argument, complete: bool) -> CheckReport:
         """What it comes to. ``nowhere``: that a column is in none of the files, that there were none, or ""."""
-        verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self.error
+        verdict, violations, samples, error = worst(self.verdicts), self.violations, self.samples, self._errors()
         if not self.verdicts and complete and not nowhere and argument.since is None:
             verdict, error = "error", NO_JOB
         evidence = Evidence(files_statistics=self.files_statistics, files_scanned=self.files_scanned)
@@ -327,6 +336,12 @@ class _Sum:
             scope=self.scope,
             against=self.against,
         )
+
+    def _errors(self) -> str | None:
+        if self.error is None or not self.others:
+            return self.error
+        more = f"; and another error in {self.others} more partition{'s' if self.others != 1 else ''}"
+        return shorten(self.error, MAX_ERROR - len(more)) + more
 
 
 class _Nowhere:

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from distop.cli import output
 from distop.cli.context import current
+from distop.daemon.process import ending_signals, locked
 from distop.errors import DistopError, InvalidArgument, NotAllowed
 from distop.store.embedded import EmbeddedEtcd
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _USUAL_PORT = 2379
 _STOP_LIMIT = 30.0
 """Seconds that the executor is given to release its claims."""
+_FORMER_SECONDS = 30.0
 
 # The executor ends with us even when we are killed: its etcd does, too, and it would wait for that for ever.
 _CHILD = """
@@ -45,18 +48,20 @@ class Dev:
         self, folder: Path, port: int | None, executor_options: Sequence[str], global_options: Sequence[str]
     ) -> None:
         self._folder = folder.absolute()
+        self._work_dir = self._folder / "executor"
         self._port = port
         self._options = [*executor_options, *global_options]
         self._stopping = threading.Event()
 
     def run(self) -> int:
-        """Until SIGINT or SIGTERM, or until one of the two ends by itself (1). Raises DistopError where etcd or the
+        """Until it is told to end, or until one of the two ends by itself (1). Raises DistopError where etcd or the
         folder cannot be used.
         """
         with self._locked():
             port = self._choose_port()
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            for signum in ending_signals():
                 signal.signal(signum, lambda *_: self._stopping.set())
+            self._await_former()
             with EmbeddedEtcd(self._folder / "etcd", port=port) as etcd:
                 return self._with_executor(etcd)
 
@@ -65,7 +70,7 @@ class Dev:
             return 0
         command = [
             *(sys.executable, "-c", _CHILD, str(os.getpid())),
-            *("executor", "--id", "dev", "--work-dir", str(self._folder / "executor"), *self._options),
+            *("executor", "--id", "dev", "--work-dir", str(self._work_dir), *self._options),
             f"--etcd={etcd.endpoint}",
         ]
         # A session of its own: Ctrl-C is for us, who then stop it in order.
@@ -105,6 +110,20 @@ class Dev:
                     f"another `distop dev` uses {self._folder}: stop it, or name another folder with --data-dir"
                 ) from None
             yield
+
+    def _await_former(self) -> None:
+        """The executor of a `distop dev` that was killed ends by itself: no later than its session."""
+        deadline, told = time.monotonic() + _FORMER_SECONDS, False
+        while time.monotonic() < deadline:
+            try:
+                with locked(self._work_dir):
+                    return
+            except NotAllowed:
+                if not told:
+                    output.note("the executor of a `distop dev` that was killed is ending: waiting for that")
+                told = True
+            if self._stopping.wait(0.1):
+                return
 
     def _choose_port(self) -> int | None:
         if self._port is None:

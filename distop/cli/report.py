@@ -50,13 +50,14 @@ def _options(options: Mapping[str, Any]) -> str | None:
 
 
 def _how_far(counts: Mapping[str, int | None]) -> str | None:
-    """``10/40 ended (2 failed), 4 running, 1 to retry``; None before the plan."""
+    """``10/40 ended (2 failed), 4 running, 1 to run again``; None before the plan."""
     if counts.get("total") is None:
         return None
     failed = counts.get("failed") or 0
     done = (counts.get("success") or 0) + failed
     of_them = f" ({failed} failed)" if failed else ""
-    return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {counts.get('waiting')} to retry"
+    again = counts.get("waiting")
+    return f"{done}/{counts['total']} ended{of_them}, {counts.get('running')} running, {again} to run again"
 
 
 def doing(status: OperationStatus) -> str | None:

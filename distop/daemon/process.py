@@ -98,8 +98,16 @@ def stable_id(work_dir: Path, wanted: str | None) -> str:
     return new
 
 
+def ending_signals() -> list[signal.Signals]:
+    """What ends a daemon in order: SIGTERM, Ctrl-C, and the end of its terminal, unless it was begun to outlive that
+    (``nohup``).
+    """
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
+
+
 async def run_executor(config: ExecutorConfig) -> int:
-    """Run an executor daemon until SIGTERM or SIGINT; returns its exit code (0).
+    """Run an executor daemon until a signal of :func:`ending_signals`; returns its exit code (0).
 
     Raises UsageError or NotAllowed where it cannot begin at all (its system, its work directory, certificates that
     cannot be used), and ClusterChanged when the etcd behind the endpoints is not the one that the work directory
@@ -108,7 +116,7 @@ async def run_executor(config: ExecutorConfig) -> int:
     check_system()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in ending_signals():
         loop.add_signal_handler(signum, stop.set)
     certificates.read(config.etcd)  # wrong from the beginning they will not mend; wrong later they may be on their way
     with locked(config.work_dir):

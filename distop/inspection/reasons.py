@@ -261,7 +261,8 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
         if 0 < view.job_limit <= view.running and (left is None or left > view.running):
             yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
         return
-    delayed = [claim for claim in claims.values() if claim.waiting]
+    # One that was only released waits for an executor, as if it had never been claimed.
+    delayed = [claim for claim in claims.values() if claim.waiting and claim.retry_at]
     lost = [claim for claim in claims.values() if not claim.waiting and claim.incarnation not in view.nodes]
     if lost:
         yield Code.LEASE_LOST, _lost(lost)

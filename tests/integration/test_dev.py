@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 import distop
+from distop.daemon.process import locked
 from tests.support.command import distop_command
 
 if TYPE_CHECKING:
@@ -62,6 +65,29 @@ def test_it_works_again_at_once_and_with_its_data(tmp_path: Path, distop_command
             running.send_signal(signal.SIGINT)
             assert running.wait(LIMIT) == 0
     assert ended == ["@cluster/noop/1", "@cluster/noop/2"]
+
+
+def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+    """That one ends by itself, but not at once: here it is the test that has its lock for a while."""
+    (tmp_path / "executor").mkdir()
+    log = tmp_path / "log"
+    log.touch()
+    with contextlib.ExitStack() as former:
+        former.enter_context(locked(tmp_path / "executor"))
+        release = threading.Thread(target=lambda: (_until(lambda: "is ending" in log.read_text()), former.close()))
+        release.start()
+        with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
+            release.join(LIMIT)
+            while not client.nodes():
+                pass
+            assert log.read_text().count("is ending: waiting for that") == 1
+            running.send_signal(signal.SIGHUP)
+            assert running.wait(LIMIT) == 0
+
+
+def _until(seen: Callable[[], bool]) -> None:
+    while not seen():
+        pass  # the test's own limit ends this
 
 
 def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:

@@ -36,6 +36,7 @@ COMPLETING = replace(OPEN, decision=Decision(State.SUCCESS, 4, 4, 0))
 BROKEN = Decision(State.SUCCESS, 4, 4, 0, attempts=1, error="no")
 HELD = Claim("e1", "i1", 1, 0)
 LOST = Claim("e9", "i9", 1, 0)
+RELEASED = Claim("e1", "", 2, 0)
 AGAIN = Claim("e1", "", 2, 1, rfc3339(NOW + 50), "disk full")
 
 
@@ -81,6 +82,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("slots", {"snapshot": OPEN, "elsewhere": {"t/noop/2": 1, "t/noop/3": 5}},
      "free slots: executors have 5 jobs of t/noop/3, 1 job of t/noop/2"),
     ("unclaimed", {"snapshot": OPEN, "elsewhere": {}}, "an executor to claim its jobs"),
+    ("unclaimed", {"snapshot": replace(OPEN, success=3, claims={3: RELEASED}), "elsewhere": {}},
+     "an executor to claim its jobs"),
     ("no-worker", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False)))}, "owns jobs of `noop`"),
     ("no-coordinator", {"snapshot": replace(OPEN, spec=replace(SPEC, rules=Rules(code=False))), "nodes": {}},
      "an executor, any, to be elected"),

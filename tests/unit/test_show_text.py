@@ -20,9 +20,9 @@ def going_on(**fields: Any) -> OperationStatus:
 def test_how_many_failed_stands_beside_how_many_ended(capsys: pytest.CaptureFixture[str]) -> None:
     """It read "10/40, 2 failed ended"."""
     show_status(going_on())
-    assert "jobs       10/40 ended (2 failed), 4 running, 1 to retry\n" in capsys.readouterr().out
+    assert "jobs       10/40 ended (2 failed), 4 running, 1 to run again\n" in capsys.readouterr().out
     show_status(going_on(jobs={"failed": 0}))
-    assert "jobs       8/40 ended, 4 running, 1 to retry\n" in capsys.readouterr().out
+    assert "jobs       8/40 ended, 4 running, 1 to run again\n" in capsys.readouterr().out
 
 
 def test_before_the_plan_no_jobs_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,21 @@ def test_a_shared_reason_is_said_once() -> None:
     assert sentence(argument.names(), report.checks) == f"{said}; c7_not_null: error: else"
 
 
+def test_of_several_errors_the_first_is_told_and_how_many_more_there_are() -> None:
+    argument = Argument.model_validate({"checks": [{"not_null": "x"}]})
+
+    def told(*errors: str) -> str | None:
+        parts = [(error, result(CheckResult(verdict="error", error=error))) for error in errors]
+        return combine(argument, parts, complete=True).checks[0].error
+
+    assert told("f is cut", "f is cut") == "f is cut"
+    assert told("f is cut", "g is cut") == "f is cut; and another error in 1 more partition"
+    assert told("f is cut", "g is cut", "f is cut", "h") == "f is cut; and another error in 2 more partitions"
+    long = told("x" * 600, "g is cut")
+    assert long is not None
+    assert (len(long), long.endswith("…; and another error in 1 more partition")) == (600, True)
+
+
 def test_the_errors_of_a_report_are_bounded() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": f"c{n}"} for n in range(MAX_CHECKS)]})
     long = CheckResult(verdict="error", error="😀" * 600)
