@@ -56,7 +56,7 @@ def encode_argument(arg: Any) -> bytes:
     if len(value) > MAX_ARGUMENT_BYTES:
         raise InvalidArgument(
             f"the argument has {len(value)} bytes; at most {MAX_ARGUMENT_BYTES} (512 KiB) are allowed: "
-            "put large data into a file and pass its path"
+            "put large data into a file or a table that the jobs read, and name that"
         )
     return value
 

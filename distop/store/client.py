@@ -167,7 +167,10 @@ class EtcdClient:
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
-                            "this etcd wants a user name and password: give them", code=last.code, detail=last.detail
+                            "this etcd wants a user name and password: give --user and DISTOP_PASSWORD, or `user` and "
+                            "`password` in Python",
+                            code=last.code,
+                            detail=last.detail,
                         ) from None
                     await self._repeater.fresh_token(error.token)
             left = config.connect_timeout - (time.monotonic() - started)

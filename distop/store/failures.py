@@ -91,4 +91,6 @@ def rejection(
         return Compacted(words, detail=failure.detail)
     if failure.code in ("PERMISSION_DENIED", "UNAUTHENTICATED") or "authentication failed" in text:
         return PermissionDenied(words, code=failure.code, detail=failure.detail)
+    if "http2 header with status" in text:
+        words = f"what answers at the endpoint is not etcd ({failure.detail}): see which host and port were given"
     return EtcdRejected(words, code=failure.code, detail=failure.detail)

@@ -53,6 +53,12 @@ def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdReje
     assert detail in str(error)
 
 
+def test_what_is_no_etcd_is_said_to_be_none() -> None:
+    """A proxy, or another service, at an endpoint that was mistyped."""
+    detail = "Received http2 header with status: 404"
+    assert "is not etcd (Received" in str(rejection(Failure(Fate.FINAL, "UNIMPLEMENTED", detail), "the first read"))
+
+
 def test_a_denied_permission_says_who_needs_what() -> None:
     denied = Failure(Fate.FINAL, "PERMISSION_DENIED", "etcdserver: permission denied")
     error = rejection(denied, "the read", user="worker", keys="prod/distOp")
