@@ -167,8 +167,8 @@ class EtcdClient:
                 if last.fate is Fate.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
-                            "this etcd wants a user name and password: give --user and DISTOP_PASSWORD, or `user` and "
-                            "`password` in Python",
+                            "this etcd wants a user name and password: give --user and DISTOP_PASSWORD, or in Python "
+                            "`username` and `password`",
                             code=last.code,
                             detail=last.detail,
                         ) from None
