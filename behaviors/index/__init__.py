@@ -20,6 +20,7 @@ __all__ = ["BuildIndex", "DropIndex", "lookup"]
 NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
 
 AFTER = "generation"
+BUILDS = "builds"
 """In the plan of a drop: the newest generation there was."""
 
 
@@ -114,8 +115,10 @@ class DropIndex(Behavior):
         """One job. Raises InvalidArgument and TableUnavailable for a location that is no place of an index."""
         from distop_behaviors.index.folder import Folder
 
-        newest = Folder(_root(table, ctx), _name(arg)).newest()
-        return Planned([PartitionPlan(0, "index", values={AFTER: str(newest.number)} if newest is not None else {})])
+        folder = Folder(_root(table, ctx), _name(arg))
+        newest = folder.newest()
+        values = {AFTER: str(newest.number if newest is not None else 0), BUILDS: str(folder.last_build())}
+        return Planned([PartitionPlan(0, "index", values=values)])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Remove it. Raises OSError where something cannot be removed; what says where it is goes first."""
@@ -124,11 +127,16 @@ class DropIndex(Behavior):
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
         name = _name(arg)
-        dropped = Folder(_root(ctx.table, ctx), name).drop(ctx.operation, int(partition.values.get(AFTER, 0)))
-        # What builds that were given up have left in their stages: beside this job's own, under their type.
+        after, builds = int(partition.values[AFTER] or 0), int(partition.values[BUILDS] or 0)
+        # Builds' stages are beside this job's own, under their type. Listed first: one that comes late finds here what
+        # was there before, and no stage of a build that came since.
         own = Path(ctx.stage)
-        with contextlib.suppress(OSError):
-            shutil.rmtree(own.parents[4] / BuildIndex.type_name / name)
+        stages = own.parents[4] / BuildIndex.type_name / name
+        given_up = [path.name for path in stages.iterdir()] if stages.is_dir() else []
+        dropped = Folder(_root(ctx.table, ctx), name).drop(ctx.operation, after, builds)
+        for instance in given_up:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(stages / instance)
         shutil.rmtree(own.parents[1], ignore_errors=True)
         return DropReport(name=name, dropped=dropped)
 

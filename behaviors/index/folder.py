@@ -186,8 +186,9 @@ class Folder:
         for folder in (self._generations, self.data):
             folder.mkdir(parents=True, exist_ok=True)
         path = self._path(generation.number)
-        instance = generation.operation.rpartition("/")[2]
-        scratch = self.data / f"{instance}-generation.new-{uuid.uuid4().hex}"
+        # A drop's is told from those of builds, which are counted apart.
+        whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
+        scratch = self.data / f"{whose}-generation.new-{uuid.uuid4().hex}"
         try:
             with scratch.open("w") as file:
                 file.write(generation.to_json())
@@ -249,30 +250,61 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 for path in folder.iterdir():
                     found = _OF_OPERATION.fullmatch(path.name)
-                    if path.name not in kept and found is not None and int(found[1]) < instance + own:
+                    old = path.name.startswith("drop-") if found is None else int(found[1]) < instance + own
+                    if old and path.name not in kept:
                         _remove(path)
 
     def scratch(self, instance: int) -> Path:
         """A folder for what an operation needs on the way; not made yet."""
         return self.root / f"catch-up-{instance}-{uuid.uuid4().hex}"
 
-    def drop(self, operation: str, after: int = 0) -> bool:
+    def last_build(self) -> int:
+        """The highest instance of an operation that has written here; 0 where there is none."""
+        found = [0]
+        for folder in (self.data, self.root):
+            with contextlib.suppress(FileNotFoundError):
+                found += [int(of[1]) for path in folder.iterdir() if (of := _OF_OPERATION.fullmatch(path.name))]
+        return max(found)
+
+    def drop(self, operation: str, after: int = 0, builds: int | None = None) -> bool:
         """Remove the index: what says where it is first, then its files. Whether there was one; doing it twice is doing
         it once. ``after``: the newest generation when the operation was planned; one that an operation of the same name
-        added before is not its own. Raises OSError.
+        added before is not its own. ``builds``: the last build then, None: all are of before. What later ones write is
+        not touched, and no generation is added once there was a drop since: whoever comes late, beside a build that
+        makes the index again, undoes nothing of it. Raises Superseded where that has happened, and OSError.
         """
         while (newest := self.newest()) is not None and not newest.dropped:
+            if not self._goes_on(after, newest.number):
+                raise Superseded(f"an index was made at {self.root} after this drop had ended")
             with contextlib.suppress(Superseded):
                 self.publish(Generation(newest.number + 1, operation, dropped=True, published=time.time()))
-        if newest is None:
-            shutil.rmtree(self.data, ignore_errors=True)
-            return False
         for number in self._numbers():
-            if number < newest.number:
+            if newest is not None and number < newest.number:
                 self._path(number).unlink(missing_ok=True)
-        if self.data.exists():
-            shutil.rmtree(self.data)
-        return newest.operation == operation and newest.number > after
+        for folder in (self.data, self.root):
+            self._empty(folder, builds)
+        with contextlib.suppress(OSError):
+            self.data.rmdir()
+        return newest is not None and newest.operation == operation and newest.number > after
+
+    def _goes_on(self, after: int, until: int) -> bool:
+        """None of the generations behind ``after``, as far as this one, is a drop, or is gone as with a drop."""
+        try:
+            return not any(self._read(number).dropped for number in range(after + 1, until + 1))
+        except FileNotFoundError:
+            return False
+
+    def _empty(self, folder: Path, builds: int | None) -> None:
+        """Remove what a drop removes of a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                found = _OF_OPERATION.fullmatch(path.name)
+                if path in (self.data, self._generations) or (found and builds is not None and int(found[1]) > builds):
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

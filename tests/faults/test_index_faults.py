@@ -233,6 +233,35 @@ def test_a_machine_that_wakes_up_beside_its_successor(
     indexed.assert_clean()
 
 
+@pytest.mark.slow  # at each change: tests/unit/test_index_build.py, without processes
+@pytest.mark.parametrize("at", ["before-publish", "before-data"])
+def test_a_drop_on_a_machine_that_wakes_up_undoes_nothing_of_the_next_build(
+    at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+) -> None:
+    both = group.start("ann", "bob", ttl=3, env=sample_env)
+    assert indexed.start().wait(60).state == "success"
+    operation = indexed.drop(at)
+    pid = indexed.held(at)
+    struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
+    struck.suspend()
+    indexed.go()
+    try:
+        assert operation.wait(60).report == {"name": "i", "dropped": True}, group.tails()
+        indexed.grow()
+        assert indexed.start().wait(60).report["generation"] == 3
+        os.kill(pid, signal.SIGCONT)
+        group.eventually(late.exists, "it has gone on to its end")
+    finally:
+        struck.wake()
+    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
+    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
+    indexed.compare()
+    indexed.grow()
+    assert indexed.start().wait(60).report["generation"] == 4
+    indexed.compare()
+    indexed.assert_clean()
+
+
 def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
     """A cancel leaves the index as it was, whatever was done of the build. What a writer adds, replaces and removes is
     found at every moment.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Retry
 from distop.worker.context import JobProgress
 from distop_behaviors import index
-from distop_behaviors.index import BuildIndex, DropIndex, building, folder, postings, segments
+from distop_behaviors.index import BuildIndex, DropIndex, building, postings, segments
 from distop_behaviors.index.argument import BuildArgument, DropArgument
 from distop_behaviors.index.folder import Folder
 
@@ -33,6 +33,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "add": (Folder, "add"),
     "publish": (Folder, "publish"),
     "drop": (Folder, "drop"),
+    "data": (Folder, "_empty"),
     "sweep": (Folder, "sweep"),
     "stages": (building, "remove_stages"),
 }
@@ -42,7 +43,7 @@ MOMENTS = [
     *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
 ]
 """Of which each leaves other files than the one before."""
-REMOVALS: dict[str, Any] = {"data": folder, "given-back": index}
+REMOVALS: dict[str, Any] = {"given-back": index}
 """Modules that remove folders, each in one place of a drop."""
 DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop", "after-given-back"]
 FULL = 100_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -595,6 +596,45 @@ def test_a_drop_whose_outcome_was_lost_says_that_there_was_an_index(indexes: Ind
     (partition,) = operation.planned.partitions
     operation.run(partition)
     assert operation.run(partition, operation.attempt(partition, fence=2)).dropped
+
+
+@pytest.mark.parametrize("moment", ["publish", "_numbers", "_empty"])
+def test_a_drop_that_comes_late_undoes_nothing_of_the_next_build(
+    indexes: Indexes, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It stands still before it publishes, before it removes generations, or before it removes files; another attempt
+    ends it, and the index is made again, or is just being made.
+    """
+    indexes.build(columns=["k"])
+    operation = Operation(indexes, DropIndex(), {"name": "i"})
+    (partition,) = operation.planned.partitions
+    real, under_way = getattr(Folder, moment), []
+
+    def late(self: Folder, *args: Any) -> Any:
+        monkeypatch.setattr(Folder, moment, real)
+        operation.run(partition, operation.attempt(partition, fence=2))
+        assert operation.complete() == {"name": "i", "dropped": True}
+        indexes.build(columns=["k"])
+        add(Path(indexes.record.location), 7)
+        next_one = indexes.plan(columns=["k"]).run_all()
+        under_way.append(next_one)
+        return real(self, *args)
+
+    calls = []
+
+    def counted(self: Folder, *args: Any) -> Any:
+        calls.append(args)
+        # Whether there is an index is looked up before, by the same list.
+        return late(self, *args) if moment != "_numbers" or len(calls) == 3 else real(self, *args)
+
+    monkeypatch.setattr(Folder, moment, counted)
+    with contextlib.suppress(Superseded):
+        operation.run(partition)
+    assert under_way
+    found = find(indexes.record, "i", [-1])
+    assert sorted(Path(f[0]).stem for f in found.named) == ["0", "1", "2"]
+    under_way[0].complete()
+    holds(indexes, files=("0", "1", "2", "7"))
 
 
 def test_a_table_that_is_dropped_under_the_build(indexes: Indexes) -> None:
