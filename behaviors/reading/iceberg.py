@@ -240,8 +240,8 @@ def check_columns(schema: Any) -> None:
     for name, kind in _leaves(schema, ""):
         if kind in _UNREAD:
             raise Unreadable(
-                f"the table's column {name!r} is a {kind}, and Spark reads no row of a table that has one: on all "
-                "columns only that can be checked which statistics decide"
+                f"the table's column {name!r} is a {kind}, and Spark reads no row of a table that has one: only what "
+                "statistics decide can be checked, on any column"
             )
 
 

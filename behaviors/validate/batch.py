@@ -241,7 +241,7 @@ class Batch:
         )
         active = [p for p in parts if files[p.plan.partition]]
         counts = isolated.count(active, files)
-        if isolated.lost:
+        if isolated.changed:
             self._ctx.check_reachable()
         for part in active:
             if part.erred:
@@ -285,9 +285,9 @@ class Batch:
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
             rows = fetch(self._session, self._group(parts[0], names, ()), wishes, self._where())
-            told = {path: self._is_planned(*owner[path]) for path in dict.fromkeys(row.file for row in rows)}
+            as_planned = {path: self._is_planned(*owner[path]) for path in dict.fromkeys(row.file for row in rows)}
             for row in rows:
-                if not told[row.file]:
+                if not as_planned[row.file]:
                     continue
                 part, _ = owner[row.file]
                 sample = Sample(partition=part.plan.name, file=row.file, row_index=row.index, values=row.values)

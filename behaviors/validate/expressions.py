@@ -87,10 +87,12 @@ def chosen(session: SparkSession, text: str) -> Column:
 
 
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
-    """The rows of the frame for which the condition is true. On floats it is no filter for Parquet's reader, which
-    would skip rows by bounds that NaN is not in, and by dictionaries in which zero has a sign.
+    """The rows of the frame for which the condition is true. On floats and times it is no filter for Parquet's reader:
+    that would skip rows by bounds that NaN is not in, by dictionaries in which zero has a sign, and, where a file has
+    milliseconds, by what is left of a literal when its microseconds are cut off.
     """
-    return frame.where(unpushed(condition) if any(_has_floats(field.dataType) for field in frame.schema) else condition)
+    skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
+    return frame.where(unpushed(condition) if skips else condition)
 
 
 def unpushed(condition: Column) -> Column:
@@ -100,12 +102,13 @@ def unpushed(condition: Column) -> Column:
     return F.coalesce(F.when(condition, True), F.lit(False))
 
 
-def _has_floats(kind: DataType) -> bool:
-    from pyspark.sql.types import DoubleType, FloatType, StructType
+def _may_skip_too_many(kind: DataType) -> bool:
+    from pyspark.sql.types import DoubleType, FloatType, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, StructType):
-        return any(_has_floats(field.dataType) for field in kind)
-    return isinstance(kind, DoubleType | FloatType)  # of lists and maps nothing is pushed
+        return any(_may_skip_too_many(field.dataType) for field in kind)
+    # Of lists and maps nothing is pushed.
+    return isinstance(kind, DoubleType | FloatType | TimestampType | TimestampNTZType)
 
 
 def any_of(columns: list[Column]) -> Column:

@@ -45,8 +45,8 @@ class Isolated:
         self._where = where
         self._written = dict(written)
         self._check_stop = check_stop
-        self.lost = False
-        """A file is not what was planned: the whole table may be gone."""
+        self.changed = False
+        """A file is not what was planned, or cannot be read: the whole table may be gone."""
 
     def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
         """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
@@ -77,7 +77,7 @@ class Isolated:
             except Exception as e:
                 self._check_stop()
                 if isinstance(e, iceberg.Gone):
-                    self.lost = True
+                    self.changed = True
                     for part in left:
                         part.fail(str(e))
                     return {}
@@ -113,7 +113,7 @@ class Isolated:
                         raise Unreadable(f"the file {broken} cannot be read: {_cause(error)}")
             except Unreadable as e:
                 part.fail(str(e))
-                found = self.lost = True
+                found = self.changed = True
         if found:
             return True
         try:

@@ -73,6 +73,27 @@ def test_where_picks_rows_that_no_statistic_and_no_dictionary_shows(table: Table
 
 
 @pytest.mark.parametrize(
+    "where",
+    [
+        "t < timestamp'1970-01-01 00:00:00.0005Z'",
+        "t <> timestamp'1970-01-01 00:00:00.0005Z'",
+        "NOT (t >= timestamp'1970-01-01 00:00:00.0005Z')",
+        "t NOT IN (timestamp'1970-01-01 00:00:00.0005Z', timestamp'1980-01-01 00:00:00Z')",
+    ],
+)
+def test_where_compares_milliseconds_with_all_of_a_literal(table: Table, where: str) -> None:
+    """For a file of milliseconds Spark cuts off what else the literal has, and skips by what is left."""
+    table.add("a.parquet", {"k": [None, 1], "t": pa.array([0, 0], pa.timestamp("ms", "UTC"))})
+    assert table.agrees({"not_null": "k"}, {"unique": "t"}, where=where) == [("violated", 1)] * 2
+
+
+def test_a_time_below_a_bound_within_its_millisecond_has_a_sample(table: Table) -> None:
+    table.add("a.parquet", {"t": pa.array([0, 0], pa.timestamp("ms", "UTC"))})
+    (found,) = table.run(between("t", "1970-01-01T00:00:00.0005Z"), sample=1).report["checks"]
+    assert (found["violations"], len(found["samples"])) == (2, 1)
+
+
+@pytest.mark.parametrize(
     "check", [between("x", 0, 5), between("x", high=5), {"in_set": {"column": "x", "values": [1, 2]}}]
 )
 def test_a_violation_that_no_statistic_shows_has_a_sample(table: Table, check: dict[str, Any]) -> None:

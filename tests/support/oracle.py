@@ -23,6 +23,7 @@ WHERES: dict[str, Callable[[Row], bool]] = {
     # NaN is above all, and both zeros are zero.
     "f64 > 20 OR f32 = 0": lambda row: _above(row["f64"], 20) or row["f32"] == 0,
     "NOT (f32 <= 1.5) AND i64 <> 0": lambda row: _above(row["f32"], 1.5) and row["i64"] not in (None, 0),
+    "ts_ms <> timestamp'2001-09-09 01:46:40.0005Z'": lambda row: row["ts_ms"] is not None,
 }
 """Conditions, and the rows that they pick."""
 
