@@ -80,6 +80,8 @@ class Subject:
 
     most = 2
     options: tuple[str, ...] = ()
+    lists = 1
+    """Files that a certificate comes with."""
 
     def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
         self.group = group
@@ -172,6 +174,8 @@ class Told:
 
 
 class IcebergSubject(Subject):
+    lists = 0
+
     def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
         super().__init__(group, folder, strikes)
         need(jar(), MAVEN)
@@ -212,12 +216,9 @@ class SparkSubject(Subject):
             pq.write_table(pa.table(rows(n)), self.folder / name / f"p={p}" / "f.parquet")
         return TableRecord(name, "spark", f"shop.{name}")
 
-    def append(self, name: str) -> None:
-        path = self.folder / name / "p=c" / "g.parquet"
-        pq.write_table(pa.table({"id": pa.array([None], pa.int64()), "w": ["w"]}), path)
-
     def beside(self, name: str) -> list[str]:
-        return []
+        found = [path for path in (self.folder / "shared").rglob("*") if path.is_file() and name in str(path)]
+        return sorted(str(path) for path in found if not path.name.startswith("."))
 
 
 FORMATS: dict[str, type[Subject]] = {"parquet": Subject, "iceberg": IcebergSubject, "spark": SparkSubject}
@@ -296,6 +297,7 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
         struck[n].assert_same(undisturbed, point)
         assert (struck[n].certificate is None) == (arg in (VIOLATED, KEYS)), struck[n].report
         assert subject.data(f"t{n}") == before[n]
+        assert len(left[n]) == (subject.lists if struck[n].certificate is not None else 0), left[n]
         assert left[n] == subject.beside(f"t{n}")
 
 
@@ -470,5 +472,7 @@ def test_what_a_writer_does_in_the_middle_is_not_looked_at(
     subject.strikes.release("t9")
     result = operation.wait(120)
     assert result.state == "failed"
-    assert subject.told(operation, result).certificate is None
+    told = subject.told(operation, result)
+    assert (told.certificate, told.report["verdict"]) == (None, "error")
+    assert result.errors
     assert all(str(subject.folder / "t9") in error["text"] for error in result.errors), result.errors

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,15 @@ def dev(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DISTOP_")}
     with (
         open(folder / "log", "a") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as running,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            # Tests that outlive their terminal ignore its end, and so would it.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        ) as running,
     ):
         try:
             assert running.stdout is not None
@@ -74,20 +83,22 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
     log.touch()
     with contextlib.ExitStack() as former:
         former.enter_context(locked(tmp_path / "executor"))
-        release = threading.Thread(target=lambda: (_until(lambda: "is ending" in log.read_text()), former.close()))
+        release = threading.Thread(
+            target=lambda: (_until(lambda: "is ending" in log.read_text()), former.close()), daemon=True
+        )
         release.start()
         with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
             release.join(LIMIT)
-            while not client.nodes():
-                pass
+            _until(lambda: bool(client.nodes()))
             assert log.read_text().count("is ending: waiting for that") == 1
             running.send_signal(signal.SIGHUP)
             assert running.wait(LIMIT) == 0
 
 
 def _until(seen: Callable[[], bool]) -> None:
-    while not seen():
-        pass  # the test's own limit ends this
+    deadline = time.monotonic() + LIMIT
+    while not seen() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop_behaviors.reading import footers, manifests
+from distop_behaviors.reading import manifests
 from distop_behaviors.validate import Validate, batch, certify, scan
 from distop_behaviors.validate.keys import KeyChecks
 from tests.support.striking import hang_on, strike
@@ -67,7 +67,6 @@ def _strike(point: str) -> None:
 
 
 STEPS: list[tuple[Any, str]] = [
-    (footers, "read_all"),
     (manifests, "snapshot_of"),
     (scan, "count"),
     (batch, "fetch"),

@@ -23,7 +23,9 @@ ATTEMPTS = 2
 
 
 def forget() -> None:
-    """As in the child of another executor, or of one that has started anew: nothing is kept of what was made before."""
+    """As in the child of another executor, or of one that has started anew: nothing is kept of tables, files, queries
+    and columns.
+    """
     for one in gc.get_objects():
         if isinstance(one, Kept):
             one._values.clear()
