@@ -94,8 +94,7 @@ class Claimer:
             elif isinstance(answer, BaseException):
                 raise answer
         won.taken_over = sum(p in dead for p in won.partitions)
-        # As planned, in whatever order they were answered: what is kept of a batch is found again by its files in
-        # their order.
+        # A child finds what it kept of a batch again by the files in their order.
         won.partitions.sort()
         return won
 

@@ -121,7 +121,7 @@ def _measure(result: Result, bench: Cluster, case: Case, location: Path, runs: i
     say(f"skew, {case.name}: by hand {hand}, coordination {idle}, one executor {one}, two {two}")
     # Of each round: the machine's pace changes in the minutes between the first and the last.
     beyond = median([mine - other for mine, other in zip(one.seconds, idle.seconds, strict=True)])
-    note = f"{one}, less {median(idle.seconds):.3f} s of coordination : by hand {hand}"
+    note = f"{beyond:.3f} s beyond {median(idle.seconds):.3f} s of coordination ({one} in all) : by hand {hand}"
     result.rows.append(Row(case.name, beyond / median(hand.seconds), "×", case.target, note=note))
     ratio = median(one.seconds) / median(hand.seconds)
     result.rows.append(Row(f"{case.name}, coordination included", ratio, "×"))
