@@ -5,6 +5,7 @@ row is found, and nothing else; and nothing is left of what was given up. The au
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -28,6 +29,8 @@ from tests.support.needs import need
 from tests.support.processes import machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.daemons import Daemon, Daemons
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
@@ -195,6 +198,22 @@ def test_an_executor_is_killed_at_each_commit_point_of_a_drop(
     assert not indexed.drop().wait(60).report["dropped"]
 
 
+@contextlib.contextmanager
+def suspended(group: Daemons, struck: Daemon, pid: int, late: Path) -> Iterator[None]:
+    """The machine of an executor stands still meanwhile. Its child ``pid`` wakes up first, and goes on to its end,
+    which leaves the file ``late``: its guardian would kill it at once. Then the executor begins anew.
+    """
+    struck.suspend()
+    try:
+        yield
+        os.kill(pid, signal.SIGCONT)
+        group.eventually(late.exists, "it has gone on to its end")
+    finally:
+        struck.wake()
+    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
+    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
+
+
 @pytest.mark.parametrize("at", [pytest.param("after-segment", marks=pytest.mark.slow), "before-publish"])
 def test_a_machine_that_wakes_up_beside_its_successor(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
@@ -208,21 +227,13 @@ def test_a_machine_that_wakes_up_beside_its_successor(
     operation = indexed.start(at)
     pid = indexed.held(at)
     struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
-    struck.suspend()
-    late.unlink(missing_ok=True)  # by a neighbour of the job
-    indexed.go()
-    try:
+    with suspended(group, struck, pid, late):
+        late.unlink(missing_ok=True)  # by a neighbour of the job
+        indexed.go()
         assert operation.wait(60).report["generation"] == 2, group.tails()
         indexed.compare()
         indexed.grow()
         assert indexed.start().wait(60).report["generation"] == 3
-        # Before its guardian, which would kill it at once.
-        os.kill(pid, signal.SIGCONT)
-        group.eventually(late.exists, "it has gone on to its end")
-    finally:
-        struck.wake()
-    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
-    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
     newest = indexed.index.newest()
     assert newest is not None
     assert newest.number == 3
@@ -243,18 +254,11 @@ def test_a_drop_on_a_machine_that_wakes_up_undoes_nothing_of_the_next_build(
     operation = indexed.drop(at)
     pid = indexed.held(at)
     struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
-    struck.suspend()
-    indexed.go()
-    try:
+    with suspended(group, struck, pid, late):
+        indexed.go()
         assert operation.wait(60).report == {"name": "i", "dropped": True}, group.tails()
         indexed.grow()
         assert indexed.start().wait(60).report["generation"] == 3
-        os.kill(pid, signal.SIGCONT)
-        group.eventually(late.exists, "it has gone on to its end")
-    finally:
-        struck.wake()
-    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
-    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
     indexed.compare()
     indexed.grow()
     assert indexed.start().wait(60).report["generation"] == 4
