@@ -240,14 +240,18 @@ class Session:
 
     async def _keep_alive(self) -> None:
         """Renew every TTL/3, one request outstanding on one stream (L1, L3)."""
-        interval = self.ttl / 3
+        interval, said = self.ttl / 3, ""
         try:
             while not self.lost.done():
                 started = boottime()
                 try:
                     await self._renew(interval)
+                    said = ""
                 except (RequestFailed, EtcdRejected) as error:
-                    log.warning("session %s: renewal failed: %s; trying again", self.node_key, error)
+                    # Of an outage it is said once: it is tried again ten times a second.
+                    level = logging.DEBUG if str(error) == said else logging.WARNING
+                    log.log(level, "session %s: renewal failed: %s; trying again", self.node_key, error)
+                    said = str(error)
                     # "not a primary lessor" and the like: again at once, but not in a busy loop (L2).
                     await asyncio.wait([self.lost], timeout=min(0.1, interval / 4))
                     continue

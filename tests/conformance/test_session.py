@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -217,6 +218,25 @@ async def test_a_restart_of_etcd_gives_every_lease_a_whole_ttl(own_etcd: Embedde
         while await client.get("held") is not None:
             pass  # it expires all the same, where nobody renews it
         assert await client.time_to_live(lease) == (0, -1)
+
+
+async def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
+    own_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "distop.store")
+
+    def tried() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "renewal failed" in record.message]
+
+    async with connected(own_etcd.endpoint) as client:
+        session = Session(client, "outage/node", b"", 10, margin=1.5)
+        await session.start()
+        own_etcd.kill()
+        await until(lambda: len(tried()) >= 8, "renewals are tried again and again")
+        await session.close()
+    told = [record.message for record in tried() if record.levelno == logging.WARNING]
+    assert 0 < len(told) < 4
+    assert len(set(told)) == len(told)
 
 
 async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefix: str) -> None:
