@@ -237,7 +237,7 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
     if current.json:
         output.write_json({"op": str(ref), "state": done})
     else:
-        output.say(f"{ref} is {done}")
+        output.say(output.one_line(f"{ref} is {done}"))
 
 
 def cancel(
@@ -260,7 +260,7 @@ def cancel(
     if current.json:
         output.write_json({"op": ended, "state": "cancelling"})
     else:
-        output.say(f"{ended} is cancelling, and the series has ended")
+        output.say(output.one_line(f"{ended} is cancelling, and the series has ended"))
 
 
 def pause(
@@ -290,7 +290,7 @@ def pause(
     elif late is None:
         from distop.cli.report import state_of
 
-        output.say(f"{seen.op} is {state_of(seen)}")
+        output.say(output.one_line(f"{seen.op} is {state_of(seen)}"))
     if late is not None:
         raise late
 
@@ -346,7 +346,7 @@ def alter(
         output.write_json({"op": str(ref), **wanted})
     else:
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
-        output.say(f"{ref} is altered: {said}")
+        output.say(output.one_line(f"{ref} is altered: {said}"))
 
 
 def history(

@@ -309,7 +309,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
     elif current.json:
         started.write_json()
     else:
-        output.say(started.sentence())
+        output.say(output.one_line(started.sentence()))
 
 
 def rerun(

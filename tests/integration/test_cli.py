@@ -160,6 +160,11 @@ def test_registered_things(world: World, tmp_path: Path, monkeypatch: pytest.Mon
     assert [t["name"] for t in world.distop("table", "ls", "--json").json] == [TABLE, "订单 🛒"]
     assert "订单 🛒" in world.distop("table", "ls").out
     assert world.distop("table", "rm", "订单 🛒").code == 0
+    # A name may hold orders to a terminal.
+    added = world.distop("table", "add", "\x1b[31mred", "--format", "parquet", "--location", "data")
+    removed = world.distop("table", "rm", "\x1b[31mred")
+    assert added.out.startswith("table \\x1b[31mred: parquet at ")
+    assert removed.out.startswith("table \\x1b[31mred is no longer registered")
     nodes = world.distop("nodes", "--json").json
     assert [(n["executor"], n["slots"], n["incarnation"]) for n in nodes] == [("executor-n1", 2, "n1")]
     assert "executor-n1" in world.distop("nodes").out
