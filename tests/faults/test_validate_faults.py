@@ -197,6 +197,7 @@ class SparkSubject(Subject):
     """Of Spark's catalog, whose metastore lets one process in at a time."""
 
     most = 1
+    lists = 0
 
     def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
         super().__init__(group, folder, strikes)
@@ -217,8 +218,8 @@ class SparkSubject(Subject):
         return TableRecord(name, "spark", f"shop.{name}")
 
     def beside(self, name: str) -> list[str]:
-        found = [path for path in (self.folder / "shared").rglob("*") if path.is_file() and name in str(path)]
-        return sorted(str(path) for path in found if not path.name.startswith("."))
+        """Nothing: lists lie in the shared directory, without names of tables."""
+        return []
 
 
 FORMATS: dict[str, type[Subject]] = {"parquet": Subject, "iceberg": IcebergSubject, "spark": SparkSubject}
