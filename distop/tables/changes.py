@@ -41,7 +41,7 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
         return None
     try:
         with io.watched():
-            return _difference(former.manifests(io), current.manifests(io), io, check)
+            return _difference(former, current.manifests(io), io, check)
     except OSError as error:
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
 
@@ -96,28 +96,28 @@ def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lamb
         raise TableUnavailable(f"the manifests of {metadata.location!r} cannot be read: {error}") from error
 
 
-def _difference(
-    former: Sequence[Any], current: Sequence[Any], io: ManifestIO, check: Callable[[], None]
-) -> list[File] | None:
+def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> list[File] | None:
     # A manifest never changes: what both name has the same entries in both.
-    shared = {m.manifest_path for m in former} & {m.manifest_path for m in current}
+    now = {m.manifest_path for m in current}
+    try:
+        manifests = former.manifests(io)
+        old_data, old_deletes = _split([m for m in manifests if m.manifest_path not in now])
+        before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(old_data, io, check)}
+        applied = {_identity(m, entry): _referenced(entry) for m, entry in _entries(old_deletes, io, check)}
+    except FileNotFoundError:
+        return None  # it was expired meanwhile; where there is nothing at all, whoever reads all files says so
+    shared = {m.manifest_path for m in manifests}
     data, deletes = _split([m for m in current if m.manifest_path not in shared])
-    old_data, old_deletes = _split([m for m in former if m.manifest_path not in shared])
-    before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in _entries(old_data, io, check)}
     new: dict[str, int] = {
         entry.data_file.file_path: entry.data_file.file_size_in_bytes
         for m, entry in _entries(data, io, check)
         if (entry.data_file.file_path, _sequence(entry, m)) not in before
     }
     still = {_identity(m, entry) for m, entry in _entries(deletes, io, check)}
-    exposed: set[str] = set()
-    for manifest, entry in _entries(old_deletes, io, check):
-        if _identity(manifest, entry) not in still:
-            referenced = _referenced(entry)
-            if referenced is None:
-                return None
-            exposed.add(referenced)
-    exposed -= new.keys()
+    gone = {referenced for identity, referenced in applied.items() if identity not in still}
+    if None in gone:
+        return None
+    exposed = gone - new.keys()
     if exposed:
         for _, entry in _entries(_split(current)[0], io, check):
             if entry.data_file.file_path in exposed:

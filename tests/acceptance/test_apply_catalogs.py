@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
-from distop.behavior import JobCancelled, TableRecord, TableUnavailable
+from distop.behavior import JobCancelled, PartitionPlan, TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
 from distop.tables.catalogs import CatalogTable
 from distop_behaviors.apply import Apply
@@ -40,6 +40,7 @@ SCHEMA = Schema(
 )
 INSIDE = pa.array([{"a": 1}, {"a": 2}], pa.struct([("a", pa.int64())]))
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "c": ["x", "y"], "s": INSIDE})
+REQUIRED = ROWS.cast(pa.schema([f.with_nullable(f.name != "c") for f in ROWS.schema]))
 NULLS = pa.table({"id": pa.array([100], pa.int64()), "c": pa.array([None], pa.string()), "s": INSIDE[:1]})
 MOMENTS = (before_the_change(CatalogTarget), after_the_change(CatalogTarget))
 SWAPS = (MOMENTS[0][-1], MOMENTS[1][0])
@@ -348,6 +349,118 @@ def test_what_became_of_the_table_meanwhile(bench: Bench) -> None:
     bench.server.tables.create_table(NAME, SCHEMA).append(ROWS)
     with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
         bench.apply(certificate)
+
+
+RENAMES = [
+    *(pytest.param("rest", m, marks=pytest.mark.slow) for m in (MOMENTS[0][0], MOMENTS[0][2], MOMENTS[0][-1])),
+    *((kind, (CatalogTable, "commit", 1, "before")) for kind in ("rest", "sql")),
+    ("sql", MOMENTS[1][-2]),
+]
+"""Before it is looked at, judged, swapped and committed; and when the change is made, and not confirmed."""
+
+
+@pytest.mark.parametrize(("kind", "moment"), RENAMES)
+def test_a_table_that_is_renamed_in_the_middle_is_told_of_and_goes_on_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any
+) -> None:
+    """Another one that has its name by then is left alone, and so is it under another name; once it has its name again
+    the operation does what was not done.
+    """
+    with opened(kind, tmp_path) as bench:
+        tables, certificate, ctx = bench.server.tables, bench.certificate(), bench.context()
+        before = bench.versions()
+        at = At(*moment, lambda: tables.rename_table(NAME, "sales.other"))
+        with monkeypatch.context() as patch:
+            patch.setattr(*moment[:2], at.wrapped)
+            with pytest.raises(InvalidArgument, match=f"has no table '{NAME}': it was dropped or renamed"):
+                bench.apply(certificate, ctx)
+        assert at.happened
+        renamed = tables.load_table("sales.other").metadata
+        assert len(renamed.metadata_log) == before + (moment in MOMENTS[1])
+        other = tables.create_table(NAME, SCHEMA).metadata
+        with pytest.raises(InvalidArgument, match="the table 't' was replaced by another one since"):
+            bench.apply(certificate, ctx)
+        argument = Apply.Arg.model_validate({"certificate": certificate})
+        Apply().cancel_job_and_cleanup(argument, PartitionPlan(0, "table"), ctx)
+        assert (bench.loaded.metadata, tables.load_table("sales.other").metadata) == (other, renamed)
+        tables.drop_table(NAME)
+        tables.rename_table("sales.other", NAME)
+        ran = bench.apply(certificate, ctx)
+        assert (ran.report["verdict"], bench.required, bench.versions()) == ("applied", True, before + 1)
+        assert bench.mark["operation"] == ctx.operation
+
+
+def expire(bench: Bench) -> None:
+    """Former snapshots are gone, with all of their files that the current one does not have."""
+    table = bench.loaded
+    current = table.current_snapshot()
+    files: dict[bool, set[str]] = {True: set(), False: set()}
+    for snapshot in table.snapshots():
+        mine = files[snapshot == current]
+        mine.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            mine.add(manifest.manifest_path)
+            mine.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+    table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots() if s != current]).commit()
+    for path in files[False] - files[True]:
+        Path(path.removeprefix("file://")).unlink()
+
+
+def expired(bench: Bench, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None], writes: Any, moment: Any) -> Ran:
+    """What an application of a certificate tells where this is done at these moments (EXPIRIES)."""
+    certificate = bench.certificate()
+    if writes is None:
+        write()
+    else:
+        monkeypatch.setattr(*writes[:2], At(*writes, write).wrapped)
+    at = At(*moment, lambda: expire(bench))
+    monkeypatch.setattr(*moment[:2], at.wrapped)
+    ran = bench.apply(certificate)
+    assert at.happened
+    return ran
+
+
+AFTER_THE_SWAP = (CatalogTarget, "swap", 1, "after")
+EXPIRIES = [
+    ("rest", None, (Applying, "load", 1, "after")),
+    pytest.param("sql", None, (CatalogTarget, "swap", 1, "before"), marks=pytest.mark.slow),
+    pytest.param("rest", None, (CatalogTable, "commit", 1, "before"), marks=pytest.mark.slow),
+    pytest.param("rest", AFTER_THE_SWAP, (Applying, "load", 3, "before"), marks=pytest.mark.slow),
+    ("sql", AFTER_THE_SWAP, (Applying, "judge", 2, "before")),
+]
+"""When the table is written anew, None: before all; and when what was there before is expired: when the metadata were
+loaded, before the swap, and in it; of what was written after the change, before they are loaded again, and after.
+"""
+
+
+@pytest.mark.parametrize(("kind", "writes", "moment"), EXPIRIES)
+def test_where_the_certified_snapshot_is_expired_in_the_middle_all_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
+) -> None:
+    with opened(kind, tmp_path) as bench:
+        ran = expired(bench, monkeypatch, lambda: bench.loaded.overwrite(REQUIRED), writes, moment)
+        assert (ran.report["verdict"], ran.report["rows"], bench.required) == ("applied", 2, True), ran.message
+        assert bench.loaded.scan().to_arrow()["id"].to_pylist() == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("kind", "writes", "moment"), [EXPIRIES[0], EXPIRIES[-1]])
+def test_a_null_is_found_although_the_certified_snapshot_is_expired_in_the_middle(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
+) -> None:
+    need(jar(), MAVEN)
+    with opened(kind, tmp_path, spark) as bench:
+
+        def write() -> None:
+            bench.loaded.overwrite(REQUIRED)
+            bench.append_null()
+
+        ran = expired(bench, monkeypatch, write, writes, moment)
+        assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1), ran.message
+        assert (ran.report["rows"], ran.report["reverted"]) == (3, writes is not None)
+        assert (bench.required, bench.mark) == (False, None)
 
 
 def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(tmp_path: Path, spark: SparkSession) -> None:

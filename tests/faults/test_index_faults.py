@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.core.model import TableRecord
 from distop.errors import NotFound
@@ -23,6 +25,7 @@ from distop_behaviors.index import local
 from distop_behaviors.index.finding import _read_here, find
 from distop_behaviors.index.folder import Folder
 from tests.faults.test_self_fencing import child_of, command
+from tests.support import lake
 from tests.support.daemons import SPARK
 from tests.support.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.support.needs import need
@@ -44,25 +47,34 @@ SOME = ["after-segment", "before-publish", "after-publish"]
 class Indexed:
     """A table that grows, its index, and the signs by which builds of it are held and let go."""
 
+    format = "parquet"
+
     def __init__(self, group: Daemons, root: Path) -> None:
         self._group = group
         self._root = root
         self.table = root / "table"
-        self.table.mkdir()
         self._written = self._signs = 0
         self.folder = root
+        self._create()
         self.grow(3)
-        group.client.add_table(TableRecord(TABLE, "parquet", str(self.table), {"group_files": 2}))
+        group.client.add_table(TableRecord(TABLE, self.format, str(self.table), {"group_files": 2}))
+
+    def _create(self) -> None:
+        self.table.mkdir()
 
     def grow(self, files: int = 2, rows: int = ROWS) -> list[Path]:
         """Further files, whose keys no other has; and one key that all have."""
         made = []
         for n in range(self._written, self._written + files):
             keys = [*(f"key {n} {i}" for i in range(rows)), "all", None]
-            made.append(self.table / f"{n}.parquet")
-            pq.write_table(pa.table({"k": keys, "n": [n] * len(keys)}), made[-1])
+            made.append(self._write(n, pa.table({"k": keys, "n": [n] * len(keys)})))
         self._written += files
         return made
+
+    def _write(self, n: int, rows: pa.Table) -> Path:
+        path = self.table / f"{n}.parquet"
+        pq.write_table(rows, path)
+        return path
 
     def start(self, at: str = "", **arg: Any) -> Any:
         """A build that stands still at this moment."""
@@ -90,6 +102,11 @@ class Indexed:
 
     def files(self) -> list[str]:
         return sorted(str(path) for path in self.table.glob("*.parquet"))
+
+    def data(self) -> dict[str, bytes]:
+        """What the table is: all that does not belong to distop."""
+        found = [path for path in self.table.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in found if "_distop" not in path.relative_to(self.table).parts}
 
     def compare(self) -> None:
         """Every key is found in the rows that have it, which are read as the index names them, and no other row is."""
@@ -124,14 +141,35 @@ class Indexed:
         return [path for path in (self.table / "_distop" / "stage").rglob("*") if path.is_file()]
 
 
+class IndexedIceberg(Indexed):
+    """Each of its files is a commit. None is ever removed."""
+
+    format = "iceberg"
+
+    def _create(self) -> None:
+        schema = Schema(NestedField(1, "k", StringType()), NestedField(2, "n", LongType()))
+        self._rows = lake.Folder(self.table).new(schema)
+
+    def _write(self, n: int, rows: pa.Table) -> Path:
+        before = set(self.files())
+        self._rows.append(rows)
+        (path,) = set(self.files()) - before
+        return Path(path)
+
+    def files(self) -> list[str]:
+        return sorted(str(path) for path in (self.table / "data").glob("*.parquet"))
+
+
 def _sorted(rows: Any) -> list[tuple[str, int]]:
     return sorted((row["k"], row["n"]) for row in rows)
 
 
 @pytest.fixture
-def indexed(group: Daemons, tmp_path: Path) -> Indexed:
+def indexed(group: Daemons, tmp_path: Path, request: pytest.FixtureRequest) -> Indexed:
+    """Of the class that a test has it parametrized with."""
     (tmp_path / "indexed").mkdir()
-    return Indexed(group, tmp_path / "indexed")
+    kind: type[Indexed] = getattr(request, "param", Indexed)
+    return kind(group, tmp_path / "indexed")
 
 
 def holder(pid: int, daemons: list[Daemon]) -> Daemon:
@@ -141,7 +179,13 @@ def holder(pid: int, daemons: list[Daemon]) -> Daemon:
 
 
 @pytest.mark.parametrize(
-    "moments", [pytest.param(SOME, id="some"), pytest.param(MOMENTS, id="all", marks=pytest.mark.slow)]
+    ("indexed", "moments"),
+    [
+        pytest.param(Indexed, SOME, id="some"),
+        pytest.param(Indexed, MOMENTS, id="all", marks=pytest.mark.slow),
+        pytest.param(IndexedIceberg, ["before-publish", "after-publish"], id="iceberg", marks=pytest.mark.slow),
+    ],
+    indirect=["indexed"],
 )
 def test_an_executor_is_killed_at_each_commit_point(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
@@ -298,6 +342,48 @@ def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sam
         for key, where in ((keys[3], second), (pq.read_table(path)["k"][0].as_py(), str(path))):
             assert where in {f[0] for f in find(str(indexed.table), "i", [key]).files}, (at, key)
         indexed.grow(1)
+    assert indexed.start().wait(60).state == "success"
+    indexed.compare()
+    indexed.assert_clean()
+
+
+@pytest.mark.slow  # at each change: tests/unit/test_index_build.py, where nothing is cancelled
+@pytest.mark.parametrize("dies", [False, True], ids=["goes-on", "dies"])
+def test_cancels_and_writers_in_the_middle_of_a_drop(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str], *, dies: bool
+) -> None:
+    """A cancel waits for what has begun, or comes with the end of its process. The index is whole, and finds all, or it
+    is gone; the next drop gives back what is left of it, and the next build makes it. What a writer adds and removes
+    meanwhile is nothing to a drop.
+    """
+    group.start("ann", ttl=10, env=sample_env)
+    for at in ("before-publish", "after-publish", "before-data", "after-drop"):
+        indexed.grow()
+        assert indexed.start().wait(60).state == "success", group.tails()
+        indexed.compare()
+        operation = indexed.drop(at)
+        pid = indexed.held(at)
+        made = indexed.grow(1)
+        Path(indexed.files()[0]).unlink()
+        before = indexed.data()
+        operation.cancel()
+        if dies:
+            os.kill(pid, signal.SIGKILL)
+        indexed.go()
+        assert operation.wait(60).state == "cancelled", (at, group.tails())
+        assert indexed.data() == before, at
+        if dies and at == "before-publish":
+            found = find(str(indexed.table), "i", ["all"])
+            assert sorted(f[0] for f in found.files) == indexed.files(), "what it does not know is read"
+            assert {f[0] for f in found.uncovered} == {str(path) for path in made}
+        else:
+            with pytest.raises(NotFound, match="has no index 'i'"):
+                find(str(indexed.table), "i", ["all"])
+        again = indexed.drop().wait(60)
+        assert (again.state, again.report["dropped"]) == ("success", dies and at == "before-publish"), group.tails()
+        assert [path.suffix for path in indexed.index_files()] == [".json"], at
+        assert indexed.staged() == [], at
+        assert indexed.data() == before, at
     assert indexed.start().wait(60).state == "success"
     indexed.compare()
     indexed.assert_clean()

@@ -74,6 +74,22 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
         new_files(table.metadata, ManifestIO(table.io), str(snapshot.snapshot_id))
 
 
+@pytest.mark.parametrize("gone", ["snap-*", "*-m0"])
+def test_where_the_former_snapshot_was_expired_since_the_metadata_were_read_any_file_may_be_new(
+    gone: str, tmp_path: Path
+) -> None:
+    """Its files are gone: the list of its manifests, or a manifest that the current one does not share."""
+    table = grown(tmp_path)
+    table.overwrite(pa.table({"id": [7]}))
+    former, current = table.metadata.snapshots[2], table.metadata.current_snapshot()
+    kept = {current.manifest_list, *(m.manifest_path for m in current.manifests(table.io))}
+    assert new_files(table.metadata, ManifestIO(table.io), str(former.snapshot_id))
+    for path in (tmp_path / "metadata").glob(f"{gone}.avro"):
+        if str(path) not in kept:
+            path.unlink()
+    assert new_files(table.metadata, ManifestIO(table.io), str(former.snapshot_id)) is None
+
+
 def test_files_that_are_gone_are_replaced_and_those_that_stay_are_not(tmp_path: Path) -> None:
     table = grown(tmp_path)
     before, former = files(tmp_path), str(table.metadata.current_snapshot_id)
