@@ -206,7 +206,12 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("module", "function", "given"), list(cases()))
 def test_the_model_as_the_server(
-    module: Any, function: Any, given: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch
+    module: Any,
+    function: Any,
+    given: dict[str, Any],
+    version: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = inspect.signature(function).parameters
     chance = random.Random(1)
@@ -226,6 +231,7 @@ def test_the_model_as_the_server(
         "users": ModelUsers(etcd),
         "prefix": "t.",
         "monkeypatch": monkeypatch,
+        "caplog": caplog,
         **given,
     }
 
