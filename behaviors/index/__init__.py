@@ -20,8 +20,9 @@ __all__ = ["BuildIndex", "DropIndex", "lookup"]
 NO_TABLE = "an index belongs to a table: start it on one (@cluster has no rows)"
 
 AFTER = "generation"
-BUILDS = "builds"
 """In the plan of a drop: the newest generation there was."""
+BUILDS = "builds"
+"""In the plan of a drop: the last build that had written."""
 
 
 def __getattr__(name: str) -> Any:

@@ -266,12 +266,12 @@ class Folder:
                 found += [int(of[1]) for path in folder.iterdir() if (of := _OF_OPERATION.fullmatch(path.name))]
         return max(found)
 
-    def drop(self, operation: str, after: int = 0, builds: int | None = None) -> bool:
+    def drop(self, operation: str, after: int, builds: int) -> bool:
         """Remove the index: what says where it is first, then its files. Whether there was one; doing it twice is doing
         it once. ``after``: the newest generation when the operation was planned; one that an operation of the same name
-        added before is not its own. ``builds``: the last build then, None: all are of before. What later ones write is
-        not touched, and no generation is added once there was a drop since: whoever comes late, beside a build that
-        makes the index again, undoes nothing of it. Raises Superseded where that has happened, and OSError.
+        added before is not its own. ``builds``: the last build then. What later ones write is not touched, and no
+        generation is added once there was a drop since: whoever comes late, beside a build that makes the index again,
+        undoes nothing of it. Raises Superseded where that has happened, and OSError.
         """
         while (newest := self.newest()) is not None and not newest.dropped:
             if not self._goes_on(after, newest.number):
@@ -294,12 +294,12 @@ class Folder:
         except FileNotFoundError:
             return False
 
-    def _empty(self, folder: Path, builds: int | None) -> None:
-        """Remove what a drop removes of a folder."""
+    def _empty(self, folder: Path, builds: int) -> None:
+        """Remove what builds up to this one, and drops, have left in a folder."""
         with contextlib.suppress(FileNotFoundError):
             for path in folder.iterdir():
                 found = _OF_OPERATION.fullmatch(path.name)
-                if path in (self.data, self._generations) or (found and builds is not None and int(found[1]) > builds):
+                if path in (self.data, self._generations) or (found and int(found[1]) > builds):
                     continue
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -95,11 +95,11 @@ def where_true(frame: DataFrame, condition: Column) -> DataFrame:
     return frame.where(unpushed(condition) if skips else condition)
 
 
-def unpushed(condition: Column) -> Column:
-    """True where the condition is, in a form that Spark makes no filter for Parquet's reader of."""
+def unpushed(*conditions: Column) -> Column:
+    """True where one of the conditions is, in a form that Spark makes no filter for Parquet's reader of."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.when(condition, True), F.lit(False))
+    return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))
 
 
 def _may_skip_too_many(kind: DataType) -> bool:

@@ -19,7 +19,7 @@ from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, quote
 from distop_behaviors.validate import onestage
-from distop_behaviors.validate.expressions import attempted, where_true
+from distop_behaviors.validate.expressions import attempted, unpushed, where_true
 from distop_behaviors.validate.failures import plain_path, sentence_of
 
 if TYPE_CHECKING:
@@ -252,9 +252,9 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
-        # Wrapped, so that it is no filter for Parquet's reader: that one looks up pages and dictionaries for row groups
+        # No filter for Parquet's reader: that one looks up pages and dictionaries for row groups
         # which the footers have left open already, and may skip a row on which a check throws.
-        frame = frame.where(F.coalesce(*(F.when(column, True) for column in checks), F.lit(False)))
+        frame = frame.where(unpushed(*checks))
     # Not _metadata.file_path: Spark would make a struct of it for every row, before the filter.
     return frame.groupBy(group.file_column(frame) if group.source else F.input_file_name()).agg(*totals)
 

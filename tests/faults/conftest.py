@@ -14,6 +14,7 @@ from tests.support import daemons
 from tests.support.aftermath import problems
 from tests.support.behaviors import sample_env
 from tests.support.replay import read_steps
+from tests.support.striking import Strikes
 from tests.support.writing import Journal
 
 if TYPE_CHECKING:
@@ -61,3 +62,15 @@ def aftermath(request: pytest.FixtureRequest) -> Iterator[None]:
 def journal(tmp_path: Path) -> Journal:
     """Where the writing jobs write down what they do."""
     return Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.fixture
+def strikes(tmp_path: Path) -> Strikes:
+    """What strikes the behaviors of ``tests.support.struck`` and ``struck_validate``."""
+    return Strikes(tmp_path / "strikes")
+
+
+@pytest.fixture
+def struck_env(sample_env: dict[str, str], strikes: Strikes) -> dict[str, str]:
+    """The environment of daemons whose children are struck."""
+    return {**sample_env, **strikes.env}

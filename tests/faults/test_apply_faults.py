@@ -102,16 +102,6 @@ class Tables:
 
 
 @pytest.fixture
-def strikes(tmp_path: Path) -> Strikes:
-    return Strikes(tmp_path / "strikes")
-
-
-@pytest.fixture
-def env(sample_env: dict[str, str], strikes: Strikes) -> dict[str, str]:
-    return {**sample_env, **strikes.env}
-
-
-@pytest.fixture
 def tables(group: Daemons, tmp_path: Path, strikes: Strikes) -> Iterator[Tables]:
     made = Tables(group, tmp_path, strikes)
     yield made
@@ -122,10 +112,10 @@ def tables(group: Daemons, tmp_path: Path, strikes: Strikes) -> Iterator[Tables]
     "points", [pytest.param(CHANGE, id="change"), pytest.param(FURTHER, id="further", marks=pytest.mark.slow)]
 )
 def test_a_child_killed_at_each_step_changes_the_table_once_while_a_writer_appends(
-    tables: Tables, group: Daemons, env: dict[str, str], points: list[str]
+    tables: Tables, group: Daemons, struck_env: dict[str, str], points: list[str]
 ) -> None:
     certificates = {f"t{n}": tables.create(f"t{n}", f"{point} kill") for n, point in enumerate(points)}
-    group.start("ann", "bob", ttl=10, env=env)
+    group.start("ann", "bob", ttl=10, env=struck_env)
     # One at a time: a child that is killed for one of them would take another with it past the step to be struck.
     for n, (name, certificate) in enumerate(certificates.items()):
         operation = tables.start(name, certificate)
@@ -139,14 +129,14 @@ def test_a_child_killed_at_each_step_changes_the_table_once_while_a_writer_appen
 
 @pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_of_two_executors_on_one_operation_the_one_that_wakes_up_changes_nothing(
-    tables: Tables, group: Daemons, env: dict[str, str], moment: str
+    tables: Tables, group: Daemons, struck_env: dict[str, str], moment: str
 ) -> None:
     certificate = tables.create("frozen", f"CatalogTarget.swap.{moment} hold")
-    (ann,) = group.start("ann", env=env)
+    (ann,) = group.start("ann", env=struck_env)
     operation = tables.start("frozen", certificate)
     group.eventually(lambda: tables.strikes.struck("frozen"), "ann is about to commit, or has")
     ann.suspend()
-    group.start("bob", env=env)
+    group.start("bob", env=struck_env)
     result = operation.wait(60)
     assert result.state == "success", group.tails()
     tables.holds("frozen", operation.ref, 1, 2)
@@ -160,13 +150,13 @@ def test_of_two_executors_on_one_operation_the_one_that_wakes_up_changes_nothing
 
 
 def test_a_cancel_in_the_middle_takes_back_what_was_changed(
-    tables: Tables, group: Daemons, env: dict[str, str]
+    tables: Tables, group: Daemons, struck_env: dict[str, str]
 ) -> None:
     certificates = {
         "early": tables.create("early", "CatalogTarget.swap.before hold"),
         "late": tables.create("late", "Applying.settle.before hold"),
     }
-    group.start("ann", ttl=10, env=env)
+    group.start("ann", ttl=10, env=struck_env)
     for name, certificate in certificates.items():
         operation = tables.start(name, certificate, settle=600)
         group.eventually(lambda name=name: tables.strikes.struck(name), f"{name} is struck")  # type: ignore[misc]
@@ -180,7 +170,7 @@ def test_a_cancel_in_the_middle_takes_back_what_was_changed(
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothing(
-    group: Daemons, tmp_path: Path, strikes: Strikes, env: dict[str, str]
+    group: Daemons, tmp_path: Path, strikes: Strikes, struck_env: dict[str, str]
 ) -> None:
     need(jar(), MAVEN)
     table = Folder(tmp_path / "orders").new(SCHEMA)
@@ -191,7 +181,7 @@ def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_row_and_leaves_nothin
     made = run_operation(Validate(), record, {"checks": checks}, lambda t: FakeContext(tmp_path, t))
     strikes.aim("orders", "Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
     options = (*SPARK, "--spark-conf", f"spark.jars={jar()}")
-    group.start("ann", ttl=10, env=env, options=options)
+    group.start("ann", ttl=10, env=struck_env, options=options)
     argument = {"certificate": made.report["certificate"], "settle_seconds": 0}
     operation = group.client.start_operation("struck-apply", "orders", argument)
     group.eventually(lambda: strikes.struck("orders"), "the JVM is killed", seconds=90)

@@ -247,16 +247,6 @@ FORMATS: dict[str, type[Subject]] = {"parquet": Subject, "iceberg": IcebergSubje
 
 
 @pytest.fixture
-def strikes(tmp_path: Path) -> Strikes:
-    return Strikes(tmp_path / "strikes")
-
-
-@pytest.fixture
-def env(sample_env: dict[str, str], strikes: Strikes) -> dict[str, str]:
-    return {**sample_env, **strikes.env}
-
-
-@pytest.fixture
 def subject_of(group: Daemons, tmp_path: Path, strikes: Strikes) -> Callable[[str], Subject]:
     def made(kind: str) -> Subject:
         (tmp_path / "tables").mkdir()
@@ -292,14 +282,14 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
     points: list[tuple[dict[str, Any], str]],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    env: dict[str, str],
+    struck_env: dict[str, str],
 ) -> None:
     """Killed while it plans, at work on a job, between a job's end and its report, and around what completes it."""
     subject = subject_of(kind)
     for n, (_, point) in enumerate(points):
         subject.create(f"t{n}", f"{point} kill")
     before = [subject.data(f"t{n}") for n in range(len(points))]
-    group.start(*("ann", "bob")[: subject.most], ttl=10, env=env, options=(*SPARK, *subject.options))
+    group.start(*("ann", "bob")[: subject.most], ttl=10, env=struck_env, options=(*SPARK, *subject.options))
     together = all(arg is DECIDED for arg, _ in points)  # a child's neighbours die with it: those that come soon again
     started = [subject.start(f"t{n}", arg) for n, (arg, _) in enumerate(points)] if together else []
     struck = []
@@ -341,18 +331,18 @@ def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
     arg: dict[str, Any],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    env: dict[str, str],
+    struck_env: dict[str, str],
 ) -> None:
     """It wakes up when the other one has ended, and a writer and another operation have come after that."""
     subject = subject_of(kind)
     subject.create("t0", f"{at} hold")
     options = (*SPARK, *subject.options)
-    (ann,) = group.start("ann", ttl=3, env=env, options=options)
+    (ann,) = group.start("ann", ttl=3, env=struck_env, options=options)
     operation = subject.start("t0", arg)
     pid = subject.strikes.await_struck(group, "t0")
     assert holder(pid, [ann]) is ann
     ann.suspend()
-    group.start("bob", ttl=3, env=env, options=options)
+    group.start("bob", ttl=3, env=struck_env, options=options)
     result = operation.wait(150)
     assert result.state == "success", group.tails()
     former = subject.told(operation, result)
@@ -390,12 +380,12 @@ def test_a_jvm_that_is_killed_costs_nothing_but_time(
     at: str,
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    env: dict[str, str],
+    struck_env: dict[str, str],
 ) -> None:
     subject = subject_of(kind)
     subject.create("t0")
     before = subject.data("t0")
-    group.start("ann", ttl=10, env=env, options=(*SPARK, *subject.options))
+    group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
     undisturbed = subject.run("t0", arg)  # which leaves a Spark that is alive
     assert undisturbed.state == ("success" if arg is SCANNED else "failed"), group.tails()
     subject.strikes.aim("t0", f"{at} kill-jvm")
@@ -408,11 +398,11 @@ def test_a_jvm_that_is_killed_costs_nothing_but_time(
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["result.before", "completion.before"])
 def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
-    at: str, subject_of: Callable[[str], Subject], group: Daemons, env: dict[str, str]
+    at: str, subject_of: Callable[[str], Subject], group: Daemons, struck_env: dict[str, str]
 ) -> None:
     subject = subject_of("parquet")
     subject.create("t0", f"{at} hold")
-    both = group.start("ann", "bob", ttl=3, env=env)
+    both = group.start("ann", "bob", ttl=3, env=struck_env)
     operation = subject.start("t0", DECIDED)
     struck = holder(subject.strikes.await_struck(group, "t0"), both)
     struck.kill()
@@ -441,10 +431,10 @@ def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
     points: list[str],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    env: dict[str, str],
+    struck_env: dict[str, str],
 ) -> None:
     subject = subject_of(kind)
-    group.start("ann", ttl=10, env=env, options=(*SPARK, *subject.options))
+    group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
     subject.create("t0")
     undisturbed, before = subject.run("t0", arg), subject.data("t0")
     left = subject.beside("t0")
@@ -467,11 +457,11 @@ def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "iceberg", "spark"])
 def test_what_a_writer_does_in_the_middle_is_not_looked_at(
-    kind: str, subject_of: Callable[[str], Subject], group: Daemons, env: dict[str, str]
+    kind: str, subject_of: Callable[[str], Subject], group: Daemons, struck_env: dict[str, str]
 ) -> None:
     """What it adds is new to whoever goes on from the certificate; a table that it drops is no verdict."""
     subject = subject_of(kind)
-    (ann,) = group.start("ann", ttl=10, env=env, options=(*SPARK, *subject.options))
+    (ann,) = group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
     certificates = {}
     for n, at in enumerate(("partitions.after", "result.before", "certify.certify.before")):
         name = f"t{n}"

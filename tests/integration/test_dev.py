@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import pytest
 import distop
 from distop.daemon.process import locked
 from tests.support.command import distop_command
+from tests.support.daemons import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,22 +83,19 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
     log.touch()
     with contextlib.ExitStack() as former:
         former.enter_context(locked(tmp_path / "executor"))
-        release = threading.Thread(
-            target=lambda: (_until(lambda: "is ending" in log.read_text()), former.close()), daemon=True
-        )
-        release.start()
+
+        def release() -> None:
+            eventually(lambda: "is ending" in log.read_text(), "it says that it waits")
+            former.close()
+
+        releasing = threading.Thread(target=release, daemon=True)
+        releasing.start()
         with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
-            release.join(LIMIT)
-            _until(lambda: bool(client.nodes()))
+            releasing.join(LIMIT)
+            eventually(client.nodes, "the executor has joined")
             assert log.read_text().count("is ending: waiting for that") == 1
             running.send_signal(signal.SIGHUP)
             assert running.wait(LIMIT) == 0
-
-
-def _until(seen: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not seen() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:

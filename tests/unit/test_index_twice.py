@@ -17,6 +17,7 @@ from distop_behaviors.index import BuildIndex, DropIndex, segments
 from distop_behaviors.index.finding import find
 from tests.support.generated import generate
 from tests.support.indexed import Indexes, Operation, stopped
+from tests.support.twice import bytes_below
 
 if TYPE_CHECKING:
     from distop_behaviors.index.folder import Folder
@@ -85,15 +86,11 @@ class World:
 
     def rows(self) -> dict[str, bytes]:
         """The table's own files."""
-        return {path: data for path, data in _bytes(self.table).items() if not path.startswith("_distop/")}
+        return {path: data for path, data in bytes_below(self.table).items() if not path.startswith("_distop/")}
 
 
 def _names(files: Any, table: Path) -> list[str]:
     return [str(Path(file[0]).relative_to(table)) for file in files]
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _apart(result: Any) -> Any:
@@ -154,7 +151,7 @@ def test_twice_is_once_over_a_random_history(seed: int, tmp_path: Path, monkeypa
         state = one.state(keys)
         assert two.state(keys) == state
         assert two.indexes.left_over() == []
-        before = _bytes(two.folder.root)
+        before = bytes_below(two.folder.root)
         again = _told(two.twice(behavior, arg, rng))
         assert two.state(keys) == state
         if dropped:
@@ -162,6 +159,6 @@ def test_twice_is_once_over_a_random_history(seed: int, tmp_path: Path, monkeypa
         elif refresh == "incremental":
             assert again == {**_told(reports[1]), "indexed": 0, "removed": 0}
         if refresh == "incremental" or dropped:
-            assert _bytes(two.folder.root) == before
+            assert bytes_below(two.folder.root) == before
         assert two.indexes.left_over() == []
         assert two.rows() == rows
