@@ -128,6 +128,10 @@ class JobContext(ABC):
     """Where what is too large for etcd goes: a path or URL that every node can reach."""
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
+    again: bool = False
+    """An earlier run did not come to its end, of this job or, in a batch, of one of its jobs: the process may have died
+    of what it read.
+    """
     superseded: bool = False
     """In a cleanup: the attempt was cut off a while ago, and somebody else may run the job now, or have done it. Remove
     what it left on this node and in its own ``stage``, and nothing that another attempt would write as well.

@@ -7,6 +7,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from distop.core.texts import shown
 from distop.errors import DistopError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _at_work: set[asyncio.Task[None]] = set()
 def check_callback(function: Any) -> None:
     """Raises InvalidArgument for what cannot be called."""
     if not callable(function):
-        raise InvalidArgument(f"a callback is a function of the operation's result, not {function!r}")
+        raise InvalidArgument(f"a callback is a function of the operation's result, not {shown(function)}")
 
 
 class Callbacks:

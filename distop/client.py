@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from distop.core.keys import Keys
 from distop.core.labels import labels as check_labels
 from distop.core.model import OperationRef, TableRecord
 from distop.core.requests import MADE
+from distop.core.texts import shown
 from distop.draining import drain, undo
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.graphs import Start, requests, steps
@@ -35,7 +37,7 @@ from distop.submission.starts import Starts
 from distop.submission.within import commit_with, own, submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -259,9 +261,10 @@ class Client:
         starts operations: all of ``success`` and the operations, if all of ``compare`` hold; else ``failure`` alone.
         Where others start operations meanwhile, nothing was done, and it is tried again here.
 
-        Raises as :meth:`submission` does; InvalidArgument for what is no part of a transaction, or writes distop's own
-        keys; EtcdRejected for what etcd does not take; OutcomeUnknown: call again with the request id that the sentence
-        names (where it was committed it is not committed again, and the answer has ``earlier``).
+        Raises as :meth:`submission` does; InvalidArgument for what is no part of a transaction, writes distop's own
+        keys, or writes a key twice; EtcdRejected for what etcd does not take; OutcomeUnknown: call again with the
+        request id that the sentence names. Of all calls with one request id one branch is applied, once, and the
+        answer to the others has ``earlier``; where ``failure`` only reads, a later call may still be committed.
         """
         mine = own(self._keys, compare, success, failure)
         wanted, links, name = _once(start, request_id)
@@ -302,7 +305,7 @@ class Client:
             if name in options:
                 raise InvalidArgument(f"{name} is no option of an operation that is prepared: it has its external id")
         if after is not None and (isinstance(after, str) or not hasattr(after, "__iter__")):
-            raise InvalidArgument(f"after is a list of operations, such as [{after!r}]")
+            raise InvalidArgument(f"after is a list of operations, such as [{shown(after)}]")
         options["request_id"] = prepared.request_id(known)
         (wanted,), _ = requests([Start(type_name, table, arg, after=tuple(after or ()), options=options)], None)
         terms = prepared.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
@@ -546,8 +549,8 @@ class Client:
 
         Raises InvalidArgument (the duration), EtcdUnavailable, OutcomeUnknown (call again).
         """
-        if isinstance(tokens, str):
-            raise InvalidArgument("extend() takes a list of tokens")
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            raise InvalidArgument(f"extend() takes a list of tokens, not {shown(tokens)}")
         return await self._own.extend(tokens, claims.check_duration(duration))
 
     async def return_job(self, token: str, outcome: claims.Outcome) -> None:

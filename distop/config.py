@@ -23,6 +23,7 @@ from distop.core import heartbeats
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, encode
 from distop.core.limits import DEFAULT, Limits
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.store.config import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
 
@@ -57,7 +58,8 @@ class ExecutorConfig:
     until a silent daemon counts as gone. ``poll``: seconds between the listings behind the watches of gates, nodes
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
-    port on which metrics are served; None: nowhere. ``limits``: no setting; the simulator gives others.
+    port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
+    ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig
@@ -76,6 +78,7 @@ class ExecutorConfig:
     history_limit: int = 1000
     history_age: float | None = None
     metrics: tuple[str, int] | None = None
+    call_limit: float = 3600.0
     limits: Limits = DEFAULT
 
 
@@ -93,7 +96,7 @@ def _number(value: Any) -> float:
         raise ValueError("a number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("a number") from None
     if not 0 < number < float("inf"):
         raise ValueError("a number greater than 0")
@@ -252,6 +255,7 @@ SETTINGS: Mapping[str, Setting] = {
     "history_limit": Setting(_count, 1000),
     "history_age": Setting(_history_age),
     "metrics": Setting(_address),
+    "call_limit": Setting(duration, 3600.0),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -304,8 +308,8 @@ class Settings:
             return setting.read(value)
         except ValueError as error:
             wrong = error.item if isinstance(error, _NotPair) else value
-            shown = "" if setting.secret else f", not {wrong!r}"
-            raise InvalidArgument(f"{where} must be {error}{shown}") from None
+            told = "" if setting.secret else f", not {shown(wrong)}"
+            raise InvalidArgument(f"{where} must be {error}{told}") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
 
@@ -427,4 +431,5 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         history_limit=settings.get("history_limit"),
         history_age=settings.get("history_age"),
         metrics=settings.get("metrics"),
+        call_limit=settings.get("call_limit"),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.client import Client
 from distop.config import ClientConfig, Settings, client_config
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def configure(
         try:
             endpoints = list(endpoints)
         except TypeError:
-            raise InvalidArgument(f"the endpoints are a text, or a list of texts, not {endpoints!r}") from None
+            raise InvalidArgument(f"the endpoints are a text, or a list of texts, not {shown(endpoints)}") from None
     flags = {
         "etcd": endpoints,
         "namespace": namespace,

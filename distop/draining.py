@@ -9,6 +9,7 @@ from distop.clock import time
 from distop.core.codec import rfc3339
 from distop.core.draining import Drain, NodeState, put_drain
 from distop.core.records import read
+from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import NotFound, WaitTimeout
 from distop.inspection.status import live_nodes
@@ -53,7 +54,7 @@ async def _ask(etcd: EtcdClient, keys: Keys, executor: str) -> None:
             return
         if executor not in known:
             alive = f"alive: {', '.join(sorted(known))}" if known else "none is alive"
-            raise NotFound(f"there is no executor {executor!r} ({alive}); see `distop nodes`")
+            raise NotFound(f"there is no executor {shown(executor)} ({alive}); see `distop nodes`")
         if await _put(etcd, keys, executor, seen.mod_revision if seen is not None else 0, True):
             return
 
@@ -66,7 +67,7 @@ async def undo(etcd: EtcdClient, keys: Keys, executor: str) -> bool:
         seen = (await etcd.read(Get(key)))[0].kv
         if seen is None or not read(Drain.decode, seen).drain:
             if seen is None and not undone and executor not in await _known(etcd, keys):
-                raise NotFound(f"there is no executor {executor!r}; see `distop nodes`")
+                raise NotFound(f"there is no executor {shown(executor)}; see `distop nodes`")
             return undone
         if await _put(etcd, keys, executor, seen.mod_revision, False):
             return True

@@ -140,6 +140,17 @@ class PermissionDenied(EtcdRejected):
     """The etcd user may not do this, or the user name, password or certificate is not accepted."""
 
 
+class MalformedRequest(EtcdRejected):
+    """etcd does not take a request of this form: it is too large, has too many operations, or writes a key twice. It is
+    refused whatever the store holds, so one that is part of a group must not hold up the others. ``key``: what it is
+    about, where that is known.
+    """
+
+    def __init__(self, message: str, *, code: str = "", detail: str = "", key: str = "") -> None:
+        super().__init__(message, code=code, detail=detail)
+        self.key = key
+
+
 class LeaseNotFound(EtcdRejected):
     """The lease does not exist (any more): the session that it stood for is over (L2)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from distop.clock import uuid
 
@@ -34,13 +35,27 @@ def gone(location: str) -> tuple[str, ...]:
     return (location, "gone")
 
 
+GCS_RETRIES = 20.0
+"""Seconds for which Google's client repeats a request that fails; by itself it does so for a quarter of an hour."""
+
+
+def open_filesystem(location: str) -> tuple[Any, str]:
+    """pyarrow's file system of a URL, and the path in it. Raises what pyarrow raises: OSError, ImportError, ValueError
+    and others.
+    """
+    from pyarrow import fs
+
+    if location.lower().startswith(("gs://", "gcs://")) and "retry_limit_seconds=" not in location:
+        location += f"{'&' if '?' in location else '?'}retry_limit_seconds={GCS_RETRIES:g}"
+    opened: tuple[Any, str] = fs.FileSystem.from_uri(location)
+    return opened
+
+
 def write(location: str, data: bytes) -> None:
     """Write a whole file, seen wholly or not at all; its folders are made."""
     path = local_path(location)
     if path is None:
-        from pyarrow import fs
-
-        filesystem, inner = fs.FileSystem.from_uri(location)
+        filesystem, inner = open_filesystem(location)
         filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
         with filesystem.open_output_stream(inner) as stream:
             stream.write(data)
@@ -59,8 +74,6 @@ def read(location: str) -> bytes:
     path = local_path(location)
     if path is not None:
         return path.read_bytes()
-    from pyarrow import fs
-
-    filesystem, inner = fs.FileSystem.from_uri(location)
+    filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:
         return bytes(stream.read())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.graphs import Ended, Graph, Start, chain, chord, group
 from distop.submission.request import After, Every
@@ -52,7 +53,7 @@ class _Reader:
             return group(*self._steps(value, place))
         if not isinstance(value, dict):
             raise InvalidArgument(
-                f"{place} is {_shown(value)}, and should be an operation (an object with type and table), a chain, a "
+                f"{place} is {shown(value)}, and should be an operation (an object with type and table), a chain, a "
                 "group, a chord, or a list of these"
             )
         shapes = [name for name in _SHAPES if name in value]
@@ -62,7 +63,7 @@ class _Reader:
             raise InvalidArgument(f"{place} is a {shapes[0]}, which has no other field: leave out the others")
         shape, given = shapes[0], value[shapes[0]]
         if not isinstance(given, list) or not given:
-            raise InvalidArgument(f"{place}: a {shape} is a list of steps, not {_shown(given)}")
+            raise InvalidArgument(f"{place}: a {shape} is a list of steps, not {shown(given)}")
         inside = f"{place}.{shape}"
         if shape != "chord":
             return (chain if shape == "chain" else group)(*self._steps(given, inside))
@@ -77,7 +78,7 @@ class _Reader:
         for field in value:
             if field not in _OF_OPERATION:
                 raise InvalidArgument(
-                    f"{place}: an operation has no field {field!r}; those that it may have are "
+                    f"{place}: an operation has no field {shown(field)}; those that it may have are "
                     f"{', '.join(_OF_OPERATION)}, and a step may be one of {', '.join(_SHAPES)}"
                 )
         for field in ("type", "table"):
@@ -91,15 +92,15 @@ class _Reader:
             self._call(name, start, place)
         after = value.get("after")
         if after is not None and not isinstance(after, list):
-            raise InvalidArgument(f"{place}: after is a list of names or operations, not {_shown(after)}")
+            raise InvalidArgument(f"{place}: after is a list of names or operations, not {shown(after)}")
         self._after.append((start, after or [], place))
         return start
 
     def _call(self, name: Any, start: Start, place: str) -> None:
         if not isinstance(name, str) or not name or "/" in name:
-            raise InvalidArgument(f"{place}: a name is a text without a slash, not {_shown(name)}")
+            raise InvalidArgument(f"{place}: a name is a text without a slash, not {shown(name)}")
         if name in self.named:
-            raise InvalidArgument(f"{place}: two operations of the graph have the name {name!r}")
+            raise InvalidArgument(f"{place}: two operations of the graph have the name {shown(name)}")
         self.named[name] = start
 
     def connect(self) -> None:
@@ -114,12 +115,12 @@ class _Reader:
         if not isinstance(name, str) or on not in ("success", "end"):
             raise InvalidArgument(
                 f"{place}: in after stand names and operations, or {{\"op\": …, \"on\": \"success\"}} or \"end\", not "
-                f"{_shown(one)}"
+                f"{shown(one)}"
             )
         if "/" in name:
             return After(name, on)  # type: ignore[arg-type]  # it is read where the start is checked
         if name not in self.named:
-            raise InvalidArgument(f"{place}: it waits for {name!r}, and no operation of the graph has that name")
+            raise InvalidArgument(f"{place}: it waits for {shown(name)}, and no operation of the graph has that name")
         return Ended(self.named[name]) if on == "end" else self.named[name]
 
 
@@ -128,8 +129,3 @@ def _every(value: Mapping[str, Any], place: str) -> Every:
     if unknown or "seconds" not in value:
         raise InvalidArgument(f"{place}: every is a number of seconds, or has the fields {', '.join(_OF_EVERY)}")
     return Every(**value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -6,16 +6,18 @@ client.start_operations(chain(group(a, b), Start("build-index", "sales", {...}))
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.core.model import CLUSTER_TABLE
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.schema import encode_argument
-from distop.submission.request import Request, request, whoami
+from distop.submission.request import Request, request, text, whoami
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 JOIN = "join"
 """The operation type that does nothing but wait for others."""
@@ -37,7 +39,7 @@ class Start:
     """Others of ``start_operation``: ``partitions``, ``request_id``, ``not_before``, …"""
 
     def __repr__(self) -> str:
-        return f"Start({self.type_name!r}, {self.table!r})"
+        return f"Start({shown(self.type_name)}, {shown(self.table)})"
 
     def waiting_for(self, others: Iterable[Start]) -> Start:
         """Itself, which then waits for these as well."""
@@ -75,12 +77,24 @@ def _graph(step: Any) -> Graph:
         return step
     if isinstance(step, Start):
         return Graph((step,), (step,), (step,))
-    raise InvalidArgument(f"{step!r} is no operation to start: give Start(type, table, argument), or a group of them")
+    raise InvalidArgument(
+        f"{shown(step)} is no operation to start: give Start(type, table, argument), or a group of them"
+    )
 
 
 def steps(given: Step | Iterable[Start]) -> Iterable[Start]:
     """The operations of a list, of a graph, or one alone."""
     return (given,) if isinstance(given, Start) else given
+
+
+def _check_fields(one: Start) -> None:
+    """Raises InvalidArgument where a field is not of its type; what stands in it is checked with the request."""
+    text(one.type_name, "the operation type")
+    text(one.table, "the name of a table")
+    if isinstance(one.after, str) or not isinstance(one.after, Iterable):
+        raise InvalidArgument(f"{one!r}: after is a list of operations, such as [{shown(one.after)}]")
+    if not isinstance(one.options, Mapping) or not all(isinstance(name, str) for name in one.options):
+        raise InvalidArgument(f"{one!r}: options is a mapping of options of a start, not {shown(one.options)}")
 
 
 def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Request], list[tuple[int, int, str]]]:
@@ -93,6 +107,7 @@ def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Requ
         raise InvalidArgument("a graph is a list of operations to start: Start(type, table, argument)") from None
     for one in graph:
         _graph(one)
+        _check_fields(one)
     if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 190):
         raise InvalidArgument("the request id of a graph is a text of 1 to 190 characters")
     places = {id(one): n for n, one in enumerate(graph)}
@@ -105,14 +120,16 @@ def requests(starts: Iterable[Start], request_id: str | None) -> tuple[list[Requ
             inner = pred.start if isinstance(pred, Ended) else pred
             if isinstance(inner, Start):
                 if id(inner) not in places:
-                    raise InvalidArgument(f"{one.type_name} on {one.table} waits for {inner!r}, which is not started")
+                    raise InvalidArgument(f"{one!r} waits for {inner!r}, which is not started")
                 on = "end" if isinstance(pred, Ended) else "success"
                 if links.setdefault((places[id(inner)], n), on) != on:
                     raise InvalidArgument(f"{inner!r} is to be waited for once: for its success, or for its end")
             else:
                 outside.append(pred)
         options = dict(one.options)
-        own = options.pop("request_id", None) or (f"{request_id}#{n}" if request_id is not None else None)
+        own = options.pop("request_id", None)
+        if own is None and request_id is not None:
+            own = f"{request_id}#{n}"
         wanted.append(_request(one, outside, own, options, who))
     return wanted, [(pred, succ, on) for (pred, succ), on in links.items()]
 

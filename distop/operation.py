@@ -25,6 +25,7 @@ from distop.core.prepared import Terms as Prepared
 from distop.core.prepared import denied_with
 from distop.core.records import read
 from distop.core.records import word as word_of
+from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import (
     ClusterChanged,
@@ -371,7 +372,7 @@ class Operation:
         as jobs run, then ``paused``. Raises as :meth:`cancel` does.
         """
         if not isinstance(now, bool):
-            raise InvalidArgument(f"now is True or False, not {now!r}")
+            raise InvalidArgument(f"now is True or False, not {shown(now)}")
 
         async def step(state: State, mod: int, planned: bool, phase: bytes) -> Txn | None:
             if state is State.PAUSED and (not now or phase == Phase.HALTED.encode()):
@@ -457,7 +458,7 @@ class Operation:
         Raises NotAllowed when it goes on, succeeded or has no such partition, NotFound, and what a start raises.
         """
         if unfinished is not None and not isinstance(unfinished, bool):
-            raise InvalidArgument(f"unfinished is True, False or None, not {unfinished!r}")
+            raise InvalidArgument(f"unfinished is True, False or None, not {shown(unfinished)}")
         started = await rerun(
             self._etcd,
             self._keys,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.codec import SCHEMA_VERSION, from_rfc3339
 from distop.core.model import State
+from distop.core.texts import shown
 from distop.errors import InvalidArgument, NotAllowed, OperationCancelled, OperationFailed
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def parsed(model: Any, value: Any, what: str) -> Any:
 def check_model(model: Any) -> None:
     """Raises InvalidArgument for what is no pydantic model."""
     if not (isinstance(model, type) and hasattr(model, "model_validate")):
-        raise InvalidArgument(f"a report is read as a pydantic model, and {model!r} is none")
+        raise InvalidArgument(f"a report is read as a pydantic model, and {shown(model)} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,8 @@ class Transaction:
 
     ``committed``: its compares held; then ``operations`` are its handles, in their order. ``answers``: what etcd
     answered to the caller's own operations (those of ``failure`` where it was not committed). ``earlier``: an earlier
-    call with the same request id had committed it; there are no answers then, nor where an answer was lost on its way.
+    call with the same request id had applied that branch; there are no answers then, nor where an answer was lost on
+    its way.
     ``revision``: that of the commit; 0 where it is not known.
     """
 

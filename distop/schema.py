@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.codec import dumps, loads
 from distop.core.model import MAX_ARGUMENT_BYTES
+from distop.core.texts import check_encoded
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -43,21 +44,30 @@ def encode_argument(arg: Any) -> bytes:
     dump = getattr(arg, "model_dump", None)
     if callable(dump):
         arg = dump(mode="json", exclude_unset=True)
-    try:
-        value = dumps(arg)
-        loads(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the argument is not JSON: {error}") from None
-    if b"NaN" in value or b"Infinity" in value:
-        try:
-            json.dumps(arg, allow_nan=False)
-        except ValueError:
-            raise InvalidArgument("the argument holds NaN or an infinity, which JSON has no number for") from None
+    value = encode_json(arg, "the argument")
     if len(value) > MAX_ARGUMENT_BYTES:
         raise InvalidArgument(
             f"the argument has {len(value)} bytes; at most {MAX_ARGUMENT_BYTES} (512 KiB) are allowed: "
             "put large data into a file or a table that the jobs read, and name that"
         )
+    return value
+
+
+def encode_json(given: Any, what: str) -> bytes:
+    """A value of a caller as JSON: what goes into a record. Raises InvalidArgument for what is no JSON (NaN and the
+    infinities among it), and for lone surrogates.
+    """
+    try:
+        value = dumps(given)
+        loads(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{what} is not JSON: {error}") from None
+    if b"NaN" in value or b"Infinity" in value:
+        try:
+            json.dumps(given, allow_nan=False)
+        except ValueError:
+            raise InvalidArgument(f"{what} holds NaN or an infinity, which JSON has no number for") from None
+    check_encoded(value, what)
     return value
 
 

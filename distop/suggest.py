@@ -7,7 +7,14 @@ import shlex
 
 def command(*words: str) -> str:
     """``distop`` and these words, quoted where a shell would read them otherwise, between backticks."""
-    return f"`{shlex.join(['distop', *words])}`"
+    return f"`{' '.join(map(_quoted, ['distop', *words]))}`"
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    text = word.encode("unicode_escape").decode().replace("'", "\\'")
+    return f"$'{text}'"
 
 
 def goes_on(op: str) -> str:

@@ -17,7 +17,8 @@ from distop.behavior import TableRecord
 from tests.support.context import FakeContext
 from tests.support.generated import generate
 from tests.support.localspark import local_spark
-from tests.support.oracle import mistakes, mistakes_of_where
+from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
+from tests.support.parquet_files import MODES, Judged, judge_all, parquet_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +28,12 @@ WAYS = {
     "auto": partial(mistakes, mode="auto"),
     "never": partial(mistakes, mode="never"),
     "where": mistakes_of_where,
+    "beside": mistakes_beside,
 }
-"""The values of ``statistics``, and a condition on rows."""
+"""The values of ``statistics``, a condition on rows, and checks beside one that breaks Spark."""
+
+SHOWN = 5
+"""Mistakes printed of one file."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -37,12 +42,21 @@ def main(args: Sequence[str] | None = None) -> int:
         prog="scripts/oracle",
         description="Generate tables with all that validate may stumble over, judge each row in plain Python, and have "
         "validate say the same: by statistics alone (never more than is so), by what they leave open, by a whole scan, "
-        "and of the rows that a condition picks.",
+        "of the rows that a condition picks, and beside an expression that breaks Spark.",
     )
     parser.add_argument("--tables", type=int, default=500, metavar="N", help="how many seeds (default 500)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="some of them (default: all)")
+    parser.add_argument(
+        "--parquet-files",
+        type=Path,
+        metavar="DIR",
+        help="judge each Parquet file below this folder instead, damaged and encrypted ones among them (those of "
+        "https://github.com/apache/parquet-testing, say), by what pyarrow reads of all of its rows",
+    )
     wanted = parser.parse_args(args)
+    if wanted.parquet_files is not None:
+        return judge_files(wanted.parquet_files)
     begun, wrong, checks = time.perf_counter(), 0, 0
     seeds = range(wanted.seed, wanted.seed + wanted.tables)
     session = None if wanted.ways == ["only"] else _spark()
@@ -75,6 +89,33 @@ def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple
         for way in ways:
             found += [f"{way}: {line}" for line in _told(WAYS[way], made, context)]
         return found, len(made.cases)
+
+
+def judge_files(folder: Path) -> int:
+    """Print a row for each Parquet file below a folder; 0 where validate is right about all of them, else 1."""
+    files = parquet_files(folder)
+    if not files:
+        print(f"there is no Parquet file below {folder}", file=sys.stderr)
+        return 1
+    wide = max(len(str(path.relative_to(folder))) for path in files)
+    print(f"{'file':{wide}}  {'rows':>9}  " + "  ".join(f"{mode:18}" for mode in MODES))
+    wrong = 0
+    for judged in judge_all(files):
+        print(_row(judged, folder, wide), flush=True)
+        wrong += bool(judged.mistakes)
+        for mistake in judged.mistakes[:SHOWN]:
+            print(f"    {mistake}", flush=True)
+        if len(judged.mistakes) > SHOWN:
+            print(f"    and {len(judged.mistakes) - SHOWN} more", flush=True)
+    print(f"{len(files)} files, each judged {', '.join(MODES)}: {wrong} files with a mistake")
+    return 1 if wrong else 0
+
+
+def _row(judged: Judged, folder: Path, wide: int) -> str:
+    """The file, the rows that pyarrow reads, and each mode's verdict with the rows that it reports."""
+    rows = "-" if judged.expected.rows is None else judged.expected.rows
+    told = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in judged.answers.values())
+    return f"{judged.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in told)
 
 
 def _told(way: Callable[..., list[str]], *what: object) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Three members of etcd with users, four executors (Spark in one of them) and a stream of operations of every kind, with
 commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
-they meet depends on the machine as well. etcd's history is audited as it grows; at the end everything is healed, every
+they meet depends on the machine as well. etcd's history is audited as it grows, by ``distop audit`` and by a second
+auditor (``scripts/auditing``) that shares no code with it; at the end everything is healed, every
 operation has to end and to leave nothing behind, in etcd and in the work directories, and what was written is compared
 with what the outcomes name. In the second half two executors, the one with Spark and another, are spared by the faults,
 and the latter by operations that cost a child its life, so that the memory of their daemons and of its child can be
@@ -33,6 +34,8 @@ from soaking.faults import Faults
 from soaking.memory import LONG, unjudged
 from soaking.operations import KINDS, draw
 from soaking.stream import Stream
+
+from tests.support import servers
 
 
 def say(text: str) -> None:
@@ -65,7 +68,7 @@ def main() -> int:
             acts = [f"{what} after {seconds:.1f} s" for seconds, what in wish.acts]
             print(f"  operation {wish.name}: {wish.kind} {wish.arg} {wish.policy or ''}", *acts, sep="; ")
         return 0
-    say(f"seed {given.seed}, {given.minutes:g} minutes, logs in {folder}")
+    say(f"seed {given.seed}, {given.minutes:g} minutes, etcd {servers.use().name}, logs in {folder}")
     with cluster:
         stream = Stream(cluster, given.seed, say)
         problems = soak(cluster, stream, faults, given.minutes * 60)
@@ -96,7 +99,10 @@ def soak(cluster: SoakCluster, stream: Stream, faults: Faults, seconds: float) -
     end = time.monotonic() + seconds
     stream.begin(seconds)
     faults.begin()
+    second = cluster.second
     while time.monotonic() < end and follower.audit.violation is None and follower.failure is None:
+        if second.auditor.violations or second.failure is not None:
+            break
         faults.tend()
         cluster.measure()
         if stream.failure is not None:
@@ -124,6 +130,7 @@ def report(cluster: SoakCluster, stream: Stream, faults: Faults) -> None:
         f"audit: revisions {totals.first} to {totals.last}, {totals.changes:,} changes, {totals.operations:,} "
         f"operations, {totals.jobs:,} jobs, compacted unseen: {totals.lost or 'nothing'}"
     )
+    print(cluster.second.summary())
     print(f"data: {stream.compared} outcomes compared with what they name, {stream.judged} whole reports of validate")
     late = cluster.standstills.late
     print(

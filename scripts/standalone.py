@@ -156,6 +156,13 @@ class Standalone:
         if pid := self._written_pid(name):
             kill_session(pid, self._reap, self._mark())
 
+    def restart_master(self) -> None:
+        """Kill the master, and start another one at its address, which knows no application and no worker."""
+        self.kill(MASTER)
+        port = self.url.rpartition(":")[2]
+        (page,) = self._reserve(1)
+        self._start_master_at(port, page)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One command at a time in a folder."""
@@ -168,6 +175,9 @@ class Standalone:
         port, page = self._reserve(2)
         url = f"spark://{HOST}:{port}"
         (self.folder / "cluster.json").write_text(json.dumps({"url": url, "size": asdict(size)}))
+        self._start_master_at(port, page)
+
+    def _start_master_at(self, port: int | str, page: int) -> None:
         words = ["--host", HOST, "--port", str(port), "--webui-port", str(page)]
         self._start(MASTER, "org.apache.spark.deploy.master.Master", *words)
         self._await_ready([MASTER])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ import hypothesis
 import pytest
 
 from distop import garbage
+from tests.support import servers
 from tests.support.daemons import OPENED
 from tests.support.distributing import Turned, Units, rank, share
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 FIGURES = "figures"
 """The property (``record_property``) under which a test says what it measured: printed in the end, also of a test that
@@ -42,6 +44,24 @@ hypothesis.settings.load_profile("ci" if in_ci() else "distop")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the etcd server of this run first on ``PATH``."""
+    try:
+        servers.use()
+    except servers.Unavailable as error:
+        if servers.wanted(config.args):
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Which etcd server this run uses, where it runs tests that need one."""
+    if not servers.wanted(config.args):
+        return None
+    name, wanted = servers.use().name, servers.chosen()
+    instead = "" if name == wanted else f", because {wanted} is not built: scripts/etcd builds it"
+    return f"etcd: {name}{instead}"
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -96,6 +116,34 @@ def _of_faults(report: object) -> bool:
 
 def pytest_runtest_logstart() -> None:
     OPENED.clear()
+
+
+class _Malformed(logging.Handler):
+    """Takes in which transactions etcd, or its model, refused by their form."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if text := getattr(record, "malformed", ""):
+            self.found.append(text)
+
+
+@pytest.fixture(autouse=True)
+def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nobody builds a transaction that etcd refuses by its form, neither in this process nor in the daemons that the
+    test has started, except where a test is marked ``malformed``.
+    """
+    handler, logger = _Malformed(), logging.getLogger("distop.malformed")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if request.node.get_closest_marker("malformed"):
+        return
+    lines = (line for group in OPENED for line in group.lines())
+    found = [*handler.found, *(line for line in lines if "malformed transaction: " in line)]
+    assert not found, "etcd refuses transactions by their form:\n" + "\n".join(found[:3])
 
 
 @pytest.hookimpl(wrapper=True)

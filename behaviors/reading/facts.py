@@ -71,11 +71,13 @@ class FileFacts:
     """What its own footer says, where another source was asked first; with the same columns and paths."""
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
+    contradiction: str = ""
+    """Where its footer contradicts itself: nothing but the columns and the rows of its row groups is taken from it."""
 
     @property
     def left(self) -> int | None:
         """How many rows the table has of it; None where they must be counted."""
-        return None if self.deleted is None else self.rows - self.deleted
+        return None if self.deleted is None or self.contradiction else self.rows - self.deleted
 
 
 class Unreadable(Exception):

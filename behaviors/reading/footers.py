@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop_behaviors.reading import parquet_tail, store_causes
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
+
+    from distop_behaviors.reading.parquet_tail import Footer
 
 THREADS = 8
 CHECKED_EVERY = 512
@@ -29,7 +32,6 @@ _FIELD_ID = b"PARQUET:field_id"
 
 _kept: dict[tuple[Any, ...], FileFacts] = {}
 
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SOUND_BYTES = re.compile(r"parquet-cpp-arrow|parquet-rs|parquet-mr version 1\.1[0-9]")
 """Writers whose bounds of decimals in byte arrays compare as numbers; older ones compared bytes as unsigned."""
 
@@ -41,7 +43,7 @@ _DIGITS = {"milliseconds": 3, "microseconds": 6}
 def unchanged(path: str, size: int, mtime_ns: int) -> None:
     """Raises Unreadable where the file is not as it was planned."""
     try:
-        if _REMOTE.match(path):
+        if parquet_tail.is_remote(path):
             from pyarrow import fs
 
             filesystem, inner = fs.FileSystem.from_uri(path)
@@ -82,12 +84,28 @@ def read_all(
     if unread:
         schemas = _Schemas(wanted)
         with ThreadPoolExecutor(THREADS, "footers") as pool:
-            for n in range(0, len(unread), CHECKED_EVERY):
+            n, size = 0, THREADS
+            while n < len(unread):
                 check()
-                page = unread[n : n + CHECKED_EVERY]
+                page = unread[n : n + size]
                 for i, facts in zip(page, pool.map(lambda i: _read(files[i], schemas, immutable), page), strict=True):
                     found[i] = facts
+                if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
+                    for i in unread[size:]:
+                        found[i] = Unreadable(
+                            f"the file {files[i][0]} was not read, because the store refused the first files: {cause}"
+                        )
+                    break
+                n, size = n + size, CHECKED_EVERY
     return [f for f in found if f is not None]
+
+
+def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
+    """The one cause for which the store refuses each of several files; None where it gives one of them, where the
+    causes differ, or where they say nothing of the store.
+    """
+    causes = {store_causes.of_python(facts.__cause__) if isinstance(facts, Unreadable) else None for facts in found}
+    return causes.pop() if len(found) > 1 and len(causes) == 1 else None
 
 
 def _remembered(file: PlannedFile, wanted: frozenset[str | int], immutable: bool) -> FileFacts | Unreadable | None:
@@ -133,20 +151,12 @@ def tells_apart(file: PlannedFile) -> bool:
 
 def _open(path: str, schemas: _Schemas) -> FileFacts:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        if _REMOTE.match(path):
-            from pyarrow import fs
-
-            filesystem, inner = fs.FileSystem.from_uri(path)
-            metadata = pq.read_metadata(inner, filesystem=filesystem)
-        else:
-            metadata = pq.read_metadata(path)
-        return _facts(path, metadata, schemas)
+        return _facts(path, parquet_tail.read(path), schemas)
     except (pa.ArrowException, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]
-        raise Unreadable(f"the file {path} is no readable Parquet file: {reason}") from e
+        raise Unreadable(f"the file {path} is not a readable Parquet file: {reason}") from e
 
 
 def columns_of(schema: Any) -> Mapping[str, Any]:
@@ -208,20 +218,42 @@ def _ids(fields: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
             yield from _ids([field.type.field(i) for i in range(field.type.num_fields)], (*path, field.name))
 
 
-def _facts(path: str, metadata: Any, schemas: _Schemas) -> FileFacts:
+def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
+    metadata, size = footer.metadata, footer.size
     schema = schemas.of(path, metadata.schema)
     sound = bool(_SOUND_BYTES.match(metadata.created_by or ""))
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)] if schema.leaves else []
-    groups = [group for group in groups if group.num_rows]
-    chunks = {
-        leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound) for g in groups)
-        for leaf in schema.leaves.values()
-    }
-    return FileFacts(path, metadata.num_rows, schema.columns, schema.leaves, chunks, ids=schema.ids)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows = sum(group.num_rows for group in groups)
+    try:
+        if rows != metadata.num_rows or any(group.num_rows < 0 for group in groups):
+            raise _Contradiction(f"it counts {metadata.num_rows} rows, and its row groups hold {rows}")
+        chunks = {
+            leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound, size) for g in groups if g.num_rows)
+            for leaf in schema.leaves.values()
+        }
+    except _Contradiction as e:
+        return FileFacts(path, max(rows, 0), schema.columns, schema.leaves, ids=schema.ids, contradiction=str(e))
+    return FileFacts(path, rows, schema.columns, schema.leaves, chunks, ids=schema.ids)
 
 
-def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
-    statistics = group.column(index).statistics
+class _Contradiction(Exception):
+    """What a footer says cannot be so."""
+
+
+def _chunk(group: Any, index: int, leaf: Leaf, sound: bool, size: int) -> Chunk:
+    """The statistics of a leaf outside of lists, in a file of ``size`` bytes. Raises _Contradiction."""
+    column = group.column(index)
+    if column.num_values != group.num_rows:
+        name = ".".join(leaf.path)
+        raise _Contradiction(f"{name!r} has {column.num_values} values in a row group of {group.num_rows} rows")
+    begin = column.dictionary_page_offset or column.data_page_offset
+    if begin < 0 or begin + column.total_compressed_size > size:
+        raise _Contradiction(f"the pages of {'.'.join(leaf.path)!r} end behind the file's {size} bytes")
+    statistics = column.statistics
+    if statistics is not None and statistics.has_null_count and not 0 <= statistics.null_count <= group.num_rows:
+        raise _Contradiction(
+            f"{'.'.join(leaf.path)!r} has {statistics.null_count} NULLs in a row group of {group.num_rows} rows"
+        )
     if statistics is None:
         return Chunk(group.num_rows, None)
     nulls = statistics.null_count if statistics.has_null_count else None

@@ -32,7 +32,7 @@ def look(
     return {
         facts.path: replace(facts, footer=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
-        if not isinstance(footer, Unreadable) and footer.ids and footer.rows == facts.rows
+        if not isinstance(footer, Unreadable) and footer.ids and footer.left == facts.rows
     }
 
 

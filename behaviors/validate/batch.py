@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobCancelled
-from distop_behaviors.reading import footers, manifests, nearer
+from distop.behavior import JobCancelled, TableUnavailable
+from distop_behaviors.reading import footer_probe, footers, manifests, nearer, pages
 from distop_behaviors.reading.facts import VOID, Unreadable, match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
@@ -110,18 +110,34 @@ class Batch:
         return ()
 
     def _prepared(self, plans: Sequence[PartitionPlan], names: Names) -> Iterator[Part]:
-        files = [f for p in plans if not p.source for f in p.files]
-        read = iter(footers.read_all(files, names.wanted(), self._stop))
+        read = iter(self._footers([f for p in plans if not p.source for f in p.files], names))
         sources = dict.fromkeys(p.source for p in plans if p.source)
         snapshots = {source: self._snapshot(source, names) for source in sources}
         known = [_by_source(p, snapshots[p.source]) if p.source else [next(read) for _ in p.files] for p in plans]
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
+            self._check_store([fact for p, facts in zip(plans, known, strict=True) if not p.source for fact in facts])
         preparation = Preparation(self._argument, names, self._types, self._declared)
         preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
         # Without a source one is done before the next is begun: its result is on its way meanwhile.
         return self._looked_at(list(parts), preparation, snapshots) if sources else parts
+
+    def _footers(self, files: Sequence[PlannedFile], names: Names) -> list[FileFacts | Unreadable]:
+        deadly = footer_probe.deadly(files, names.wanted(), self._stop) if self._ctx.again else {}
+        read = iter(footers.read_all([f for f in files if f[0] not in deadly], names.wanted(), self._stop))
+        return [deadly[f[0]] if f[0] in deadly else next(read) for f in files]
+
+    def _check_store(self, facts: Sequence[FileFacts | Unreadable]) -> None:
+        """Raises TableUnavailable where the store lists the table and gives none of its files: that says nothing of
+        them, and another node may have access.
+        """
+        asked = facts[: footers.THREADS]
+        cause = footers.refusal(asked)
+        if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
+            raise TableUnavailable(
+                f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
+            )
 
     def _part(self, preparation: Preparation, plan: PartitionPlan, facts: Sequence[FileFacts | Unreadable]) -> Part:
         good = [fact for fact in facts if not isinstance(fact, Unreadable)]
@@ -164,14 +180,14 @@ class Batch:
 
     def _files(self, part: Part) -> list[PlannedFile]:
         """The files of a partition that have to be scanned."""
-        if part.erred:
+        if part.settled:
             return []
         if self._argument.where is not None and self._argument.statistics != "only":
-            return list(part.plan.files)
+            return [f for f in part.plan.files if f[0] not in part.lost]
         pending = {path for t in part.tallies for path in t.pending}
         if self._argument.statistics != "only":
             pending |= {facts.path for facts in part.facts if facts.left is None}
-        return [f for f in part.plan.files if f[0] in pending]
+        return [f for f in part.plan.files if f[0] in pending and f[0] not in part.lost]
 
     def _samples_wanted(self, part: Part) -> bool:
         sampled = self._argument.sample > 0 and self._argument.statistics != "only"
@@ -216,6 +232,8 @@ class Batch:
         self._ctx.check_cancelled()
 
     def _scan(self, parts: list[Part], names: Names) -> None:
+        if self._ctx.again:
+            self._look_at_pages(parts)
         files = {p.plan.partition: self._files(p) for p in parts}
         total = sum(map(len, files.values()))
         if not total:
@@ -226,7 +244,14 @@ class Batch:
         checks = {}
         for n in pending:
             owner = next(p for p in parts if p.tallies[n].pending)
-            checks[n] = self._column(n, owner)
+            try:
+                checks[n] = self._column(n, owner)
+            except Exception as e:
+                if failures.is_unexpected(e):
+                    raise
+                for part in parts:
+                    part.tallies[n].fail(failures.sentence_of(e))
+        pending = list(checks)
         written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
         if self._argument.where is not None:
             written[WHERE] = self._argument.where
@@ -256,8 +281,20 @@ class Batch:
                 continue
             self._apply(part, files[part.plan.partition], counts)
 
+    def _look_at_pages(self, parts: Sequence[Part]) -> None:
+        """Mark files with a damaged page: the JVM may have died of it."""
+        for part in parts:
+            for path, _, _ in self._files(part) if not part.plan.source else ():
+                self._stop()
+                try:
+                    pages.check(path, part.columns)
+                except Unreadable as e:
+                    part.lose(path, str(e))
+                except OSError:
+                    pass  # the scan says it, of what was planned
+
     def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
-        if part.rows is None:
+        if part.rows is None and not part.lost:
             rows = {f[0]: (counts[f[0]].rows if f[0] in counts else None) or 0 for f in files}
             part.rows = sum(rows.values()) if self._argument.where is not None else counted(part.facts, rows)
         for n, tally in enumerate(part.tallies):

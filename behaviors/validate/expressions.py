@@ -9,6 +9,7 @@ from uuid import uuid4
 from distop.recent import Kept
 from distop_behaviors.reading.facts import ddl, decimal_of, quote
 from distop_behaviors.validate.bounds import Bound, Unfit, canonical, family, limits, member, of
+from distop_behaviors.validate.failures import is_unexpected, sentence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -207,9 +208,17 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
 def references(session: SparkSession, text: str) -> tuple[str, ...]:
     """The first parts of the column names in an expression (of ``a.b``: ``a``), in order.
 
-    Raises Spark's ParseException; Unfit where ``*`` stands for columns: which are read depends on the other checks.
+    Raises Spark's ParseException; Unfit where ``*`` stands for columns: which are read depends on the other checks; and
+    where the parser itself breaks on the text.
     """
-    tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        tree = session._jsparkSession.sessionState().sqlParser().parseExpression(text)
+    except Py4JJavaError as e:
+        if is_unexpected(e):
+            raise
+        raise Unfit(f"the expression does not parse: {sentence_of(e)}") from e
     leaves = tree.collectLeaves().distinct()
     # The JVM lists them, whatever their number: each call into it takes longer than all of Java's work here. Only
     # those that look like a column are asked what they are, since text in quotes may look so too.
@@ -230,12 +239,13 @@ def references(session: SparkSession, text: str) -> tuple[str, ...]:
 @lru_cache(maxsize=KEPT_CONDITIONS)
 def bad_pattern(session: SparkSession, pattern: str) -> str | None:
     """Why Java does not compile the regular expression, or None where it does."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import IllegalArgumentException
 
     try:
         _java(session.sparkContext._jvm, "java.util.regex.Pattern").compile(pattern)
-    except IllegalArgumentException as e:
-        reason = str(e).split("\n")[0]
+    except (IllegalArgumentException, Py4JJavaError) as e:
+        reason = sentence_of(e)
         return f"the pattern {pattern!r} is no regular expression: {reason}"
     return None
 

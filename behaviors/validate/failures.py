@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from distop.core.codec import shorten
 from distop.jvm import thrown
 from distop_behaviors.reading.facts import Unreadable
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 _READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
+
+_CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
+_ENCODING = re.compile(r"Unsupported encoding: (\w+)")
+_PLACE = re.compile(r" (?:at|of|in) (?:file |path )?[a-z0-9]+:/\S+")
+"""The file once more."""
 
 _GONE = frozenset(
     {
@@ -48,6 +54,8 @@ _STOPPED = re.compile(
     r"|Cannot call methods on a stopped SparkContext"
 )
 """How Spark's own sentences begin."""
+MAX_SENTENCE = 600
+"""Characters of Spark's sentence about an error: it may quote an expression whole."""
 _DISK = "No space left on device"
 
 
@@ -83,6 +91,8 @@ def _is_gone(thrown: Any) -> bool:
     name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "")
     if name in _GONE or (name.startswith("java.io.") and text.rstrip(")").endswith(_DISK)):
         return True
+    if name == "scala.MatchError" and text.startswith("java.lang.OutOfMemoryError"):
+        return True  # how Spark 4.1 says it of a file that it reads
     condition = _condition(thrown)
     if condition is not None:
         return condition in _GONE_CONDITIONS
@@ -103,15 +113,79 @@ def _condition(thrown: Any) -> str | None:
     return str(found).partition(".")[0] if found else None
 
 
+def is_internal(error: Exception) -> bool:
+    """Spark met a bug or a limit of its own (a stack that overflows, an internal error): not the data's fault, and with
+    other expressions it may not meet it. Asked of what is not unexpected alone.
+    """
+    first = next(thrown(error), None)
+    if first is None:
+        return False
+    condition = _condition(first)
+    return condition.startswith("INTERNAL_ERROR") if condition is not None else _is_of_java(first)
+
+
+def _is_of_java(thrown: Any) -> bool:
+    """It is an error of Java's, or of the compiler of generated code, that Spark has not made one of its own."""
+    name = str(thrown.getClass().getName())
+    return name.startswith(("java.lang.", "scala.", "org.codehaus.", "com.google.common.util.concurrent."))
+
+
+def why_unreadable(error: Exception) -> str:
+    """What kept Spark from reading a file: the codec, the encoding, encryption, its name, or damage."""
+    from py4j.protocol import Py4JError
+
+    causes: list[tuple[str, str]] = []
+    with suppress(Py4JError, OSError):
+        causes = [(str(t.getClass().getName()), str(t.getMessage() or "")) for t in thrown(error)]
+    return explained(causes) or sentence_of(error)
+
+
+def explained(causes: Sequence[tuple[str, str]]) -> str:
+    """The same by the classes and messages of what was thrown, and of what caused it; "" where they say no more than
+    that a file cannot be read.
+    """
+    causes = [(name, text.strip().split("\n")[0]) for name, text in causes if _READING.search(text) is None]
+    for name, text in causes:
+        if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
+            return "its name has a ':', which Hadoop does not read in the name of a file: rename it"
+        if missing := _CODEC.search(text):
+            return f"Spark has no codec {missing[2]} (the class {missing[1]})"
+        if encoding := _ENCODING.search(text):
+            return f"Spark does not read the encoding {encoding[1]}"
+        if name.endswith("CryptoRuntimeException"):
+            return f"it is encrypted: {text}"
+        if name.endswith("AnalysisException"):
+            return f"Spark does not read its schema: {text}"
+    told = [(name, text) for name, text in causes if text]
+    if not told and not causes:
+        return ""
+    # The first that says something says where, the last says what.
+    name, text = told[0] if told else causes[-1]
+    said = [name.rpartition(".")[2]]
+    if told:
+        said.append(_PLACE.sub("", text))
+        if told[-1][1] not in text:
+            said.append(told[-1][1])
+    return f"it is damaged, or not written as Spark reads it ({': '.join(said)})"
+
+
 def sentence_of(error: Exception) -> str:
-    """Spark's own sentence, without the plan, the query text and the stack."""
+    """Spark's own sentence, of at most :data:`MAX_SENTENCE` characters, without the plan, the query text and the stack.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError
 
     text = str(error).strip()
     if isinstance(error, Py4JJavaError):
         # Of Java's own exceptions PySpark makes none of its own: their sentence stands behind the call's.
         with suppress(Py4JError, OSError):
-            text = str(error.java_exception.getMessage() or text).strip()
+            text = _of_java(error.java_exception)
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
     line = (found.group(0) if found else text.split("\n")[0]).strip()
-    return re.sub(r"\s*SQLSTATE: \w+.*$", "", line)
+    return shorten(re.sub(r"\s*SQLSTATE: \w+.*$", "", line), MAX_SENTENCE)
+
+
+def _of_java(thrown: Any) -> str:
+    name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "").strip()
+    if name == "java.lang.StackOverflowError":
+        return f"Spark cannot nest expressions so deeply ({name})"
+    return text or name

@@ -6,12 +6,14 @@ is raised: it says nothing about the data.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop_behaviors.reading import iceberg
+from distop.behavior import TableUnavailable
+from distop_behaviors.reading import iceberg, store_causes
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.footers import unchanged
-from distop_behaviors.validate import failures, scan
+from distop_behaviors.validate import failures, rows_read, scan
 from distop_behaviors.validate.part import WHERE
 from distop_behaviors.validate.report import counted
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from distop_behaviors.reading.footers import PlannedFile
     from distop_behaviors.validate.part import Part
-    from distop_behaviors.validate.scan import Counts, Group
+    from distop_behaviors.validate.scan import Counts, Group, Scanned
 
 
 class Isolated:
@@ -45,6 +47,10 @@ class Isolated:
         self._where = where
         self._written = dict(written)
         self._check_stop = check_stop
+        self._alone = False
+        """Other checks of the same rows are judged elsewhere."""
+        self._store_gives = False
+        """Not every file is refused."""
         self.changed = False
         """A file is not what was planned, or cannot be read: the whole table may be gone."""
 
@@ -52,7 +58,8 @@ class Isolated:
         """The counts by file; ``files`` holds each partition's files to read, by its ordinal. Partitions and checks
         that err are marked in ``parts``, and have no counts.
         """
-        left = [p for p in parts if not p.erred]
+        files = {ordinal: list(some) for ordinal, some in files.items()}
+        left = [p for p in parts if not p.settled]
         attempts = False
         analysed = not self._written
         while left:
@@ -64,16 +71,17 @@ class Isolated:
                     # First of all: Spark's complaints about what is made of them would quote what nobody wrote.
                     analysed = True
                     if self._blame_expressions(left, group):
-                        left = [p for p in left if not p.erred]
+                        left = [p for p in left if not p.settled]
                         continue
                 if attempts:
-                    counts = scan.count_attempts(self._session, group, checks, self._where)
-                    self._mark_throwing(left, files, counts)
+                    scanned = scan.count_attempts(self._session, group, checks, self._where)
+                    self._mark_throwing(left, files, scanned.counts)
                 else:
                     # An expression may ask for the time.
                     lasting = not self._written
-                    counts = scan.count(self._session, group, checks, self._where, lasting=lasting)
-                return counts
+                    scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
+                self._mark_unread(left, files, group, scanned)
+                return scanned.counts
             except Exception as e:
                 self._check_stop()
                 if isinstance(e, iceberg.Gone):
@@ -83,12 +91,39 @@ class Isolated:
                     return {}
                 if failures.is_unexpected(e):
                     raise
+                self._check_store(e, group)
                 found = self._blame(e, left, files, group, checks)
                 if not found and attempts:
                     return self._halves(e, left, files)
                 attempts = attempts or not found
-                left = [p for p in left if not p.erred]
+                left = [p for p in left if not p.settled]
+                for part in left:
+                    ordinal = part.plan.partition
+                    files[ordinal] = [file for file in files[ordinal] if file[0] not in part.lost]
         return {}
+
+    def _check_store(self, error: Exception, group: Group) -> None:
+        """Raises TableUnavailable where the store refuses all files for one cause: it says nothing of any of them, and
+        each would be asked for alone. A few tell: where one of them is given, it is not asked again.
+        """
+        cause = store_causes.of_spark(error) if len(group.files) > 1 and not self._store_gives else None
+        if cause is None:
+            return
+        for file in store_causes.spread(group.files):
+            self._check_stop()
+            try:
+                scan.count(self._session, replace(self._group_of([file]), all_rows=True), {}, None)
+            except Exception as e:
+                if failures.is_unexpected(e):
+                    raise
+                if store_causes.of_spark(e) == cause:
+                    continue
+            self._store_gives = True
+            return
+        raise TableUnavailable(
+            f"Spark cannot read any of these files (files: {len(group.files)}) from this executor: {cause} "
+            f"({_cause(error)})"
+        )
 
     def _blame(
         self,
@@ -110,7 +145,9 @@ class Isolated:
                     else:
                         unchanged(*file)
                     if file[0] == broken:
-                        raise Unreadable(f"the file {broken} cannot be read: {_cause(error)}")
+                        why = failures.why_unreadable(error)
+                        part.lose(broken, f"the file {broken} cannot be read: {why}")
+                        found = self.changed = True
             except Unreadable as e:
                 part.fail(str(e))
                 found = self.changed = True
@@ -149,6 +186,39 @@ class Isolated:
                     part.tallies[n].fail(why)
         return found
 
+    def _mark_unread(
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], group: Group, scanned: Scanned
+    ) -> None:
+        """Mark files of which not all rows were read. What ``where`` skipped is read by nobody: so each file is asked
+        for its rows, where those of all files together are not as many as there should be.
+        """
+        facts = []
+        for part in parts:
+            of_part = {file[0] for file in files[part.plan.partition]}
+            facts += [one for one in part.facts if one.path in of_part]
+        if scanned.read is not None and scanned.read == rows_read.expected(facts):
+            return
+        if group.all_rows and self._where is None:
+            found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
+        else:
+            # Of files with deletes that nobody has counted any number of rows is right.
+            facts = [one for one in facts if one.deleted is not None]
+            asked = {one.path for one in facts}
+            group = scan.of_files(group, [file for file in group.files if file[0] in asked])
+            found = scan.rows_by_file(self._session, group) if asked else {}
+        wrong = rows_read.left_out(facts, found)
+        for part in parts:
+            for file in files[part.plan.partition]:
+                if file[0] not in wrong:
+                    continue
+                try:
+                    if not group.source:
+                        unchanged(*file)
+                    part.lose(file[0], wrong[file[0]])
+                except Unreadable as e:
+                    part.fail(str(e))
+                    self.changed = True
+
     def _mark_throwing(
         self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], counts: Mapping[str, Counts]
     ) -> None:
@@ -185,36 +255,49 @@ class Isolated:
     def _halves(
         self, error: Exception, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
     ) -> dict[str, Counts]:
-        """Nothing tells who is at fault: split until a partition stands alone."""
+        """Nothing tells who is at fault: each check is judged alone, and split until a partition stands alone."""
+        checks = [n for n in self._checks if any(p.tallies[n].error is None and p.tallies[n].pending for p in parts)]
+        if len(checks) > 1:
+            return self._apart(error, checks, parts, files)
         if len(parts) == 1:
-            return self._checks_alone(error, parts[0], files[parts[0].plan.partition])
+            return self._one_alone(error, parts[0], files[parts[0].plan.partition])
         middle = len(parts) // 2
         return {**self.count(parts[:middle], files), **self.count(parts[middle:], files)}
 
-    def _checks_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
-        """Each check of a partition by itself: some throw before they see a row."""
-        left = [n for n in self._checks if part.tallies[n].pending]
-        if len(left) <= 1:
-            text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
-            if self._where is not None:
-                part.fail(text)
-            for n in left:  # what statistics decided stays decided
-                part.tallies[n].fail(text)
-            return {}
+    def _apart(
+        self, error: Exception, checks: Sequence[int], parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
+    ) -> dict[str, Counts]:
+        """Each check by itself: some throw before they see a row, or are too much for Spark, alone or together."""
         merged: dict[str, Counts] = {}
-        for n in left:
+        for n in checks:
             self._check_stop()
-            try:
-                found = scan.count(self._session, self._group_of(files), {n: self._checks[n]}, self._where)
-            except Exception as e:
-                if failures.is_unexpected(e):
-                    raise
-                part.tallies[n].fail(f"partition {part.plan.name}: {_cause(e)}")
-                continue
-            for path, counts in found.items():
+            written = {of: text for of, text in self._written.items() if of in (n, WHERE)}
+            check = {n: self._checks[n]}
+            one = Isolated(self._session, self._group_of, check, self._where, written, self._check_stop)
+            one._alone, one._store_gives = True, True
+            for path, counts in one.count(parts, files).items():
                 kept = merged.setdefault(path, counts)
                 kept.violations.update(counts.violations)
+            self.changed = self.changed or one.changed
+        for part in parts if self._where is not None else ():
+            # Nothing tells how many rows the condition picks there.
+            if all(part.tallies[n].error is not None for n in checks):
+                for file in files[part.plan.partition]:
+                    part.lose(file[0], f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
         return merged
+
+    def _one_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
+        """One check, or none, on one partition."""
+        text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
+        # What statistics decided stays decided.
+        if self._alone:
+            for n in self._checks:
+                if part.tallies[n].pending:
+                    part.tallies[n].lose(text)
+        else:
+            for file in files:
+                part.lose(file[0], text)
+        return {}
 
 
 def _cause(error: Exception) -> str:

@@ -37,9 +37,12 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 @frozen
 class Found:
-    """``violations``: rows. ``examples``: what :func:`sharing` finds some of them by."""
+    """``violations``: rows. ``examples``: what :func:`sharing` finds some of them by. ``frame``: the query, which was
+    run.
+    """
 
     violations: int
+    frame: DataFrame
     examples: tuple[int, ...] = ()
 
 
@@ -149,8 +152,9 @@ def repeated(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Fou
     # Of what repeats, some keys by a part of their hashes: so they are known without a second look.
     some = (f"min(h) FILTER (WHERE pmod(h, {EXAMPLES}) = {n})" for n in range(EXAMPLES))
     number = hashed([F.col(name) for name in names]).alias("h")
-    ((violations, *found_numbers),) = found.select("n", number).selectExpr("sum(n - 1)", *some).collect()
-    return Found(violations or 0, tuple(sorted(number for number in found_numbers if number is not None)))
+    frame = found.select("n", number).selectExpr("sum(n - 1)", *some)
+    ((violations, *found_numbers),) = frame.collect()
+    return Found(violations or 0, frame, tuple(sorted(number for number in found_numbers if number is not None)))
 
 
 def sharing(
@@ -197,11 +201,13 @@ def _without_partner(rows: DataFrame, key: Sequence[Column], partners: Partners,
     return mine.join(theirs, pairs, "left_anti")
 
 
-def alone(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int) -> int:
+def alone(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int) -> Found:
     """How many rows, of files of ``size`` bytes, have a key that no row of the other table has. Raises what Spark
     raises.
     """
-    return _without_partner(rows, key, partners, size).count()
+    frame = _without_partner(rows, key, partners, size).selectExpr("count(1)")
+    ((violations,),) = frame.collect()
+    return Found(violations, frame)
 
 
 def lonely(

@@ -6,9 +6,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
+from distop_behaviors.reading import pages
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
-from distop_behaviors.validate import failures, keyed, scan
+from distop_behaviors.validate import failures, keyed, rows_read, scan
 from distop_behaviors.validate.bounds import Unfit
 from distop_behaviors.validate.expressions import chosen, references, where_true
 from distop_behaviors.validate.part import counted
@@ -153,13 +154,18 @@ class KeyChecks:
         """
         mode = self._argument.statistics
         files = side.facts if mode == "never" else side.with_keys(targets)
-        if mode != "never" and sum(f.rows for f in files) < fewest:
+        if mode != "never" and not any(f.contradiction for f in files) and sum(f.rows for f in files) < fewest:
             files = []
         result.files_statistics = len(side.facts) - len(files)
         if files and mode == "only":
             result.verdict, result.exact = "unknown", False
             return []
         result.files_scanned = len(files)
+        if self._ctx.again and not side.source:
+            # The JVM may have died of one of their pages.
+            for facts in files:
+                self._stop()
+                pages.check(facts.path, {target.path[0] for target in targets})
         return list(files)
 
     def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:
@@ -175,6 +181,7 @@ class KeyChecks:
             key = keyed.key_of(targets)
             found = keyed.repeated(parts, key, side.size(files))
             result.violations = found.violations
+            self._check_read(found, (side, files))
             if found.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
@@ -206,7 +213,9 @@ class KeyChecks:
             known = there.rows(self._session, able) if able else None
             others = keyed.Partners(known, keyed.key_of(partners, kinds), there.size(able))
             size = side.size(files)
-            result.violations = keyed.alone(rows, key, others, size)
+            found = keyed.alone(rows, key, others, size)
+            result.violations = found.violations
+            self._check_read(found, (side, files), (there, able))
             if result.violations and self._argument.sample:
                 self._stop()
                 self._ctx.status("fetching samples")
@@ -233,6 +242,20 @@ class KeyChecks:
             # With more cores than that the shuffle keeps more of them busy.
             parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
         return [self._picked(side, part) for part in parts or [list(files)]]
+
+    def _check_read(self, found: keyed.Found, *read: tuple[Side, Sequence[FileFacts]]) -> None:
+        """Raises Unreadable where not all rows of these files were read. A condition that skips some, and a join whose
+        other side is empty, are no proof of it: then each file is asked for its rows.
+        """
+        session = self._session
+        rows = rows_read.expected([facts for _, files in read for facts in files])
+        if rows is not None and rows == rows_read.of_frame(found.frame):
+            return
+        for side, files in read:
+            if files:
+                wrong = rows_read.left_out(files, scan.rows_by_file(session, side.group(files, self._absent)))
+                for why in wrong.values():
+                    raise Unreadable(why)
 
     def _picked(self, side: Side, files: Sequence[FileFacts]) -> DataFrame:
         rows = side.rows(self._session, files, self._absent)
@@ -264,5 +287,5 @@ class KeyChecks:
             planned = side.group(files).files
             broken = None if side.source else failures.broken_file(error, planned)
             if broken is not None:
-                return _Errs(f"the file {broken} cannot be read: {failures.sentence_of(error)}")
+                return _Errs(f"the file {broken} cannot be read: {failures.why_unreadable(error)}")
         return _Errs(f"the rows cannot be read: {failures.sentence_of(error)}")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _AGGREGATION = "HashAggregate"
 
 
-def of_tasks(session: SparkSession, query: DataFrame) -> DataFrame | None:
+def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """The rows that the tasks of a grouping by counts make, to be added up by their keys; they are read anew whenever
-    they are collected. None where Spark plans it in another way. Raises what Spark raises.
+    they are collected. With the physical plan. None where Spark plans it in another way. Raises what Spark raises.
 
     Functions that tell the time have the answer of now for good: such a query is not to be kept.
     """
@@ -39,7 +39,8 @@ def of_tasks(session: SparkSession, query: DataFrame) -> DataFrame | None:
     jsession: Any = session._jsparkSession
     with _active(jvm, jsession):
         stage = jvm.org.apache.spark.sql.execution.QueryExecution.prepareExecutedPlan(jsession, partial)
-        return Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+        frame = Classic(jsession.internalCreateDataFrame(stage.execute(), stage.schema(), False), session)
+        return frame, stage
 
 
 @contextmanager

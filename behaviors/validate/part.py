@@ -66,6 +66,10 @@ class Tally:
 
     violations: int = 0
     exact: bool = True
+    at_least: int = 0
+    """Violations that statistics prove of the pending files, whose exact number a scan is to find."""
+    unread: bool = False
+    """A pending file could not be read: ``error`` says why, and what statistics prove stands beside it."""
     by_statistics: int = 0
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
@@ -80,19 +84,27 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
 
     def fail(self, text: str) -> None:
-        """The check errs here; the first reason stays."""
+        """The check errs here, whatever else is known; the first reason stays."""
+        self.unread = False
         self.error = self.error or shorten(text)
         self.pending.clear()
 
+    def lose(self, text: str) -> None:
+        """A pending file cannot be read. What statistics prove needs no reading of it: that there are violations."""
+        if self.error is None:
+            self.fail(text)
+            self.unread, self.exact = True, False
+            self.violations += self.at_least
+
     def result(self) -> CheckResult:
+        erred = self.error is not None and not (self.unread and self.violations)
         verdict: Verdict
-        if self.error is not None:
+        if erred:
             verdict = "error"
         elif self.violations:
             verdict = "violated"
         else:
             verdict = "unknown" if self.unknown else "valid"
-        erred = self.error is not None
         return CheckResult(
             verdict=verdict,
             violations=0 if erred else self.violations,
@@ -122,6 +134,8 @@ class Part:
     missing: list[str] | None = field(default_factory=list)
     rows: int | None = 0
     path_columns: Mapping[str, str] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """Its files that cannot be read."""
 
     def fail(self, text: str) -> None:
         """Nothing can be said of this partition."""
@@ -129,10 +143,25 @@ class Part:
         for tally in self.tallies:
             tally.fail(text)
 
+    def lose(self, path: str, text: str) -> None:
+        """One of its files cannot be read. Checks that statistics have decided of it keep their verdicts."""
+        self.lost.add(path)
+        for tally in self.tallies:
+            if path in tally.pending:
+                tally.lose(text)
+        if self.erred:
+            self.rows = 0
+
     @property
     def erred(self) -> bool:
-        """No check is left that could still be decided."""
-        return all(t.error is not None for t in self.tallies)
+        """Nothing can be said of this partition, by any check."""
+        return all(t.error is not None and not (t.unread and t.violations) for t in self.tallies)
+
+    @property
+    def settled(self) -> bool:
+        """No scan can tell more: nothing is pending, and its rows are known, or can no longer be."""
+        erred = all(t.error is not None for t in self.tallies)
+        return erred or not (any(t.pending for t in self.tallies) or (self.rows is None and not self.lost))
 
     def result(self) -> Result:
         checks = [t.result() for t in self.tallies]
@@ -287,7 +316,7 @@ class Preparation:
         self._hulls = {
             schema: statistics.hull(those)
             for schema, those in sharing.items()
-            if len(those) > 1 and all(facts.leaves is those[0].leaves for facts in those)
+            if len(those) > 1 and all(f.leaves is those[0].leaves and not f.contradiction for f in those)
         }
 
     def prepare(self, plan: PartitionPlan, facts: list[FileFacts]) -> Part:
@@ -419,7 +448,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         if argument.statistics == "never":
             decision = statistics.UNKNOWN
         elif own is not None:
-            decision = _by_path(check, part.plan.values[own], facts.rows)
+            decision = _by_path(check, part.plan.values[own], facts)
         elif columns.declared is not None and check.kind != "check":
             decision = _by_declared(check, facts, tally.target)
         else:
@@ -455,10 +484,12 @@ def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Arg
             tally.files[path] = decision.violations
         return
     tally.pending.add(path)
+    tally.at_least += decision.violations
     enough = argument.max_violations is not None and decision.violations >= argument.max_violations
     if decision.violations and (argument.statistics == "only" or enough):
         # Not exact: the file stays pending, and is scanned where that is allowed.
         tally.violations += decision.violations
+        tally.at_least -= decision.violations
         tally.exact = False
 
 
@@ -466,6 +497,8 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
     """By the column that the catalog means, whatever else a file has of this name. What stands in the rows of a file
     that does not have it is known of columns alone that can be read: of others it may be a default.
     """
+    if facts.contradiction:
+        return statistics.UNKNOWN
     try:
         own = follow(target.path, facts.columns) if target.path else None
     except Ambiguous:
@@ -475,8 +508,10 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
     return statistics.missing(check, facts) if problem(target.kind) is None else statistics.UNKNOWN
 
 
-def _by_path(check: Check, value: str | None, rows: int) -> statistics.Decision:
+def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.Decision:
     """A partition column has one value: its nulls are known without a look at the data."""
     if check.kind == "not_null":
-        return statistics.PASS if value is not None else statistics.Decision("violated", rows)
+        if value is not None:
+            return statistics.PASS
+        return statistics.UNKNOWN if facts.contradiction else statistics.Decision("violated", facts.rows)
     return statistics.PASS if value is None else statistics.UNKNOWN

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,9 +19,9 @@ from distop.files import identity
 from distop.recent import Kept
 from distop_behaviors.reading import iceberg
 from distop_behaviors.reading.facts import Unreadable, ddl, quote
-from distop_behaviors.validate import onestage
+from distop_behaviors.validate import onestage, rows_read
 from distop_behaviors.validate.expressions import attempted, unpushed, where_true
-from distop_behaviors.validate.failures import plain_path, sentence_of
+from distop_behaviors.validate.failures import is_internal, is_unexpected, plain_path, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from distop_behaviors.reading.footers import PlannedFile
+    from distop_behaviors.validate.rows_read import RowsRead
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ _LOCAL = re.compile("^file:/*")
 _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 _relations: Kept[DataFrame] = Kept(8)
-_counting: Kept[tuple[DataFrame, bool, Any]] = Kept(8)
+_counting: Kept[_Counting] = Kept(8)
 _judged: Kept[str | None] = Kept(256)
 
 
@@ -88,6 +90,30 @@ class Counts:
     violations: dict[int, int] = field(default_factory=dict)
     threw: dict[int, int] = field(default_factory=dict)
     where_threw: int = 0
+
+
+@frozen
+class Scanned:
+    """What a scan counted, by file (files without violations may be left out), and how many rows it read in all; None
+    where that is not known, or rows were skipped that ``where`` does not pick.
+    """
+
+    counts: dict[str, Counts]
+    read: int | None = None
+
+
+@frozen
+class _Counting:
+    """A query that counts. ``rows``: its counters where Spark has planned it for good; ``held``: what it is made of, so
+    that nothing else gets their ids.
+    """
+
+    query: DataFrame
+    planned: bool
+    rows: RowsRead | None
+    held: Any
+    running: threading.Lock = field(default_factory=threading.Lock)
+    """Its counters are its own for one run at a time."""
 
 
 def spark_path(path: str) -> str:
@@ -202,28 +228,28 @@ def _hold_all(frame: DataFrame, group: Group) -> None:
 
 def count(
     session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
-) -> dict[str, Counts]:
-    """Violations by file and check. Files that have none may be left out. Raises what Spark raises. ``lasting``: no
-    condition tells the time, or anything else that is not the row's.
+) -> Scanned:
+    """Violations by file and check. Raises what Spark raises. ``lasting``: no condition tells the time, or anything
+    else that is not the row's.
 
     A query takes dozens of calls into the JVM, two analyses and a plan: the last ones are kept, as their conditions
     are.
     """
     with_rows = where is not None or group.all_rows
     if not with_rows and not checks:
-        return {}
+        return Scanned({})
     frame, found = relation(session, group), tuple(checks.values())
     key = (id(frame), tuple(map(id, found)), id(where), with_rows, lasting)
 
-    def made() -> tuple[DataFrame, bool, Any]:
+    def made() -> _Counting:
         query = _counting_query(frame, group, found, where)
+        held = (frame, found, where)
         planned = _planned(session, query) if lasting and group.values is None else None
-        # With what it is made of, so that nothing else gets their ids.
-        return planned or query, planned is not None, (frame, found, where)
+        if planned is None:
+            return _Counting(query, False, None, held)
+        return _Counting(planned[0], True, rows_read.of_plan(planned[1]), held)
 
-    query, planned, _ = _counting.get(key, made)
-    # Selected from: a query that was run once would find what it shuffled then.
-    rows = (query if planned else query.select("*")).collect()
+    rows, read = _run(_counting.get(key, made))
     counts: dict[str, Counts] = {}
     for row in rows:
         of_file = counts.setdefault(group.path(row[0]), Counts(0 if with_rows else None, dict.fromkeys(checks, 0)))
@@ -231,10 +257,29 @@ def count(
             of_file.rows = (of_file.rows or 0) + row[1]
         for i, n in enumerate(checks, 2 if with_rows else 1):
             of_file.violations[n] += row[i]
-    return counts
+    return Scanned(counts, read)
 
 
-def _planned(session: SparkSession, query: DataFrame) -> DataFrame | None:
+def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
+    """The rows of a query that counts, and how many rows it read."""
+    if not counting.planned:
+        # Selected from: a query that was run once would find what it shuffled then.
+        query = counting.query.select("*")
+        return query.collect(), rows_read.of_frame(query)
+    if counting.rows is None:
+        return counting.query.collect(), None
+    with counting.running:
+        before = counting.rows.total()
+        return counting.query.collect(), counting.rows.total() - before
+
+
+def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
+    """How many rows Spark finds in each file of a group: no column is read. Raises what Spark raises."""
+    counts = count(session, replace(group, all_rows=True), {}, None, lasting=True).counts
+    return {path: found.rows or 0 for path, found in counts.items()}
+
+
+def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """None where Spark's own means do not serve as they did: what is wrong with the data the query itself will tell."""
     try:
         return onestage.of_tasks(session, query)
@@ -259,9 +304,7 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     return frame.groupBy(group.file_column(frame) if group.source else F.input_file_name()).agg(*totals)
 
 
-def count_attempts(
-    session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None
-) -> dict[str, Counts]:
+def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> Scanned:
     """As :func:`count`, but a row on which a check throws is counted as such and fails nothing else."""
     from pyspark.sql import functions as F
 
@@ -276,12 +319,13 @@ def count_attempts(
         totals.append(F.count_if(chosen & F.col(f"c{n}.v")))
         totals.append(F.count_if(chosen & F.col(f"c{n}").isNull()))
     out = {}
-    for row in frame.groupBy("file").agg(*totals).collect():
+    query = frame.groupBy("file").agg(*totals)
+    for row in query.collect():
         counts = Counts(row[1] if where is not None or group.all_rows else None, where_threw=row[2])
         for i, n in enumerate(checks):
             counts.violations[n], counts.threw[n] = row[3 + 2 * i], row[4 + 2 * i]
         out[group.path(row[0])] = counts
-    return out
+    return Scanned(out, rows_read.of_frame(query))
 
 
 def refused(session: SparkSession, group: Group, text: str) -> str | None:
@@ -312,6 +356,10 @@ def _refusal(frame: DataFrame, text: str) -> str | None:
         if kind == "INVALID_WHERE_CONDITION":
             return f"the expression uses an aggregate function, {given.get('expressionList')}: it must look at one row"
         return sentence_of(e)
+    except Exception as e:
+        if is_unexpected(e):
+            raise
+        return sentence_of(e)
     return None
 
 
@@ -321,7 +369,13 @@ def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
 
     frame = relation(session, group)
     try:
-        frame.where(column)
+        # Planned as well: what the optimizer breaks on is known then. What throws there of its own right (a constant
+        # that cannot be cast) is told by those who count.
+        frame.where(unpushed(column))._jdf.queryExecution().executedPlan()
     except AnalysisException as e:
         return sentence_of(e)
+    except Exception as e:
+        if is_unexpected(e):
+            raise
+        return sentence_of(e) if is_internal(e) else None
     return None

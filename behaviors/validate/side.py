@@ -137,7 +137,7 @@ class Side:
             return self._values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
         # Of a catalog's columns those that have a default are not read at all.
-        if mine is None or facts.rows == 0:
+        if mine is None or facts.left == 0:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)

@@ -46,6 +46,8 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     """What statistics prove about a check of one column, for the rows of one file, without ``where``. ``path``: where
     the column is in it, if that is known.
     """
+    if facts.contradiction:
+        return UNKNOWN
     if facts.left == 0:
         return PASS
     decision = _decide(check, facts, path)

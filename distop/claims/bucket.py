@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from distop.clock import time
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 
@@ -17,7 +18,7 @@ class Bucket:
         for value, what in ((rate, "a rate"), (burst, "a burst")):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if value is not None and not (number and value > 0):
-                raise InvalidArgument(f"{what} is a positive number, not {value!r}")
+                raise InvalidArgument(f"{what} is a positive number, not {shown(value)}")
         self.rate = float(rate)
         self.burst = max(1.0, float(burst if burst is not None else rate))
         self._tokens = self.burst

@@ -234,11 +234,11 @@ def takings(
             outcome = Outcome(
                 *(name, old.executor, old.incarnation, old.attempt, began, now), error=text, tried=claim.tried
             )
-        elif old.permit >= 0 or not wanted(claim, p):
-            continue  # a permit is an executor's to give back
+        elif not wanted(claim, p):
+            continue
         taken += not over
         chosen_again.append((p, lost))
-        result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome))
+        result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome, old))
     first = Claim(actor, "", 1, 0)
     for p in op.free:
         if taken >= size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any, TypeAlias
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 from distop.core.codec import MAX_ERROR_TEXT, loads, shorten
 from distop.core.frozen import frozen
 from distop.core.keys import check_type_name
+from distop.core.texts import check_encodable, shown
 from distop.errors import InvalidArgument
 from distop.schema import encode_argument
 
@@ -101,28 +101,26 @@ def _json(value: Any) -> Any:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a text, not {value!r}")
+        raise InvalidArgument(f"{what} must be a text, not {shown(value)}")
+    check_encodable(value, what)
     return shorten(value, MAX_ERROR_TEXT)
 
 
 def check_actor(actor: Any) -> str:
     """The name of an actor. Raises InvalidArgument."""
     if not isinstance(actor, str) or not 0 < len(actor) <= 200:
-        raise InvalidArgument(f"an actor has a name of 1 to 200 characters, not {actor!r:.100}")
-    try:
-        actor.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(f"the actor's name {actor!r:.100} holds a lone surrogate") from None
+        raise InvalidArgument(f"an actor has a name of 1 to 200 characters, not {shown(actor)}")
+    check_encodable(actor, "the name of an actor")
     return actor
 
 
 def check_duration(duration: Any) -> float:
     """Seconds of a claim. Raises InvalidArgument."""
-    ok = isinstance(duration, int | float) and not isinstance(duration, bool) and math.isfinite(duration)
+    ok = isinstance(duration, int | float) and not isinstance(duration, bool)
     if not ok or not SHORTEST_DURATION <= duration <= LONGEST_DURATION:
         raise InvalidArgument(
             f"the duration of a claim is a number of seconds from {SHORTEST_DURATION:g} to {LONGEST_DURATION:g}, "
-            f"not {duration!r}"
+            f"not {shown(duration)}"
         )
     return float(duration)
 
@@ -130,18 +128,22 @@ def check_duration(duration: Any) -> float:
 def check_count(count: Any, what: str) -> int:
     """How many jobs at most. Raises InvalidArgument."""
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1_000_000:
-        raise InvalidArgument(f"{what} is a whole number of jobs from 0 to a million, not {count!r}")
+        raise InvalidArgument(f"{what} is a whole number of jobs from 0 to a million, not {shown(count)}")
     return count
 
 
 def check_types(types: Any) -> dict[str, int | None]:
     """Type → how many jobs of it at most (None: as many as of all). Raises InvalidArgument."""
     if isinstance(types, str) or not isinstance(types, Iterable):
-        raise InvalidArgument(f"the types are a list of names, such as [{types!r}], or name → how many at most")
-    limits = dict(types.items()) if isinstance(types, Mapping) else dict.fromkeys(types)
+        raise InvalidArgument(
+            f"types must be a list of names, such as [{shown(types)}], or a mapping from name to the maximum number of "
+            'jobs, such as {"noop": 5}'
+        )
+    given = types.items() if isinstance(types, Mapping) else ((name, None) for name in types)
+    limits = {check_type_name(name): most for name, most in given}
     if not limits:
         raise InvalidArgument("name at least one type of jobs to own")
     return {
-        check_type_name(name): None if most is None else check_count(most, f"the most of {name}")
+        name: None if most is None else check_count(most, f"the maximum number of jobs of {name}")
         for name, most in limits.items()
     }

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from distop.core.codec import dumps, loads
+from distop.core.codec import loads
 from distop.core.declaration import Declaration, Retry
 from distop.core.keys import check_type_name
 from distop.core.records import read
+from distop.core.texts import shown
 from distop.core.txn import Get, GetResult, Put, Txn, unchanged
 from distop.errors import InvalidArgument, NotAllowed
+from distop.schema import encode_json
+from distop.submission.request import LONGEST_DELAY, seconds, text, times
 
 if TYPE_CHECKING:
     from distop.core.keys import Keys
     from distop.store.client import EtcdClient
 
 WRITE_LIMIT = 30.0
+LONGEST_DESCRIPTION = 10_000
+"""Characters."""
 
 
 def declaration(
@@ -39,18 +44,23 @@ def declaration(
         (lost, ("retry", "fail"), "lost"),
         (failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
     ):
-        if value not in allowed:
-            raise InvalidArgument(f"type {type_name}: {what} is {value!r}, it must be one of {', '.join(allowed)}")
+        if not isinstance(value, str) or value not in allowed:
+            raise InvalidArgument(f"type {type_name}: {what} is {shown(value)}, it must be one of {', '.join(allowed)}")
     if isinstance(conflicts_with, str) or not isinstance(conflicts_with, Iterable):
-        raise InvalidArgument(f"type {type_name}: conflicts_with is a list of types: [{conflicts_with!r}]")
+        raise InvalidArgument(f"type {type_name}: conflicts_with is a list of types: [{shown(conflicts_with)}]")
     retry = retry if retry is not None else Retry()
-    if not isinstance(retry, Retry) or retry.attempts < 1:
-        raise InvalidArgument(f"type {type_name}: retry is a distop.behavior.Retry of at least one attempt")
+    if not isinstance(retry, Retry):
+        raise InvalidArgument(f"type {type_name}: retry is a distop.behavior.Retry, not {shown(retry)}")
+    times(retry.attempts, f"type {type_name}: the attempts of retry are")
+    for pause in (retry.initial, retry.maximum):
+        if seconds(pause, f"type {type_name}: the back-off of retry") > LONGEST_DELAY:
+            raise InvalidArgument(f"type {type_name}: the back-off of retry is longer than a hundred years")
     if not can_fail and lost == "fail":
         raise InvalidArgument(f"type {type_name}: can_fail is false, so lost must be 'retry'")
     arg = _schema(type_name, arg_schema, "arg_schema")
-    if object_field is not None and object_field not in (arg.get("properties") or {}):
-        raise InvalidArgument(f"type {type_name}: object_field {object_field!r} is no property of its arg_schema")
+    fields = arg.get("properties") or {}
+    if object_field is not None and not (isinstance(object_field, str) and object_field in fields):
+        raise InvalidArgument(f"type {type_name}: object_field {shown(object_field)} is no property of its arg_schema")
     return Declaration(
         type_name,
         arg,
@@ -63,7 +73,7 @@ def declaration(
         lost=lost,
         failure_policy=failure_policy,
         completes=False,
-        description=str(description),
+        description=text(description, "the description of a type", LONGEST_DESCRIPTION),
         cleans=False,
         code=False,
     )
@@ -79,10 +89,10 @@ def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapp
     schema = dump() if callable(dump) else schema
     try:
         if not isinstance(schema, Mapping):
-            raise TypeError(f"it is {schema!r:.100}")
-        plain: Mapping[str, Any] = loads(dumps(dict(schema)))
+            raise TypeError(f"it is {shown(schema)}")
+        plain: Mapping[str, Any] = loads(encode_json(dict(schema), what))
         Draft202012Validator.check_schema(plain)
-    except (SchemaError, TypeError, ValueError) as error:
+    except (SchemaError, TypeError, ValueError, RecursionError) as error:
         said = error.message if isinstance(error, SchemaError) else str(error)
         raise InvalidArgument(f"type {type_name}: {what} is no JSON Schema: {said:.300}") from None
     return plain

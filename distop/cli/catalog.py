@@ -32,12 +32,16 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Change a table that is registered already.")] = False,
 ) -> None:
     """Register a table."""
+    from distop.cli.interrupts import run
     from distop.core.keys import encode
     from distop.core.model import TableRecord
-    from distop.tables import check_table
+    from distop.submission.registry import check_record
+    from distop.tables import check_within_limit
 
     encode(name)
-    record = check_table(TableRecord(name, format_name, location, dict(parse_options(option))))
+    given = TableRecord(name, format_name, location, dict(parse_options(option)))
+    check_record(given)
+    record = run(check_within_limit(given))
 
     async def work(client: Client) -> TableRecord:
         return await client.add_table(record, replace=replace, check=False)

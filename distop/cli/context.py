@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def _json(text: str, where: str) -> Any:
         ) from None
     except RecursionError:
         raise InvalidArgument(f"{where} is nested too deeply") from None
+    except ValueError:
+        raise InvalidArgument(f"{where} holds a number of more digits than can be read") from None
 
 
 def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:
@@ -146,9 +149,9 @@ def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidArgument(f"--option must be written as K=V, not {text!r}")
+            raise InvalidArgument(f"--option must be written as K=V, not {shown(text)}")
         try:
             found[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[key] = value
     return found

@@ -25,6 +25,10 @@ POLL = Annotated[
 LIMIT = Annotated[str | None, typer.Option(metavar="N", help="History records kept per table (1000).")]
 AGE = Annotated[str | None, typer.Option(metavar="T", help="How long these are kept: 30d, 36h (as the limit lets).")]
 METRICS = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there (nowhere).")]
+CALL_LIMIT = Annotated[
+    str | None,
+    typer.Option(metavar="T", help="Time limit for planning an operation, and for its completion code (1h)."),
+]
 
 
 def executor(
@@ -44,6 +48,7 @@ def executor(
     history_limit: LIMIT = None,
     history_age: AGE = None,
     metrics: METRICS = None,
+    call_limit: CALL_LIMIT = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -68,6 +73,7 @@ def executor(
             history_limit=history_limit,
             history_age=history_age,
             metrics=metrics,
+            call_limit=call_limit,
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
@@ -98,6 +104,7 @@ def dev(
     history_limit: LIMIT = None,
     history_age: AGE = None,
     metrics: METRICS = None,
+    call_limit: CALL_LIMIT = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
@@ -116,6 +123,7 @@ def dev(
         "history_limit": history_limit,
         "history_age": history_age,
         "metrics": metrics,
+        "call_limit": call_limit,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -98,6 +98,7 @@ async def _store(client: Client) -> list[Finding]:
         *_authentication(client),
         await _clock(client),
         await _nodes(client),
+        await _writes(client),
         *await _keys(client),
     ]
 
@@ -168,15 +169,23 @@ async def _clock(client: Client) -> Finding:
     newest = await client.history(limit=1)
     future = parse_time(str(newest[0].record.get("finished", ""))) - clock.time() if newest else 0.0
     if ahead is not None and abs(ahead) > _CLOCK_TOLERANCE:
-        where = f"about {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} etcd's"
+        where = f"about {abs(ahead):.0f} s {_side(ahead)} etcd's"
         return Finding("clock", "error", f"this machine's clock is {where}: set the clocks (NTP)")
     if future > _CLOCK_TOLERANCE:
         return Finding(
             "clock", "error", f"{newest[0].op} ended {future:.0f} s in this machine's future: set the clocks (NTP)"
         )
+    wrong = [node for node in (await client.nodes()).values() if node.clock]
+    if wrong:
+        named = sorted(f"{node.executor}'s is {abs(node.clock)} s {_side(node.clock)} etcd's" for node in wrong)
+        return Finding("clock", "error", f"wrong clocks: {', '.join(named)}; set the clocks (NTP)")
     if ahead is None:
         return Finding("clock", "skipped", f"it could not be compared with etcd's: {unknown}")
     return Finding("clock", "ok", f"within {_CLOCK_TOLERANCE:.0f} s of etcd's")
+
+
+def _side(ahead: float) -> str:
+    return "ahead of" if ahead > 0 else "behind"
 
 
 async def _nodes(client: Client) -> Finding:
@@ -191,7 +200,23 @@ async def _nodes(client: Client) -> Finding:
         for node in sorted(live.values(), key=lambda node: node.executor)
         if node.unable
     ]
+    cannot += [
+        f"{node.executor} has {node.spark}" if node.spark.startswith("no ") else f"{node.executor}: {node.spark}"
+        for node in sorted(live.values(), key=lambda node: node.executor)
+        if node.spark
+    ]
     return Finding("executors", "warning" if cannot else "ok", "; ".join([alive, *cannot]))
+
+
+async def _writes(client: Client) -> Finding:
+    """What etcd refuses by its form, which executors send again and again."""
+    from distop.inspection.reasons import LIMITS
+
+    live = sorted((await client.nodes()).values(), key=lambda node: node.executor)
+    refused = [f"{op} ({node.executor}): {text}" for node in live for op, text in sorted(node.refused.items())]
+    if not refused:
+        return Finding("writes", "ok", "etcd accepts all writes of the executors")
+    return _wrong("writes", [f"etcd rejects a write of {one}" for one in refused], "", LIMITS)
 
 
 async def _keys(client: Client) -> list[Finding]:
@@ -211,8 +236,8 @@ async def _keys(client: Client) -> list[Finding]:
     ]
 
 
-def _wrong(name: str, wrong: list[str], fine: str) -> Finding:
+def _wrong(name: str, wrong: list[str], fine: str, advice: str = "") -> Finding:
     if not wrong:
         return Finding(name, "ok", fine)
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return Finding(name, "error", "; ".join(wrong[:_SHOWN]) + more)
+    return Finding(name, "error", "; ".join(wrong[:_SHOWN]) + more + (f": {advice}" if advice else ""))

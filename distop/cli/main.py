@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from distop import garbage
 from distop.cli.context import Context, Interrupted, current, take_globals, use
 from distop.cli.output import one_line
+from distop.core.codec import shorten
 from distop.errors import DistopError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPTED = 130
+LONGEST_ERROR = 2_000
+"""Characters of an error message: the parser quotes whole arguments, however long they are."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -66,7 +69,7 @@ def _fail(error: Exception, code: int, text: str) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"error: {one_line(text)}", file=sys.stderr)
+    print(f"error: {shorten(one_line(text), LONGEST_ERROR)}", file=sys.stderr)
     return code
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distop.core.texts import shown
 from distop.errors import InvalidArgument, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def seconds(option: str) -> Callable[[Any], float]:
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf"):
-            raise InvalidArgument(f"{option} must be a number of seconds, 0 or more, not {value!r}")
+            raise InvalidArgument(f"{option} must be a number of seconds, 0 or more, not {shown(value)}")
         return number
 
     return read
@@ -45,7 +46,7 @@ def count(option: str) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         text = str(value).strip()
         if not (text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) > 0):
-            raise InvalidArgument(f"{option} must be a whole number of at least 1, not {value!r}")
+            raise InvalidArgument(f"{option} must be a whole number of at least 1, not {shown(value)}")
         return int(text)
 
     return read
@@ -85,7 +86,7 @@ def labels(texts: list[str] | None) -> dict[str, str] | None:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals:
-            raise InvalidArgument(f"--label must be written as K=V, not {text!r}")
+            raise InvalidArgument(f"--label must be written as K=V, not {shown(text)}")
         if found.get(key, value) != value:
             raise InvalidArgument(f"the label {key} is given twice, with other values")
         found[key] = value
@@ -113,9 +114,9 @@ def selected(given: list[str] | None) -> dict[str, str] | None:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise InvalidArgument(f"--where takes a label as K=V, not {text!r}")
+            raise InvalidArgument(f"--where takes a label as K=V, not {shown(text)}")
         if found.setdefault(name, value) != value:
-            raise InvalidArgument(f"--where names the label {name!r} twice: an executor has one value for it")
+            raise InvalidArgument(f"--where names the label {shown(name)} twice: an executor has one value for it")
     return found
 
 
@@ -125,7 +126,7 @@ def _number(option: str) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         text = str(value).strip()
         if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > _DIGITS:
-            raise InvalidArgument(f"{option} must be a whole number, not {value!r}")
+            raise InvalidArgument(f"{option} must be a whole number, not {shown(value)}")
         return int(text)
 
     return read

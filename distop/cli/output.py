@@ -33,8 +33,9 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on a line of its own."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+    """One JSON document on a line of its own. A lone surrogate (from a file name, say) is its JSON escape."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    print(text.encode(errors="backslashreplace").decode(), flush=True)
 
 
 def say(text: str) -> None:
@@ -43,8 +44,10 @@ def say(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text with control characters written as escapes: a name may hold line ends, and orders to a terminal."""
-    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in text)
+    """The text with control characters and lone surrogates written as escapes: a name may hold line ends, and orders
+    to a terminal.
+    """
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 
 def note(text: str) -> None:

@@ -24,7 +24,7 @@ from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
 from distop.core.model import Decision, History, State
 from distop.core.records import read
-from distop.core.series import Series, following
+from distop.core.series import Series, following, next_request
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.errors import (
@@ -36,6 +36,7 @@ from distop.errors import (
     UnreadableRecord,
 )
 from distop.node.reporter import Reporter
+from distop.schema import encode_argument
 from distop.submission.request import FOLLOW, request
 from distop.submission.submit import submit
 from distop.worker.model import PlanPages, WorkerError
@@ -56,7 +57,7 @@ ERRORS_KEPT = 10
 ERROR_TEXT = 2_000
 MAX_HISTORY_BYTES = 1024 * 1024
 FOLLOW_UP_TIME = 600.0
-"""Seconds after the finish during which an operation that shall follow is tried again while it is refused."""
+"""Seconds during which an operation that shall follow is tried again while it is refused."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
 SERIES_PAUSE = (1.0, 5.0)
 
@@ -145,10 +146,19 @@ class Ending:
         self._followed: dict[OperationRef, set[int]] = {}
         """What follows an operation, as far as that is settled, while another part of it has to wait."""
         self._follow_at: dict[OperationRef, float] = {}
+        """When it is tried again (``time.monotonic``)."""
+        self._refused: dict[OperationRef, float] = {}
+        """Operations of which something that shall follow was refused, and since when (``time.monotonic``)."""
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, guard, reached)
-        self._ends = Reporter(ctx.client, ctx.lost, ctx.log, ctx.limits, what="ends of operations")
+        self._ends = Reporter(
+            ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.refusals, ctx.limits, what="ends of operations"
+        )
         """Of their keys: those that come together go together."""
+
+    def close(self) -> None:
+        """Stop at once: the election or the session is over."""
+        self._ends.close()
 
     # --------------------------------------------------------------- complete
 
@@ -323,6 +333,7 @@ class Ending:
         """Forget what was foreseen of all others: they are gone."""
         for ref in [ref for ref in self._ahead if ref not in refs]:
             self._ahead.pop(ref).close()
+        self._refused = {ref: since for ref, since in self._refused.items() if ref in refs}
 
     def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
         ref = op.ref
@@ -413,11 +424,11 @@ class Ending:
         if one is None or arg.kv is None:
             return
         rules = spec.rules
-        wanted = request(
-            *(ref.type, ref.table, arg.kv.value, spec.partitions, f"{ref}#next"),
-            *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
-        )
         try:
+            wanted = request(
+                *(ref.type, ref.table, arg.kv.value, spec.partitions, next_request(ref)),
+                *(rules.failure_policy, rules.retry.attempts, spec.submitter, spec.labels),
+            )
             wanted = replace(
                 wanted, not_before=one.not_before, series=one.series, options=op.terms.options, where=spec.where
             )
@@ -425,9 +436,9 @@ class Ending:
             started = await submit(self._ctx.client, self._keys, replace(wanted, **by_id))
         except Incompatible as error:
             # Its id is held by one of no series that has not begun: while that lasts, it is tried again.
-            if due := await self._try_again(ref, now):
+            if pause := self._try_again(ref):
                 self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
-                raise Later(due) from None
+                raise Later(time.time() + pause) from None
             self._log.error("the series ends, its next one is refused: %s", error, extra={"operation": str(ref)})
         except OperationStartError as error:
             self._log.info("the next of its series has to wait: %s", error, extra={"operation": str(ref)})
@@ -441,9 +452,8 @@ class Ending:
         """Start what the completion code asked for. What is refused for now is tried again, by whoever coordinates
         then; its decision, which names it, stays until that is settled.
         """
-        now = time.time()
-        if now < (due := self._follow_at.get(ref, 0.0)):
-            raise Later(due)
+        if (left := self._follow_at.get(ref, 0.0) - time.monotonic()) > 0:
+            raise Later(time.time() + left)
         settled = self._followed.setdefault(ref, set())
         refused: dict[int, OperationStartError] = {}
         for number, wanted in enumerate(follow_ups):
@@ -453,26 +463,26 @@ class Ending:
                     settled.add(number)
                 except OperationStartError as error:
                     refused[number] = error
-        if refused and (due := await self._try_again(ref, now)):
+        if refused and (pause := self._try_again(ref)):
             for why in refused.values():
                 self._log.info("what should follow has to wait: %s", why, extra={"operation": str(ref)})
-            self._follow_at[ref] = due
-            raise Later(due)
+            self._follow_at[ref] = time.monotonic() + pause
+            raise Later(time.time() + pause)
         for why in refused.values():
             self._log.error("what should follow was not started: %s", why, extra={"operation": str(ref)})
         self._followed.pop(ref, None)
         self._follow_at.pop(ref, None)
 
-    async def _try_again(self, ref: OperationRef, now: float) -> float:
-        """When to try what follows again, or 0 once that was tried for long enough: the longer ago the operation has
-        finished the later, so that no count has to be kept.
+    def _try_again(self, ref: OperationRef) -> float:
+        """Seconds until what follows is tried again, or 0 once that was tried for long enough: the longer the later. A
+        monotonic clock counts, since a wall clock that is hours ahead would give up at once; so a new coordinator tries
+        as long again.
         """
-        kv = await self._ctx.client.get(self._keys.history(ref))
-        finished = parse_time(read(History.decode, kv).finished) if kv is not None else 0.0
-        waited = max(0.0, now - finished)
+        now = time.monotonic()
+        waited = now - self._refused.setdefault(ref, now)
         shortest, longest = FOLLOW_UP_PAUSE
         pause = min(longest, shortest + waited / 4) * random.uniform(0.8, 1.0)
-        return now + pause if waited < FOLLOW_UP_TIME else 0.0
+        return pause if waited < FOLLOW_UP_TIME else 0.0
 
     async def _follow(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
         """Start one operation that the completion code asked for: once, by its request id, whoever does it again.
@@ -485,7 +495,7 @@ class Ending:
                 request(
                     wanted["type"],
                     wanted["table"],
-                    dumps(wanted.get("arg") or {}),
+                    encode_argument(wanted.get("arg") or {}),
                     wanted.get("partitions"),
                     f"{ref}#{number}",
                     None,

@@ -18,7 +18,7 @@ from distop.clock import time
 from distop.core import finishing as f
 from distop.core.codec import loads
 from distop.core.txn import KeyValue, Put
-from distop.errors import EtcdRejected
+from distop.errors import MalformedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -36,10 +36,12 @@ FORESEEN_FOR = 0.25
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """One that waits. ``answer``: the revision at which it was finished, 0 where it was refused; or None: it is its
-    turn to commit. ``apart``: together with others it was refused, and nothing told why.
+    turn to commit. ``apart``: it goes alone: together with others it was
+    refused, and nothing told why, or etcd does not take its form.
     """
 
     final: f.Final
+    part: Txn
     answer: asyncio.Future[int | None]
     apart: bool = False
 
@@ -62,6 +64,8 @@ class Finishes:
         self._took = 0.0
         """Seconds of the last commit."""
         self._waiting: deque[_Waiting] = deque()
+        self._malformed: set[OperationRef] = set()
+        """Operations whose finish etcd does not take, each of them alone: they go alone at once."""
         self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
         """The read that was begun last, and when."""
         self._since = 0
@@ -85,7 +89,8 @@ class Finishes:
 
     async def finish(self, final: f.Final) -> bool:
         """Write the terminal state and the history; False: refused, for another reason than runOps."""
-        one = _Waiting(final, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        one = _Waiting(final, f.part(self._keys, final), answer, final.ref in self._malformed)
         applied: int | None = None
         behind = self._busy
         if behind:
@@ -106,6 +111,7 @@ class Finishes:
             finally:
                 for other in others:  # one wait is enough for all of them
                     other.settle(applied)
+        self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
             self._ctx.log.info("finished as %s", state, extra={"operation": str(final.ref)})
@@ -139,12 +145,13 @@ class Finishes:
                 finals = [one.final for one in group]
                 counts: Mapping[str, int] = loads(seen.value) if seen is not None else {}
                 mod = seen.mod_revision if seen is not None else 0
-                txn = f.finish(self._keys, self._guard, counts, mod, finals)
+                txn = f.finish(self._keys, self._guard, counts, mod, finals, [one.part for one in group])
                 began = time.monotonic()
                 try:
                     result = await self._ctx.commit(txn)
-                except EtcdRejected:
+                except MalformedRequest:
                     if len(group) == 1:
+                        self._malformed.add(mine.final.ref)
                         raise
                     group = self._apart(group)
                     continue
@@ -180,7 +187,8 @@ class Finishes:
             if not one.answer.done():
                 more.append(one)
         if more:
-            fit = f.finish_together(self._keys, [one.final for one in (*group, *more)])
+            parts, table = [one.part for one in (*group, *more)], group[0].final.ref.table
+            fit = f.finish_together(self._keys, self._guard, table, parts, self._ctx.limits.finish_room)
             room = max(0, fit - len(group))
             group += more[:room]
             self._waiting.extendleft(reversed(more[room:]))

@@ -2,7 +2,8 @@
 
 Planning and completion run code of the behavior, so they are done where the operation may be worked for. A coordinator
 that does not fit one of its operations gives up the election once its own calls into the child have ended, if a node
-that fits lives; until then it begins no other call, so that neither waits for the other for ever.
+that fits lives; until then it begins no other call, so that neither waits for the other for ever. The operation waits
+for such a node if there is none; a cancelled one waits for a minute, then it ends without its completion code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from distop.clock import time
 from distop.core import decide
+from distop.core.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -19,13 +22,16 @@ if TYPE_CHECKING:
     from distop.core.operationview import OperationView
     from distop.node.context import Context
 
+ABSENT = 60.0
+"""Seconds for which a cancelled operation waits for a node that may run its completion code: one may just be starting
+again."""
 AGAIN = 0.1
 """Seconds until it is tried again to give up an election that is just being taken up."""
 
 
 class Placing:
     """Of one coordinator. ``pass_on`` gives up the election, or tells (False) that it cannot be given up yet; ``kick``
-    has operations looked at again.
+    has operations looked at again. ``only_ending``: no live node has code of the type, and none has had for a while.
     """
 
     def __init__(
@@ -33,12 +39,16 @@ class Placing:
         ctx: Context,
         pass_on: Callable[[], bool],
         kick: Callable[[Collection[OperationRef]], None],
+        only_ending: bool = False,
     ) -> None:
         self._ctx = ctx
         self._pass_on = pass_on
         self._kick = kick
+        self._only_ending = only_ending
         self._elsewhere: dict[OperationRef, Mapping[str, str]] = {}
         """Operations whose next step is for another node, with their selectors."""
+        self._alone: dict[OperationRef, float] = {}
+        """Cancelled ones of them for which no live node fits, and since when that is known."""
         self._put_off: set[OperationRef] = set()
         """Operations whose next step waits until the election is given up."""
         self._own: set[OperationRef] = set()
@@ -47,23 +57,37 @@ class Placing:
         """The election is given up once those have been served."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def here(self, op: OperationView, step: decide.Step) -> bool:
-        """The step is to be done here, now."""
+    def here(self, op: OperationView, step: decide.Step) -> decide.Step:
+        """The step as it is to be done here, now; None: it is for another node, or for later."""
         assert op.spec is not None
         where, ref = op.spec.where, op.ref
         if not isinstance(step, decide.MakePlan | decide.Complete | decide.CompleteFirst):
             self._settled(ref)
-            return True
-        if not self._ctx.fits(where):
+            return step
+        if self._only_ending or not self._ctx.fits(where):
+            if op.state is State.CANCELLING and op.decision is not None and self._nobody(op):
+                self._settled(ref)
+                return decide.without_code(op.decision, _absence(op))
             self._elsewhere[ref] = where
             self._look_soon(0.0)  # once all that have changed together have had their turn: some may be served here
-            return False
+            return None
         self._settled(ref)
         if self._leaving and self._wanted():
             self._put_off.add(ref)
-            return False
+            return None
         self._own.add(ref)
-        return True
+        return step
+
+    def _nobody(self, op: OperationView) -> bool:
+        """No node that may run the operation's code lives, and none has for a while."""
+        if self._only_ending:
+            return True
+        assert op.spec is not None
+        if self._ctx.others(op.ref.type, op.spec.where):
+            self._alone.pop(op.ref, None)
+            return False
+        now = time.monotonic()
+        return now - self._alone.setdefault(op.ref, now) >= ABSENT
 
     def done(self, ref: OperationRef) -> None:
         """A step of an operation is over."""
@@ -72,6 +96,7 @@ class Placing:
             self._look_soon(0.0)
 
     def _settled(self, ref: OperationRef) -> None:
+        self._alone.pop(ref, None)
         if self._elsewhere.pop(ref, None) is not None and not self._elsewhere:
             self.changed()
 
@@ -92,7 +117,9 @@ class Placing:
             self._look_soon(AGAIN)
 
     def changed(self) -> None:
-        """Nodes came or went, or an operation needs none any more."""
+        """Nodes came or went, or an operation needs none any more; or it is time for a poll."""
+        if self._alone:
+            self._kick(list(self._alone))
         if self._wanted():
             self._look_soon(0.0)
         elif self._put_off:
@@ -105,3 +132,10 @@ class Placing:
         if self._timer is not None:
             self._timer.cancel()
         self._elsewhere.clear()
+        self._alone.clear()
+
+
+def _absence(op: OperationView) -> str:
+    """Who was missing."""
+    labels = ", ".join(f"{name}={value}" for name, value in op.spec.where.items()) if op.spec is not None else ""
+    return f"no live executor offers {op.ref.type}" + (f" and has the labels {labels}" if labels else "")

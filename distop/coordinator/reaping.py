@@ -61,8 +61,14 @@ class Reaper:
 
     async def _clean_up(self, op: OperationView, rows: PlanRows, claims: Sequence[tuple[int, int, str]]) -> None:
         assert op.spec is not None
-        if not op.spec.rules.code and op.ref.type not in self._ctx.types:
-            return  # actors ran the jobs, and there is no code to clean up after them
+        if op.ref.type not in self._ctx.types:
+            if op.spec.rules.code:  # else actors ran the jobs, and there is nothing to clean up after them
+                self._ctx.log.warning(
+                    "cancelled jobs are not cleaned up: no live executor offers %s",
+                    op.ref.type,
+                    extra={"operation": str(op.ref), "jobs": len(claims)},
+                )
+            return
         ref, worker = op.ref, self._ctx.worker
         items = [
             JobItem(row, seen.value.attempt, seen.mod)

@@ -24,15 +24,16 @@ from distop.core import decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.keys import state_ordinal
+from distop.core.model import State
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.core.view import TypeView
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.store.watch import Feed
 from distop.worker.model import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from distop.core.model import OperationRef
     from distop.core.operationview import OperationView
@@ -48,6 +49,9 @@ TOLD_AFTER = 8
 caught up by then.
 """
 
+COORDINATION = "coordination"
+"""What is told of an operation where etcd does not take what its coordinator writes."""
+
 T = TypeVar("T")
 
 
@@ -59,7 +63,8 @@ class Coordinator:
     """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
     it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
     nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
-    labels (False: not yet).
+    labels (False: not yet). ``only_ending``: no live node has code of the type; what is cancelled is brought to its
+    end, and everything else is left alone.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Coordinator:
         on_failure: Callable[[BaseException], None],
         on_trouble: Callable[[], None],
         on_elsewhere: Callable[[], bool],
+        only_ending: bool = False,
     ) -> None:
         self._ctx = ctx
         self.fence = fence
@@ -78,6 +84,7 @@ class Coordinator:
         self._guard = t.election_guard(ctx.keys, table, type_name, fence)
         self._view = TypeView(ctx.keys, table, type_name, ctx.limits.outcomes_ahead)
         self._log = ctx.log
+        self._only_ending = only_ending
         self._on_failure = on_failure
         self._on_trouble = on_trouble
         self._begun: dict[OperationRef, float] = {}
@@ -89,12 +96,14 @@ class Coordinator:
         """Operations for which the child is at work, and the stage that this is for."""
         self._overtaken: set[OperationRef] = set()
         """Those of them that have left that stage."""
-        self._placing = Placing(ctx, on_elsewhere, self._kick)
+        self._placing = Placing(ctx, on_elsewhere, self._kick, only_ending)
         self._left_alone: set[OperationRef] = set()
         self._barred: set[OperationRef] = set()
         """Operations of which it was said that a claim bars their end."""
         self._first: set[OperationRef] = set()
         """Operations whose completion code is at work before the decision."""
+        self._malformed: set[OperationRef] = set()
+        """Operations of which etcd does not take by its form what is to be written next."""
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled: they wait for their claims to go."""
         self._watching: asyncio.Task[None] | None = None
@@ -167,6 +176,8 @@ class Coordinator:
         if self._watching is not None:
             self._watching.cancel()
         self._waiters.close()
+        self._ending.close()
+        self._settle_refusals(self._malformed)
         self._placing.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -191,6 +202,7 @@ class Coordinator:
             changed = self._view.apply(changes)
         for told in (self._left_alone, self._barred):
             told.difference_update([ref for ref in told if ref not in self._view.operations])
+        self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         for ref in changed:
             op = self._view.operations.awake.get(ref)
@@ -200,6 +212,12 @@ class Coordinator:
                 self._cancelling.discard(ref)
         self._claims.want(bool(self._cancelling) and not self._closed)
         self._kick(changed)
+
+    def _settle_refusals(self, refs: Iterable[OperationRef]) -> None:
+        """Nothing more is to be written of these here."""
+        for ref in list(refs):
+            self._malformed.discard(ref)
+            self._ctx.refusals.settled(str(ref), COORDINATION)
 
     def _keep_arguments(self, changes: Sequence[Event]) -> None:
         """Those of operations that start come with their other records, and planning needs them at once."""
@@ -218,7 +236,8 @@ class Coordinator:
         if not self._ready:
             return
         refs = sorted(refs, key=self._turn)
-        self._waiters.look(refs)
+        if not self._only_ending:
+            self._waiters.look(refs)
         for ref in refs:
             if self._stage(ref) is Stage.WAITING:
                 continue
@@ -239,6 +258,8 @@ class Coordinator:
         return True
 
     def _next_step(self, op: OperationView) -> decide.Step:
+        if self._only_ending and op.state is not State.CANCELLING and op.stage is not Stage.CLEANING:
+            return None
         nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
         actors = decide.actors_of(op, time.monotonic()) if op.ref in self._cancelling else {}
         return decide.next_step(self._keys, op, nodes, self._guard, time.time(), poll, actors)
@@ -273,7 +294,7 @@ class Coordinator:
                     if ref in self._again:
                         continue
                     return
-                if not self._placing.here(op, step):
+                if (step := self._placing.here(op, step)) is None:
                     return
                 self._begun[ref] = time.monotonic()
                 try:
@@ -288,6 +309,8 @@ class Coordinator:
                 if applied:
                     refused.reset()
                     refusals = 0
+                    if ref in self._malformed:
+                        self._settle_refusals([ref])
                 else:
                     # Refused: the view was behind. What it missed is on its way.
                     refusals += 1
@@ -298,6 +321,9 @@ class Coordinator:
             pass
         except Later as later:
             self._wake_at(ref, later.when)
+        except MalformedRequest as error:
+            self._malformed.add(ref)
+            self._wake_at(ref, time.time() + self._ctx.refusals.refused(str(ref), COORDINATION, error))
         except (DistopError, OSError) as error:
             self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))

@@ -30,6 +30,8 @@ def failed_attempt(
     """
     if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error)):
         return None
+    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error)):
+        return None
     attempts, text = before + 1, f"{what} failed: {error}"
     ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": attempts})
     if error.kind in ("fatal", "unable") or gives_up(rules, attempts):

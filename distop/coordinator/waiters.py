@@ -18,12 +18,13 @@ from distop.core import catalog
 from distop.core import waiting as w
 from distop.core.codec import rfc3339
 from distop.core.due import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
+from distop.core.grouping import fitting, together
 from distop.core.model import CLUSTER_TABLE, State
 from distop.core.options import rank
 from distop.core.plan import whole_plan
 from distop.core.states import Stage
 from distop.core.txn import Get
-from distop.errors import DistopError, EtcdRejected, SessionLost, describe
+from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.submission.earlier import excluding
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 EXCLUDED_PAUSE = (0.05, 2.0)
 """Seconds between two looks at what runs on the table, while that excludes those that are ready."""
 TROUBLE_PAUSE = (0.5, 10.0)
+WAITING = "what begins or ends it"
+"""What is told of an operation where etcd does not take that."""
 
 
 class Waiters:
@@ -72,6 +75,8 @@ class Waiters:
         self._work: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._aside: dict[OperationRef, float] = {}
+        """Those of which etcd does not take by its form what begins or ends them, and when they are tried again."""
         self._apart = False
         """A group was refused, and nothing told why: the next ones are tried one by one, each another one first."""
 
@@ -86,6 +91,7 @@ class Waiters:
                 self._ready.pop(ref, None)
                 self._over.pop(ref, None)
                 self._times.discard(ref.instance)
+                self._settle(ref)
         self._changed.set()
         self._set_timer(now)
         if (self._ready or self._over) and self._work is None and not self._closed:
@@ -100,6 +106,8 @@ class Waiters:
     def close(self) -> None:
         """Stop at once."""
         self._closed = True
+        for ref in list(self._aside):
+            self._settle(ref)
         for running in (self._timer, self._work):
             if running is not None:
                 running.cancel()
@@ -108,6 +116,9 @@ class Waiters:
         """Where it belongs by now: what was ready once may have come to wait for another one since."""
         since = self._ready.pop(op.ref, None)
         self._over.pop(op.ref, None)
+        if (due := self._aside.get(op.ref, 0.0)) > now:
+            self._times.add(op.ref.object, op.ref.instance, due)
+            return
         match fate(op, self._ctx.cluster.holds, now):
             case Begin():
                 self._ready[op.ref] = since if since is not None else time.monotonic()
@@ -120,6 +131,19 @@ class Waiters:
                 self._times.add(op.ref.object, op.ref.instance, due)
             case Blocked(hold) if hold:
                 self._held.setdefault(hold, {})[op.ref] = None
+
+    def _set_aside(self, ref: OperationRef, error: MalformedRequest) -> None:
+        """etcd does not take what begins or ends this one, alone: it holds up no other, and is tried again later."""
+        pause = self._ctx.refusals.refused(str(ref), WAITING, error)
+        self._ready.pop(ref, None)
+        self._over.pop(ref, None)
+        self._aside[ref] = time.time() + pause
+        self._times.add(ref.object, ref.instance, self._aside[ref])
+        self._set_timer(time.time())
+
+    def _settle(self, ref: OperationRef) -> None:
+        if self._aside.pop(ref, None) is not None:
+            self._ctx.refusals.settled(str(ref), WAITING)
 
     # ------------------------------------------------------------------ times
 
@@ -189,7 +213,7 @@ class Waiters:
                 self._set_timer(now)
         if not ends:
             return False
-        ends = ends[: w.end_together(self._ctx.keys, [txn for _, _, txn in ends])]
+        ends = ends[: fitting(txn for _, _, txn in ends)]
         if len(ends) > 1 and await self._end(ends):
             return True
         # One of them holds up the others: an edge or a hold that this view does not show yet.
@@ -208,7 +232,7 @@ class Waiters:
         if isinstance(decided, EndWaiting):
             why, alarm, void = decided.why, decided.alarm, decided.void
             history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, void=void)
-            return ref, history, w.end_waiting(keys, ref, op.state_mod, history, why, self._guard)
+            return ref, history, w.end_waiting(keys, ref, op.state_mod, history, why, self._guard, hold=decided.hold)
         return None
 
     async def _end(self, ends: Sequence[tuple[OperationRef, History, Txn]]) -> bool:
@@ -216,14 +240,15 @@ class Waiters:
         if len(ends) == 1 and (ref := ends[0][0]) in self._over:
             self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
         try:
-            applied = await self._commit(w.ends([txn for _, _, txn in ends]))
-        except EtcdRejected:
+            applied = await self._commit(together([txn for _, _, txn in ends]))
+        except MalformedRequest as error:
             if len(ends) == 1:
-                raise
-            return False  # etcd takes none of them together
+                self._set_aside(ends[0][0], error)
+            return False  # etcd takes none of them together, or does not take this one
         for ref, history, _ in ends:
             if applied:
                 self._over.pop(ref, None)
+                self._settle(ref)
                 self._log.info("ended as %s without having begun", history.state, extra={"operation": str(ref)})
                 if history.alarm:
                     self._log.error("alarm: it never runs: %s", history.alarm, extra={"operation": str(ref)})
@@ -255,7 +280,7 @@ class Waiters:
             chosen.append(w.Beginning(ref, op.state_mod, alone, op.spec.hold, whole, op.terms))
             if len(chosen) == self._ctx.limits.begins:
                 break
-        return chosen[: w.begin_together(self._ctx.keys, chosen)] if chosen else []
+        return chosen[: w.begin_together(self._ctx.keys, self._guard, chosen)] if chosen else []
 
     def _in_turn(self) -> list[OperationRef]:
         """Those that are ready, by priority with aging, then in the order in which they became so."""
@@ -288,16 +313,18 @@ class Waiters:
         mod = found.kv.mod_revision if found.kv is not None else 0
         try:
             result = await self._ctx.commit(w.begins(keys, self._guard, running, mod, group))
-        except EtcdRejected:
+        except MalformedRequest as error:
             if len(group) == 1:
-                raise
-            group = group[:1]  # etcd takes none of them together
-            result = await self._ctx.commit(w.begins(keys, self._guard, running, mod, group))
+                self._set_aside(group[0].ref, error)
+                return True
+            self._apart = True  # etcd takes none of them together
+            return True
         if result.succeeded:
             await self._reached(result.revision)
             for one in group:
                 self._log.info("begins", extra={"operation": str(one.ref)})
                 self._ready.pop(one.ref, None)
+                self._settle(one.ref)
             self._apart = False
             return True
         refused = w.begin_refused(result, mod, group)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import word
 from distop.core.frozen import frozen
+from distop.core.grouping import together
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
 from distop.core.permits import gives_back, takes
@@ -43,7 +44,6 @@ what encloses it: two common guards, one more for each dead holder, and two comp
 OPERATIONS_PER_REPORT = 3
 REPORTS_PER_TXN = 42
 """Reports in one transaction (T1)."""
-REPORT_BYTES_PER_TXN = 1024 * 1024
 
 
 @frozen
@@ -181,7 +181,6 @@ class Guarded:
 
     guard: Compare
     ops: tuple[Operation, ...]
-    size: int
     label: str
     also: tuple[Compare, ...] = ()
     """What is compared beside the fence."""
@@ -201,13 +200,11 @@ def report(
     """A job's end (I36): under its fence, which stands for "running and not ended"; losing is ignored. ``former``: the
     claim, whose permit is given back.
     """
-    value = outcome.encode()
     key = keys.claim(ref, partition)
-    told = Put(keys.job(ref, partition, "outcome"), value)
+    told = Put(keys.job(ref, partition, "outcome"), outcome.encode())
     return Guarded(
         unchanged(key, fence),
         (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *gives_back(keys, ref, former)),
-        len(value),
         "report",
         proof=told,
     )
@@ -218,9 +215,8 @@ def wait_again(
 ) -> Guarded:
     """Retry and release: the claim is set to waiting; the job is stopped first. ``former`` as in :func:`report`."""
     key = keys.claim(ref, partition)
-    value = waiting.encode()
-    put = Put(key, value)
-    return Guarded(unchanged(key, fence), (put, *gives_back(keys, ref, former)), len(value), "retry", proof=put)
+    put = Put(key, waiting.encode())
+    return Guarded(unchanged(key, fence), (put, *gives_back(keys, ref, former)), "retry", proof=put)
 
 
 def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value: bytes, seen_mod: int) -> Guarded:
@@ -229,29 +225,29 @@ def checkpoint(keys: Keys, ref: OperationRef, partition: int, fence: int, value:
     """
     put = Put(keys.job(ref, partition, "progress"), value)
     guard = unchanged(keys.claim(ref, partition), fence)
-    return Guarded(guard, (put,), len(value), "progress", (unchanged(put.key, seen_mod),), put)
+    return Guarded(guard, (put,), "progress", (unchanged(put.key, seen_mod),), put)
 
 
 def guarded(txn: Txn) -> Guarded:
-    """A whole transaction of writes, to go with others. Its first guard is of a key that no other one compares."""
+    """A whole transaction of writes, to go with others."""
     guard, *also = txn.compares
-    return Guarded(guard, txn.success, 0, txn.label, tuple(also))
+    return Guarded(guard, txn.success, txn.label, tuple(also))
+
+
+def alone(write: Guarded) -> Txn:
+    """A guarded write as a transaction of its own."""
+    return Txn((write.guard, *write.also), write.ops, (), write.label)
 
 
 def group(writes: Sequence[Guarded]) -> Txn:
     """All or nothing: the usual case, in which every fence still holds."""
-    return Txn(
-        tuple(compare for w in writes for compare in (w.guard, *w.also)),
-        tuple(op for w in writes for op in w.ops),
-        (),
-        writes[0].label if writes else "",
-    )
+    return together([alone(write) for write in writes])
 
 
 def one_by_one(writes: Sequence[Guarded]) -> Txn:
     """Each decided alone, after the group was refused."""
-    alone = (Txn((w.guard, *w.also), w.ops, (Get(w.proof.key),) if w.proof is not None else ()) for w in writes)
-    return Txn((), tuple(alone), (), writes[0].label if writes else "")
+    apart = (Txn((w.guard, *w.also), w.ops, (Get(w.proof.key),) if w.proof is not None else ()) for w in writes)
+    return Txn((), tuple(apart), (), writes[0].label if writes else "")
 
 
 def applied_at(write: Guarded, answer: TxnResult, revision: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core import keys as K
 from distop.core.codec import UNREADABLE, loads
-from distop.core.links import Hold, HoldState
+from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Node, State
 from distop.core.unique import may_come_again
 
@@ -39,13 +39,23 @@ class ClusterTrace:
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
+        self.tables: set[str] = set()
+        """Those that are registered."""
+        self.declared: dict[str, int] = {}
+        """Type → the revision at which it was declared."""
         self.holds: set[str] = set()
+        self.inserting: set[str] = set()
+        """Those of them under which a graph is being inserted."""
         self.denied: set[str] = set()
         """Those of them that will never let go."""
         self.ids: dict[tuple[str, str, str], str] = {}
         """(table, type, id) → the operation that its key names."""
         self._gone: dict[str, None] = {}
         """The last incarnations that ended, in order."""
+        self._watermarks: dict[int, int] = {}
+        """Slot → the revision of its watermark."""
+        self._young: set[int] = set()
+        """Slots whose watermarks are less than an hour old."""
         self._run_ops: dict[str, dict[str, int]] = {}
         self._counted: dict[str, dict[str, int]] = {}
         self._next: dict[tuple[str, str], int] = {}
@@ -59,12 +69,21 @@ class ClusterTrace:
             if key.family == K.NODE:
                 yield from self._node(key.id, change)
             elif key.family == K.HOLD:
-                yield from self._hold(key.id, None if change.deleted else Hold.decode(value).state)
+                yield from self._hold(key.id, None if change.deleted else Hold.decode(value))
             elif key.family == K.UNIQUE:
                 if change.deleted:
                     self.ids.pop((key.table, key.type, key.id), None)
                 else:
                     self.ids[key.table, key.type, key.id] = value.decode()
+            elif key.family == K.TABLE:
+                (self.tables.discard if change.deleted else self.tables.add)(key.table)
+            elif key.family == K.BEHAVIOR:
+                if change.deleted:
+                    self.declared.pop(key.type, None)
+                else:
+                    self.declared[key.type] = change.kv.mod_revision
+            elif key.family == K.WATERMARK:
+                yield from self._watermark(key, change)
             elif key.family == K.COORDINATOR:
                 yield from self._election((key.table, key.type), None if change.deleted else value.decode())
             elif key.name == "runOps":
@@ -88,6 +107,21 @@ class ClusterTrace:
                     self.current[place] = int(value)
         except UNREADABLE as error:
             yield 0, f"the record cannot be read: {error}"
+
+    def _watermark(self, key: ParsedKey, change: Change) -> Iterator[Fault]:
+        if key.name != "young":
+            self._watermarks[key.chunk] = change.kv.mod_revision
+        elif change.deleted:
+            self._young.discard(key.chunk)
+        else:
+            self._young.add(key.chunk)
+            if not change.kv.lease:
+                yield 14, "the first hour of a watermark was put without a lease, and never ends"
+
+    @property
+    def old_before(self) -> int:
+        """What was written before this revision is an hour old, by the watermarks."""
+        return max((mod for slot, mod in self._watermarks.items() if slot not in self._young), default=0)
 
     def tally(self, ref: OperationRef, was: bool, active: bool) -> None:
         """An operation began or ceased to be one of those that runOps counts."""
@@ -115,12 +149,16 @@ class ClusterTrace:
         if new != list(range(first, following)):
             yield 6, f"the counter went from {first} to {following} while the instances {new} began"
 
-    def _hold(self, id_: str, state: HoldState | None) -> Iterator[Fault]:
+    def _hold(self, id_: str, hold: Hold | None) -> Iterator[Fault]:
         """A receipt is no hold, and holds nothing."""
-        if state is None:
+        self.inserting.discard(id_)
+        if hold is None:
             self.holds.discard(id_)
             self.denied.discard(id_)
             return
+        state = hold.state
+        if hold.kind == GRAPH and state is HoldState.HELD:
+            self.inserting.add(id_)
         if id_ in self.denied and state is not HoldState.DENIED:
             yield 15, f"the hold, which was denied, was written as {state}"
         if state is not HoldState.CONFIRMED:
@@ -239,6 +277,10 @@ class Requests:
             return ref
         self._of[ref] = request
         return self._first.setdefault(request, ref)
+
+    def began_by(self, request: str) -> bool:
+        """An operation of this request is known."""
+        return request in self._first
 
     def known(self, ref: OperationRef) -> bool:
         """Something is left of an operation that a request began."""

@@ -6,6 +6,7 @@ whose records are of a newer version is left alone (rolling upgrades).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -164,6 +165,12 @@ def next_step(
     return None
 
 
+def without_code(decision: Seen[Decision], why: str) -> Finish:
+    """The end of a cancelled operation whose completion code nobody may run: its record tells that it did not run."""
+    text = f"the completion code did not run: {why}"
+    return Finish(replace(decision.value, error=text), decision.mod)
+
+
 def _gone(partition: int, claim: Claim, live: Collection[str], actors: Mapping[int, float]) -> bool:
     return actors.get(partition, 1.0) <= 0 if claim.actor else claim.incarnation not in live
 
@@ -244,6 +251,10 @@ def actors_of(op: OperationView, clock: float) -> dict[int, float]:
     }
 
 
+LEFT_TO_OTHERS = 30.0
+"""Seconds, at least, for which an executor leaves a job that failed there to others, for each time that it did: where
+the executor is broken itself it has free slots again at once, and would take all attempts of the job.
+"""
 HEAD_START = 2.0
 """Seconds for which a job that can go on is left to the executor that has its local state, if that one lives."""
 
@@ -296,10 +307,12 @@ def claimable(
         if not claim.waiting:
             lost.append(p)
             continue
-        due = parse_time(claim.retry_at)
+        due, longest = parse_time(claim.retry_at), patience
         if claim.failures and others and claim.executor == executor:
-            due += patience
-        remaining = min(due - now, patience - unchanged_for.get(p, 0.0))
+            here = sum(tried.executor == executor for tried in claim.tried)
+            longest = max(patience, LEFT_TO_OTHERS * here)
+            due += longest
+        remaining = min(due - now, longest - unchanged_for.get(p, 0.0))
         if remaining <= 0:
             waiting.append(p)
         else:

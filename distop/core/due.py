@@ -43,6 +43,8 @@ class EndWaiting:
     """What people have to be told of."""
     void: bool = False
     """Its graph never was there as a whole."""
+    hold: str = ""
+    """This hold is gone, as far as the view tells: it ends only where that is so."""
 
 
 @frozen
@@ -77,7 +79,7 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
     if hold is not None:
         return Blocked(spec.hold)
     if op.broken:
-        return EndWaiting(Cancel("aborted", next(iter(op.broken.values()))))
+        return EndWaiting(Cancel("aborted", next(iter(op.broken.values()))), hold=spec.hold)
     if op.after:
         return Blocked()
     due = parse_time(spec.not_before)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
+from distop.core.grouping import fitting, together
 from distop.core.model import Decision, History, OperationRef, Phase, State
 from distop.core.requests import forgotten
 from distop.core.txn import (
@@ -23,7 +24,6 @@ from distop.core.txn import (
     absent,
     exists,
     none_within,
-    operations,
     unchanged,
     value_is,
 )
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 
     from distop.core.keys import Keys
     from distop.core.txn import KeyValue, TxnResult
+    from distop.core.watermarks import Watermark
 
 FINISHES_PER_TXN = 42
 """Operations that one transaction finishes at most: three compares of each, election and runOps (T1); 25 of those that
 are not decided before, and whose keys are not deleted with it.
 """
-FINISH_BYTES_PER_TXN = 1024 * 1024
-"""Of history records and what reruns need; that of one operation alone may be more."""
 ORDINALS_PER_CLEAN = 300
 """Ordinals whose keys one cleanup page deletes: at most three keys each, so under 1,000."""
 
@@ -104,11 +103,19 @@ class Final:
         return self.gate_mod > 0
 
 
-def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mod: int, finals: Sequence[Final]) -> Txn:
+def finish(
+    keys: Keys,
+    election: Compare,
+    run_ops: Mapping[str, int],
+    run_ops_mod: int,
+    finals: Sequence[Final],
+    parts: Sequence[Txn] | None = None,
+) -> Txn:
     """The terminal state and the history record, in one transaction (C30); of several operations of one type on one
     table, all or none, each under the guards that it has alone (a join of adjacent transactions as well).
 
-    The failure branch reads runOps, then the state of each. Raises ValueError for those of several types or tables.
+    The failure branch reads runOps, then the state of each. ``parts``: of each its :func:`part`, where that was made
+    before. Raises ValueError for those of several types or tables.
     """
     first = finals[0].ref
     if any((one.ref.table, one.ref.type) != (first.table, first.type) for one in finals):
@@ -117,19 +124,19 @@ def finish(keys: Keys, election: Compare, run_ops: Mapping[str, int], run_ops_mo
     counts[first.type] = counts.get(first.type, 0) - len(finals)
     if counts[first.type] <= 0:
         del counts[first.type]
-    return Txn(
-        (
-            election,
-            *(compare for one in finals for compare in _last_seen(keys, one)),
-            unchanged(keys.run_ops(first.table), run_ops_mod),
-        ),
-        (
-            *(op for one in finals for op in _over_with(keys, one)),
-            Put(keys.run_ops(first.table), dumps(counts)),
-        ),
-        (Get(keys.run_ops(first.table)), *(Get(keys.of(one.ref, "state")) for one in finals)),
-        "finish",
-    )
+    common = _common(keys, first.table, election, run_ops_mod, counts)
+    return together([part(keys, one) for one in finals] if parts is None else parts, common)
+
+
+def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
+    """What a finish compares, writes and reads beside what each operation adds."""
+    run_ops = keys.run_ops(table)
+    return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "finish")
+
+
+def part(keys: Keys, one: Final) -> Txn:
+    """What the finish of one operation adds to that of several."""
+    return Txn(_last_seen(keys, one), _over_with(keys, one), (Get(keys.of(one.ref, "state")),))
 
 
 def _last_seen(keys: Keys, one: Final) -> tuple[Compare, ...]:
@@ -160,20 +167,11 @@ def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
     )
 
 
-def finish_together(keys: Keys, finals: Sequence[Final]) -> int:
-    """How many of these, from the first one on, one transaction finishes: as many as etcd takes (T1, T2), and one at
-    least.
-    """
-    compares, ops, size, nested = 2, 1, 0, 0
-    for n, one in enumerate(finals):
-        written = _over_with(keys, one)
-        compares += len(_last_seen(keys, one))
-        ops += len(written)
-        nested = max(nested, *(operations(op) for op in written if isinstance(op, Txn)), 0)
-        size += sum(len(op.value) for op in written if isinstance(op, Put))
-        if n and (max(compares, ops) + nested > MAX_OPERATIONS or size > FINISH_BYTES_PER_TXN):
-            return n
-    return len(finals)
+def finish_together(
+    keys: Keys, election: Compare, table: str, parts: Sequence[Txn], most: int = MAX_OPERATIONS
+) -> int:
+    """How many of these parts, from the first one on, go in one transaction, and one at least (``core.grouping``)."""
+    return fitting(parts, _common(keys, table, election, 0, {}), most)
 
 
 @frozen
@@ -248,10 +246,13 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
     return Delete(f"{root}.{first:06d}", f"{root}.{after:06d}" if after < 1_000_000 else f"{root}.:")
 
 
-def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]]) -> Txn:
+def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Watermark) -> Txn:
     """Delete old history records, each as it was read: (operation, its record's mod revision, its request id). Each
-    alone, with what stands beside it.
+    alone, with what stands beside it. All of them were written before an old watermark: so a request id is kept for its
+    hour whatever any wall clock says. Raises ValueError for those that were not.
     """
+    if not mark.old or any(mod >= mark.mod for _, mod, _ in old):
+        raise ValueError("a history record is not known to be an hour old")
     return Txn(
         (),
         tuple(

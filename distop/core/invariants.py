@@ -17,9 +17,9 @@ from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Reque
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.joined import apart
-from distop.core.limit_invariants import limit_faults
+from distop.core.limit_invariants import left_permit, limit_faults
 from distop.core.links import Edge
-from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Phase, State
+from distop.core.model import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
     FOLLOWS,
     UnreadableChunk,
@@ -31,6 +31,7 @@ from distop.core.operation_invariants import (
 )
 from distop.core.plan import Gate
 from distop.core.seen import Change
+from distop.core.series import ON, Series, next_request
 from distop.core.trace import ACTIVE, STORY, JobDelta, JobTrace, OperationTrace, brief, tell
 from distop.core.unique import holder_of
 from distop.core.violation import Violation
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 _LATE = "written after its operation was finished and cleaned up"
+
+
+def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+    """An operation that was not there begins by these."""
+    return any(key.name == "spec" and key.family == K.OP and not change.deleted for key, change in writes)
 
 
 def check(
@@ -76,6 +82,8 @@ class Checker:
         self._cluster = ClusterTrace()
         self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
+        self._records: dict[OperationRef, int] = {}
+        """The history records that there are, with the revisions at which they were written."""
         self._requests = Requests()
         self._request_keys = RequestKeys()
         self._ids = Ids()
@@ -139,6 +147,8 @@ class Checker:
             for partition, delta in deltas.items():
                 self._job(op, partition, delta)
         self._permits(own)
+        if not self._quiet:
+            self._connected(own)
         started: dict[tuple[str, str], list[int]] = {}
         for ref, writes in own.items():
             self._operation(ref, writes, started)
@@ -165,7 +175,7 @@ class Checker:
             if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # many come and go
                 del self._cluster_log[change.kv.key]
         for ref, writes in own.items():
-            forgotten = [c for _, c in writes if c.deleted and c.kv.key == self.keys.history(ref)]
+            forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
             if forgotten and (named := self._request_keys.naming(ref)):
                 self._found(14, named, f"it names {ref}, of which nothing is known any more", writes=forgotten)
         for table, type_name in started:
@@ -233,6 +243,10 @@ class Checker:
         """What the claims of this revision make of the limits (16) and of the selector (17)."""
         if self._quiet:
             return
+        for p, delta in deltas.items():
+            if delta.claim is not None and (left := left_permit(op, p)) >= 0:
+                text = f"it belongs to job {p}, whose claim with this permit has ended"
+                self._found(16, self.keys.permit(op.ref, left), text, op, op.jobs[p])
         claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
         claimed = [p for p in claimed if (claim := op.jobs[p].claim) is not None and not claim.waiting]
         for p in claimed:
@@ -386,6 +400,16 @@ class Checker:
                 if not record.void:
                     self._requests.began(ref, record.request_id)
 
+    def _forgotten(self, ref: OperationRef, records: Sequence[Change]) -> list[Change]:
+        """The deletion of an operation's history record, among the changes of it: not within its hour (14)."""
+        for change in records:
+            if not change.deleted:
+                self._records[ref] = change.kv.mod_revision
+            elif self._records.pop(ref, -1) >= self._cluster.old_before:
+                text = "deleted, and no watermark tells that it is an hour old: its request id is forgotten too soon"
+                self._found(14, change.kv.key, text, writes=[change])
+        return [change for change in records if change.deleted]
+
     def _elected(self, op: OperationTrace, where: str) -> None:
         if (op.ref.table, op.ref.type) not in self._cluster.elections:
             self._found(8, where, "a coordinator's write while nobody was elected", op)
@@ -436,6 +460,9 @@ class Checker:
 
     def _waited(self, op: OperationTrace, where: str) -> None:
         """It waits no longer (15)."""
+        ended = op.state is not None and op.state.terminal
+        if ended and op.spec is not None and op.spec.hold in self._cluster.inserting:
+            self._found(15, where, f"ended while its graph is being inserted, under the hold {op.spec.hold}", op)
         if op.state is State.CANCELLED:
             if text := self._without_cause(op):
                 self._found(15, where, text, op)
@@ -478,6 +505,21 @@ class Checker:
                 state = pred.state if pred is not None else None
                 self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
 
+    def _connected(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+        """New edges: whoever is waited for has not ended, or is started in this revision (15)."""
+        for ref, writes in own.items():
+            op = self._operations.get(ref)
+            for key, change in writes:
+                if key.name != "after" or change.deleted or (op is not None and key.id in op.after):
+                    continue
+                with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
+                    pred = OperationRef.parse(Edge.decode(change.kv.value).op)
+                    if not self._goes_on(pred) and not _starts(own.get(pred, ())):
+                        known = self._operations.get(pred)
+                        state = known.state if known is not None else None
+                        text = f"made to wait for {pred}, which is {state or 'not there'}"
+                        self._found(15, change.kv.key, text, op)
+
     def _broken(self, op: OperationTrace, change: Change) -> None:
         with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere
             edge = Edge.decode(change.kv.value)
@@ -493,11 +535,31 @@ class Checker:
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
             self._found(9, where, f"{op.keys} keys remained after the operation's end: {', '.join(left[:5])}", op)
+        if before is not None and (text := self._without_next(op, before)):
+            self._found(19, where, text, op)
         if (place := self._ids.gone(op)) is not None:
             self._left_ids[place] = None
         self._operations.pop(op.ref, None)
         jobs, claims = self.keys.roots(op.ref)
         del self._job_roots[jobs], self._claim_roots[claims]
+
+    def _without_next(self, op: OperationTrace, ended: State) -> str:
+        """What is wrong about the end of an operation of a series after which another one comes (19), or "". The next
+        one may be refused for good: where the table or the declared type is another one by now, or the id is taken.
+        """
+        ref, spec, cluster = op.ref, op.given, self._cluster
+        request = next_request(ref)
+        if spec is None or spec.series is None or self._requests.began_by(request):
+            return ""
+        series = Series.from_json(spec.series)
+        if ended not in ON[series.on] or series.left == 0 or series.until:
+            return ""
+        same_table = ref.table == CLUSTER_TABLE or ref.table in cluster.tables
+        same_type = 0 < cluster.declared.get(ref.type, 0) < op.began
+        same_id = not spec.id or cluster.ids.get((ref.table, ref.type, spec.id)) in (None, str(ref))
+        if not (same_table and same_type and same_id):
+            return ""
+        return f"it is gone, and the next one of its series, by the request {request}, never began"
 
     def _is_over(self, op: OperationTrace) -> bool:
         """It ended and was cleaned up before: its number was drawn, and there is no state."""

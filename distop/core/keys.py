@@ -15,10 +15,11 @@ from urllib.parse import unquote_to_bytes
 from distop.core.frozen import frozen
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_PARTITIONS
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 OP, OPEN, PENDING, CLAIM, PERMIT = "distOp", "distOpOpen", "distOpPending", "distOpClaim", "distOpPermit"
-NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE, REQUEST = (
+NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE, REQUEST, WATERMARK = (
     "distOpNode",
     "distOpNodeDrain",
     "distOpCoordinator",
@@ -28,6 +29,7 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, HISTORY, HOLD, UNIQUE, REQUEST =
     "distOpHold",
     "distOpUnique",
     "distOpRequest",
+    "distOpWatermark",
 )
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
@@ -38,6 +40,7 @@ _ENCODED = [chr(b) if b in _SAFE else f"%{b:02X}" for b in range(256)]
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _EDGE = re.compile(r"[0-9a-f]{20}")
+_SLOT = re.compile(r"[0-9]")
 
 
 @lru_cache(maxsize=65_536)
@@ -99,12 +102,18 @@ def decode_object(component: str) -> str:
     return name
 
 
-@lru_cache(maxsize=4_096)
-def check_type_name(name: str) -> str:
+def check_type_name(name: object) -> str:
     """The type id itself. Raises InvalidArgument where it is none."""
-    if not isinstance(name, str) or not _TYPE.fullmatch(name) or name in RESERVED:
+    if not isinstance(name, str):
+        raise InvalidArgument(f"an operation type is named by a text, not {shown(name)}")
+    return _check_type_name(name)
+
+
+@lru_cache(maxsize=4_096)
+def _check_type_name(name: str) -> str:
+    if not _TYPE.fullmatch(name) or name in RESERVED:
         raise InvalidArgument(
-            f"{name!r} is not an operation type: a letter, then letters, digits, _ and -; and none of "
+            f"{shown(name)} is not an operation type: a letter, then letters, digits, _ and -; and none of "
             f"{', '.join(sorted(RESERVED))}"
         )
     if len(name) > MAX_COMPONENT_BYTES:
@@ -127,7 +136,7 @@ class ParsedKey:
     (``arg``, ``spec``, ``state``, ``cancel``, ``plan``, ``planning``, ``decision``); for a job's key ``partition``
     is its ordinal and ``name`` is ``state``, ``outcome`` or ``progress``; for a chunk ``name`` is ``plan`` and
     ``chunk`` its number, as for a permit, whose ``name`` is ``permit``; for an edge ``name`` is ``after`` or ``next``
-    and ``id`` the edge.
+    and ``id`` the edge. Of a watermark ``chunk`` is its slot, and ``name`` is ``young`` or empty.
     """
 
     family: str
@@ -297,6 +306,14 @@ class Keys:
             named = f"sha256:{hashlib.sha256(request_id.encode(errors='surrogatepass')).hexdigest()}"
         return f"{self._prefix}{REQUEST}.{encode(table)}.{check_type_name(type_name)}.{named}"
 
+    def watermark(self, slot: int) -> str:
+        """An age watermark (``core.watermarks``). Outside of the range that every daemon watches."""
+        return f"{self._prefix}{WATERMARK}.{slot}"
+
+    def young_watermark(self, slot: int) -> str:
+        """The key beside a watermark that is there for its first hour."""
+        return f"{self._prefix}{WATERMARK}.{slot}.young"
+
     def behavior(self, type_name: str) -> str:
         return f"{self._prefix}{BEHAVIOR}.{check_type_name(type_name)}"
 
@@ -333,6 +350,8 @@ class Keys:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
         if family in (UNIQUE, REQUEST) and len(parts) == 3:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), id=decode(parts[2]))
+        if family == WATERMARK and _SLOT.fullmatch(parts[0]) and parts[1:] in ([], ["young"]):
+            return ParsedKey(family, chunk=int(parts[0]), name=".".join(parts[1:]))
         if family == OP and len(parts) == 2 and parts[1] == "runOps":
             return ParsedKey(family, decode(parts[0]), name="runOps")
         if family == OP and 3 <= len(parts) <= 4 and parts[-1] in ("nextInstanceId", "current"):

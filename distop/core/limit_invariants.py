@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core.model import State
 from distop.core.options import fits
 
 if TYPE_CHECKING:
@@ -37,3 +38,14 @@ def limit_faults(op: OperationTrace, partition: int, labels: Mapping[str, Mappin
     where = op.spec.where if op.spec is not None else {}
     if not fits(where, labels.get(claim.incarnation, {})):
         yield 17, f"claimed by {claim.incarnation}, which has not the labels {dict(where)}"
+
+
+def left_permit(op: OperationTrace, partition: int) -> int:
+    """The permit that a claim had which this revision ended or replaced, where it still names that job: nobody gives it
+    back any more; -1: there is none. While an operation is being cancelled no job of it is claimed again.
+    """
+    job = op.jobs[partition]
+    had = job.ended.permit if job.ended is not None else -1
+    if op.state not in (State.RUNNING, State.PAUSED) or op.permits.get(had) != partition:
+        return -1
+    return had if job.claim is None or job.claim.permit != had else -1

@@ -28,6 +28,8 @@ class Limits:
     ends: int = waiting.ENDS_PER_TXN
     """Of operations that have not begun."""
     finishes: int = finishing.FINISHES_PER_TXN
+    finish_room: int = MAX_OPERATIONS
+    """Entries in the longest list of a transaction that finishes several operations."""
     reaped: int = claiming.CLAIMS_PER_REAP
     cleaned: int = finishing.ORDINALS_PER_CLEAN
     """Ordinals whose keys one page of the cleanup deletes."""
@@ -43,6 +45,8 @@ class Limits:
     """History records, of up to a megabyte each, that are read and forgotten at once."""
     denied_kept: float = 3_600.0
     """Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
+    history_kept: float = 3_600.0
+    """Seconds for which each history record is kept at least, and with it its request id."""
     prune_every: float = 60.0
     """Seconds until a table's history is looked at again."""
 

@@ -254,6 +254,12 @@ class Node:
     """Types that are installed, but need what cannot be had here (``behaviors`` leaves them out), and what that is."""
     doing: Mapping[str, str] = field(default_factory=dict)
     """What its jobs say that they are doing, by operation: of those that have run for a while, for people alone."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """What etcd does not take by its form, by operation, in etcd's words: this daemon sends it again, with back-off."""
+    clock: int = 0
+    """Seconds that its clock is ahead of etcd's (less than 0: behind), where it is wrong by more than a minute."""
+    spark: str = ""
+    """What keeps its Spark from running tasks just now, for people alone; "": nothing."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -269,6 +275,9 @@ class Node:
                 "state": str(self.state),
                 **({"unable": dict(self.unable)} if self.unable else {}),
                 **({"doing": dict(self.doing)} if self.doing else {}),
+                **({"refused": dict(self.refused)} if self.refused else {}),
+                **({"clock": self.clock} if self.clock else {}),
+                **({"spark": self.spark} if self.spark else {}),
             }
         )
 
@@ -286,6 +295,9 @@ class Node:
             NodeState(data.get("state", "active")),
             data.get("unable") or {},
             data.get("doing") or {},
+            data.get("refused") or {},
+            int(data.get("clock", 0)),
+            data.get("spark") or "",
         )
 
 

@@ -16,6 +16,8 @@ from distop.core.codec import word
 from distop.core.frozen import frozen
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
+from distop.core.permits import gives_back
+from distop.core.texts import shown
 from distop.core.txn import Delete, Get, GetResult, Operation, Put, Txn, TxnResult, absent, is_not, unchanged
 from distop.errors import InvalidArgument, InvalidToken
 
@@ -57,14 +59,14 @@ class Token:
             ref = OperationRef.parse(found["op"])
             return cls(ref, int(found["partition"]), int(found["fence"]), found["grant"])
         except (InvalidArgument, ValueError):
-            shown = repr(text)
-            raise InvalidToken(f"{shown[:200]} is no token of a job: own_jobs() gives them") from None
+            raise InvalidToken(f"{shown(text)} is no token of a job: own_jobs() gives them") from None
 
 
 @frozen
 class Taking:
     """A job that an actor takes: free, waiting and due, or of a holder that is gone. ``seen_mod`` 0: there is no claim.
     ``dead``: the incarnation that must have no node key. ``outcome``: it is over; this is written instead of a claim.
+    ``former``: the claim of the holder that is gone, whose permit is given back.
     """
 
     ref: OperationRef
@@ -74,6 +76,7 @@ class Taking:
     seen_mod: int = 0
     dead: str = ""
     outcome: Outcome | None = None
+    former: Claim | None = None
 
 
 def own(keys: Keys, takings: Sequence[Taking]) -> Txn:
@@ -91,6 +94,7 @@ def _take(keys: Keys, one: Taking) -> Txn:
     if one.outcome is not None:
         told = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
         ops = (Put(state, word(JobState.FAILED)), told, Delete(key))
+    ops = (*ops, *gives_back(keys, one.ref, one.former))
     return Txn((unchanged(keys.gate(one.ref), one.gate_mod), *seen, *gone), ops, (Get(key),))
 
 

@@ -13,6 +13,8 @@ from distop.core.model import State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from distop.core.model import OperationRef
+
 ON: Mapping[str, frozenset[State]] = {
     "success": frozenset({State.SUCCESS}),
     "failure": frozenset({State.FAILED}),
@@ -57,6 +59,11 @@ class Series:
             data.get("due", ""),
             data.get("first", ""),
         )
+
+
+def next_request(ref: OperationRef) -> str:
+    """The request id by which the next operation of its series begins, once, whoever starts it."""
+    return f"{ref}#next"
 
 
 @frozen

@@ -39,11 +39,13 @@ _DEFAULT_RULES = Rules()
 class JobTrace:
     """One job: its state, who holds it, who held it before, and what was written for it."""
 
-    __slots__ = ("attempt", "claim", "extended", "former", "log", "state")
+    __slots__ = ("attempt", "claim", "ended", "extended", "former", "log", "state")
 
     def __init__(self) -> None:
         self.state: JobState | None = None
         self.claim: Claim | None = None
+        self.ended: Claim | None = None
+        """The claim that the last revision which wrote it has ended, or replaced."""
         self.extended = False
         """Its holder had it before the last revision that wrote it, too."""
         self.attempt = 0
@@ -70,12 +72,14 @@ class OperationTrace:
 
     __slots__ = (
         "after",
+        "began",
         "cancel",
         "chunks",
         "claims",
         "decision",
         "failed",
         "gate",
+        "given",
         "holders",
         "jobs",
         "keys",
@@ -95,6 +99,10 @@ class OperationTrace:
     def __init__(self, ref: OperationRef) -> None:
         self.ref = ref
         self.spec: Spec | None = None
+        self.given: Spec | None = None
+        """The spec, also in the revision that deletes it."""
+        self.began = 0
+        """The revision of its spec."""
         self.state: State | None = None
         self.plan: Plan | None = None
         self.chunks: dict[int, bytes] = {}
@@ -162,6 +170,7 @@ class OperationTrace:
             for claim, count in ((old, -1), (job.claim, 1)):
                 if claim is not None and claim.incarnation:
                     self.holders[claim.incarnation] += count
+            job.ended = old
             job.extended = old is not None and job.claim is not None and job.claim.holder == old.holder
             if old is not None and old.holder and job.claim is not None and job.claim.holder != old.holder:
                 job.former.append((old.holder, old.attempt))
@@ -195,6 +204,8 @@ class OperationTrace:
             self.state = State(value.decode()) if value is not None else None
         elif name == "spec":
             self.spec = Spec.decode(value) if value is not None else None
+            if self.spec is not None:
+                self.given, self.began = self.spec, change.kv.mod_revision
         elif name == "plan" and chunk >= 0:
             if value is None:
                 self.chunks.pop(chunk, None)

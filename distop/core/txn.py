@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import IntEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.core.frozen import frozen
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 MAX_OPERATIONS = 128
 """etcd's default limit for each list of a transaction: compares, success, failure (T1)."""
+MAX_REQUEST_BYTES = 1536 * 1024
+"""etcd's default limit for a request (T2)."""
+ENVELOPE_BYTES = 256
+"""What etcd adds to a request before it measures it, at most: an id, and who sent it."""
 
 
 class Target(IntEnum):
@@ -198,6 +203,144 @@ def unpacked(results: Iterable[Result]) -> list[Result]:
         else:
             found.append(one)
     return found
+
+
+@frozen
+class Flaw:
+    """Why etcd refuses a transaction by its form, whatever the store holds. ``code`` is the gRPC status name,
+    ``detail`` has etcd's own words, ``text`` is one sentence; ``key`` is the first key that it is about, or empty.
+    """
+
+    detail: str
+    text: str
+    key: str = ""
+    code: str = "INVALID_ARGUMENT"
+
+
+TOO_LARGE = "etcdserver: request is too large"
+"""The one flaw that an etcd of which a limit was raised does not find."""
+
+
+def flaw(txn: Txn) -> Flaw | None:
+    """What etcd finds wrong with the form of a transaction, with its default limits; None: nothing. The order of the
+    checks is etcd's: operations and empty keys (T1), keys that are written twice (T3), bytes (T2).
+    """
+    found = _ill_formed(txn, MAX_OPERATIONS, txn.label)
+    if found is None:
+        for branch in (txn.success, txn.failure):
+            if twice := _Written().fold(branch):
+                text = f"the transaction {txn.label!r} puts {twice!r} twice, or puts and deletes it"
+                return Flaw("etcdserver: duplicate key given in txn request", text, twice)
+        if (size := request_bytes(txn)) + ENVELOPE_BYTES > MAX_REQUEST_BYTES:
+            text = f"the transaction {txn.label!r} has {size} bytes, and etcd takes {MAX_REQUEST_BYTES} in a request"
+            return Flaw(TOO_LARGE, text, largest_value(txn)[0])
+    return found
+
+
+def _ill_formed(txn: Txn, limit: int, label: str) -> Flaw | None:
+    """T1: the longest list counts, and a nested transaction has only what those around it leave of the limit."""
+    longest = max(len(txn.compares), len(txn.success), len(txn.failure))
+    if longest > limit:
+        text = f"a list of the transaction {label!r} has {longest} entries where etcd takes {limit}"
+        return Flaw("etcdserver: too many operations in txn request", text)
+    for one in (*txn.compares, *txn.success, *txn.failure):
+        if isinstance(one, Txn):
+            if found := _ill_formed(one, limit - longest, label):
+                return found
+        elif not one.key:
+            return Flaw("etcdserver: key is not provided", f"the transaction {label!r} has an empty key")
+    return None
+
+
+class _Written:
+    """What operations that may run together put and delete (T3), in the order in which etcd looks at it."""
+
+    __slots__ = ("points", "put", "ranges")
+
+    def __init__(self) -> None:
+        self.put: set[str] = set()
+        self.points: set[str] = set()
+        """Single keys that are deleted."""
+        self.ranges: list[tuple[str, str]] = []
+
+    def fold(self, branch: Sequence[Operation]) -> str:
+        """Add the operations of one branch. A key that it puts twice, or puts and deletes, or ""."""
+        for op in branch:
+            if isinstance(op, Delete):
+                if op.range_end:
+                    self.ranges.append((op.key, op.range_end))
+                else:
+                    self.points.add(op.key)
+        for op in branch:
+            # The branches of a nested transaction exclude each other: both may put a key.
+            if isinstance(op, Txn) and (twice := self._fold_nested(op)):
+                return twice
+        for op in branch:
+            if isinstance(op, Put):
+                if self._has(op.key):
+                    return op.key
+                self.put.add(op.key)
+        return ""
+
+    def _fold_nested(self, txn: Txn) -> str:
+        then, otherwise = _Written(), _Written()
+        if twice := then.fold(txn.success) or otherwise.fold(txn.failure):
+            return twice
+        put = then.put | otherwise.put
+        if twice := next(filter(self._has, sorted(put)), ""):
+            return twice
+        self.put |= put
+        for one in (then, otherwise):
+            self.points |= one.points
+            self.ranges += one.ranges
+        return ""
+
+    def _has(self, key: str) -> bool:
+        return key in self.put or key in self.points or any(start <= key < end for start, end in self.ranges)
+
+
+def largest_value(txn: Txn) -> tuple[str, int]:
+    """The key of the largest value that a transaction may put, and the bytes of that; ("", 0): it puts none."""
+    puts = [(op.key, len(op.value)) for op in (*txn.success, *txn.failure) if isinstance(op, Put)]
+    puts += [largest_value(op) for op in (*txn.success, *txn.failure) if isinstance(op, Txn)]
+    return max(puts, key=itemgetter(1), default=("", 0))
+
+
+def request_bytes(txn: Txn) -> int:
+    """The bytes of a transaction as it is sent."""
+    compares = sum(_framed(_compare_bytes(one)) for one in txn.compares)
+    return compares + sum(_framed(_framed(_operation_bytes(op))) for op in (*txn.success, *txn.failure))
+
+
+def _compare_bytes(one: Compare) -> int:
+    value = _framed(len(one.value)) if isinstance(one.value, bytes) else 1 + _varint(one.value)
+    end = 1 + _framed(_length(one.range_end)) if one.range_end else 0
+    return 2 * (one.target > 0) + 2 * (one.relation > 0) + _framed(_length(one.key)) + value + end
+
+
+def _operation_bytes(op: Operation) -> int:
+    if isinstance(op, Txn):
+        return request_bytes(op)
+    if isinstance(op, Put):
+        value = _framed(len(op.value)) if op.value else 0
+        return _framed(_length(op.key)) + value + (1 + _varint(op.lease) if op.lease else 0)
+    size = _framed(_length(op.key)) + (_framed(_length(op.range_end)) if op.range_end else 0)
+    if isinstance(op, Get):
+        size += (1 + _varint(op.limit) if op.limit else 0) + 2 * op.keys_only + 2 * op.count_only
+    return size
+
+
+def _length(key: str) -> int:
+    return len(key) if key.isascii() else len(key.encode("utf-8", "surrogateescape"))
+
+
+def _framed(size: int) -> int:
+    """A field of so many bytes, with its tag and its length."""
+    return 1 + _varint(size) + size
+
+
+def _varint(number: int) -> int:
+    return max(1, (number.bit_length() + 6) // 7) if number >= 0 else 10
 
 
 def operations(txn: Txn) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distop.core.frozen import frozen
 
-NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18)
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19)
 """The invariants that a history can show."""
 
 

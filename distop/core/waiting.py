@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.digest import edge_id
 from distop.core.frozen import frozen
+from distop.core.grouping import fitting, together
 from distop.core.links import Edge
 from distop.core.model import OperationRef, Phase, State
 from distop.core.options import Terms
 from distop.core.plan import Gate
 from distop.core.txn import (
-    MAX_OPERATIONS,
     Compare,
     Delete,
     Get,
@@ -47,11 +47,8 @@ if TYPE_CHECKING:
 
 BEGINS_PER_TXN = 31
 """Operations that one transaction begins at most: four compares of each, the election and runOps (T1)."""
-BEGIN_BYTES_PER_TXN = 1024 * 1024
 ENDS_PER_TXN = 31
 """Operations that one transaction ends at most that have not begun."""
-NESTED_OF_AN_END = 5
-"""Operations, and compares, of what gives back an id at most (``unique.freed``)."""
 SIGNALS_PER_TXN = 60
 """Edges that one transaction takes away at most: two keys of each (T1)."""
 SEEN_PER_TXN = 60
@@ -146,23 +143,21 @@ def begins(
     first = new[0].ref
     counts = dict(run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(new)
-    return Txn(
-        (
-            election,
-            unchanged(keys.run_ops(first.table), run_ops_mod),
-            *(compare for one in new for compare in _nothing_left(keys, one)),
-        ),
-        (Put(keys.run_ops(first.table), dumps(counts)), *(op for one in new for op in _begun(keys, one))),
-        (
-            Get(keys.run_ops(first.table)),
-            *(
-                Get(key)
-                for one in new
-                for key in (keys.of(one.ref, "state"), keys.current(one.ref.table, one.ref.type, one.ref.object))
-            ),
-        ),
-        "begin",
-    )
+    common = _common(keys, first.table, election, run_ops_mod, counts)
+    return together([_part(keys, one) for one in new], common)
+
+
+def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
+    """What a begin compares, writes and reads beside what each operation adds."""
+    run_ops = keys.run_ops(table)
+    return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "begin")
+
+
+def _part(keys: Keys, one: Beginning) -> Txn:
+    """What the begin of one operation adds."""
+    ref = one.ref
+    reads = (Get(keys.of(ref, "state")), Get(keys.current(ref.table, ref.type, ref.object)))
+    return Txn(tuple(_nothing_left(keys, one)), tuple(_begun(keys, one)), reads)
 
 
 def _nothing_left(keys: Keys, one: Beginning) -> list[Compare]:
@@ -195,19 +190,10 @@ def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
     return [*ops, Put(keys.of(ref, "plan"), plan.encode()), gate, Delete(keys.pending(ref))]
 
 
-def begin_together(keys: Keys, new: Sequence[Beginning]) -> int:
-    """How many of these, from the first one on, one transaction begins: as many as etcd takes (T1, T2), and one at
-    least.
-    """
-    compares, ops, size = 2, 1, 0
-    for n, one in enumerate(new):
-        begun = _begun(keys, one)
-        compares += len(_nothing_left(keys, one))
-        ops += len(begun)
-        size += sum(len(op.value) for op in begun if isinstance(op, Put))
-        if n and (max(compares, ops, 1 + 2 * (n + 1)) > MAX_OPERATIONS or size > BEGIN_BYTES_PER_TXN):
-            return n
-    return len(new)
+def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
+    """How many of these, from the first one on, one transaction begins, and one at least (``grouping.Room``)."""
+    common = _common(keys, new[0].ref.table, election, 0, {})
+    return fitting((_part(keys, one) for one in new), common)
 
 
 @frozen
@@ -237,18 +223,25 @@ def begin_refused(refused: TxnResult, run_ops_mod: int, new: Sequence[Beginning]
 
 
 def end_waiting(
-    keys: Keys, ref: OperationRef, state_mod: int, history: History, why: Cancel | None, *guards: Compare
+    keys: Keys,
+    ref: OperationRef,
+    state_mod: int,
+    history: History,
+    why: Cancel | None,
+    *guards: Compare,
+    hold: str = "",
 ) -> Txn:
     """The end of an operation that has not begun: nothing of it runs, so it needs no time to stop, and runOps does not
     count it. Its successors are told, and its keys deleted, as those of any other.
 
     By whoever cancels it; or, with the election among the ``guards``, by its coordinator: a join, whose predecessors
-    have all ended; one whose predecessor failed; one whose hold was denied.
+    have all ended; one whose predecessor failed; one whose hold was denied. ``hold``: that must be gone, and not only
+    unknown to the view: as long as it is there, others of the graph are made to wait for this one.
     """
     state = keys.of(ref, "state")
     compares, puts = ending(keys, ref, history, why)
     return Txn(
-        (*guards, unchanged(state, state_mod), *compares),
+        (*guards, unchanged(state, state_mod), *compares, *((absent(keys.hold(hold)),) if hold else ())),
         (*puts, *freed(keys, ref, history)),
         (Get(state), Get(keys.history(ref))),
         "join" if why is None else "end_waiting",
@@ -273,40 +266,8 @@ def ending(
 
 def joined(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, history: History, hold: str) -> Txn:
     """The end of an operation that does nothing but wait for others."""
-    held = (absent(keys.hold(hold)),) if hold else ()
-    return end_waiting(
-        keys, ref, state_mod, history, None, election, none_within(*keys.edges_range(ref, "after")), *held
-    )
-
-
-def end_together(keys: Keys, ends: Sequence[Txn]) -> int:
-    """How many of these ends, of one type on one table, one transaction takes, from the first one on (T1, T2), and one
-    at least. Of one id it takes one: two would write the key of that.
-    """
-    compares: set[Compare] = set()
-    count, size, ids = 0, 0, set[str]()
-    for n, end in enumerate(ends):
-        compares |= set(end.compares)
-        count += len(end.success)
-        size += sum(len(op.value) for op in end.success if isinstance(op, Put))
-        own = {op.compares[0].key for op in end.success if isinstance(op, Txn)}
-        listed = max(len(compares), count) + NESTED_OF_AN_END
-        if n and (listed > MAX_OPERATIONS or size > BEGIN_BYTES_PER_TXN or own & ids):
-            return n
-        ids |= own
-    return len(ends)
-
-
-def ends(several: Sequence[Txn]) -> Txn:
-    """All of these ends of operations that have not begun, or none."""
-    if len(several) == 1:
-        return several[0]
-    return Txn(
-        tuple(dict.fromkeys(compare for end in several for compare in end.compares)),
-        tuple(op for end in several for op in end.success),
-        tuple(op for end in several for op in end.failure),
-        several[0].label,
-    )
+    nobody = none_within(*keys.edges_range(ref, "after"))
+    return end_waiting(keys, ref, state_mod, history, None, election, nobody, hold=hold)
 
 
 # ----------------------------------------------------------------------- holds

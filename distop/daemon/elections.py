@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.clock import random, time
+from distop.coordinator.placing import ABSENT
 from distop.coordinator.role import Coordinator
 from distop.core import decide
 from distop.core import transitions as t
@@ -62,6 +63,8 @@ class Elections:
         """Roles whose election the view has shown."""
         self._without_code: dict[str, bool] = {}
         """Types that no executor offers → whether they are declared to have no code."""
+        self._absent: dict[str, float] = {}
+        """Types of which operations have to be ended and no live node has code, and since when that is known."""
         self._asked: set[str] = set()
         """Those that were looked up since the last poll."""
         self._asking: asyncio.Task[None] | None = None
@@ -111,13 +114,30 @@ class Elections:
         and nobody else can, so that a cancel ends also when the last capable executor is drained.
         """
         cluster = self._ctx.cluster
+        abandoned = self._abandoned()
         if self._ctx.draining:
             ending = cluster.ending_types() | {s for s, role in self._roles.items() if role.ends_something}
             here = self._ctx.types | {name for name, without in self._without_code.items() if without}
-            return {s for s in ending if s[1] in here and not cluster.capable(s[1])}
+            return {s for s in ending if s[1] in here and not cluster.capable(s[1])} | abandoned
         wanted = cluster.wanted_types()
         self._ask({type_name for _, type_name in wanted} - self._ctx.types - self._asked)
-        return {subject for subject in wanted if self._coordinates(subject[1])}
+        return {subject for subject in wanted if self._coordinates(subject[1])} | abandoned
+
+    def _abandoned(self) -> set[Subject]:
+        """What only has to be brought to its end, of types that no live node has had code of for a while: any daemon
+        may end what is cancelled of them.
+        """
+        ending = {s for s in self._ctx.cluster.ending_types() if self._has_code(s[1]) and s[1] not in self._ctx.types}
+        if not ending and not self._absent:
+            return ending
+        known = {name for node in self._ctx.cluster.nodes.values() for name in (*node.behaviors, *node.unable)}
+        now, absent = time.monotonic(), {type_name for _, type_name in ending} - known
+        self._absent = {name: self._absent.get(name, now) for name in absent}
+        return {s for s in ending if now - self._absent.get(s[1], now) >= ABSENT}
+
+    def _has_code(self, type_name: str) -> bool:
+        """The type is not known to be declared without code."""
+        return not self._without_code.get(type_name, False)
 
     def _coordinates(self, type_name: str) -> bool:
         """This node may coordinate operations of the type: it serves it; or it is a type without code, whose jobs are
@@ -199,6 +219,7 @@ class Elections:
                 lambda error: self._failed(subject, fence, error),
                 lambda: self._hand_over(subject, fence),
                 lambda: self._pass_on(subject, fence),
+                self._has_code(type_name) and type_name not in ctx.types,
             )
             self._roles[subject] = role
             await role.start()

@@ -9,7 +9,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core import catalog, prepared, waiting
+from distop.core import catalog, prepared, user_transaction, waiting
 from distop.core import keys as K
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Phase, Spec
@@ -108,7 +108,10 @@ class HoldKeeper:
                 if (await self._ctx.commit(waiting.hold(self._ctx.keys, id_, denied, hold.mod))).succeeded:
                     self._ctx.log.warning("a graph is given up: nothing was seen of its caller for %d s", age)
             elif state is not HoldState.HELD and age > self._ctx.limits.denied_kept:
-                old[id_] = hold.mod
+                if hold.value.kind == user_transaction.KIND:  # no operation names it
+                    await self._delete(id_, hold.mod)
+                else:
+                    old[id_] = hold.mod
         if old:
             await self._forget(old)
 
@@ -126,8 +129,11 @@ class HoldKeeper:
             return
         for id_, mod in old.items():
             if prepared.held_as(id_) not in used:
-                key = ctx.keys.hold(id_)
-                await ctx.commit(Txn((unchanged(key, mod),), (Delete(key),), (), "forget_hold"))
+                await self._delete(id_, mod)
+
+    async def _delete(self, id_: str, mod: int) -> None:
+        key = self._ctx.keys.hold(id_)
+        await self._ctx.commit(Txn((unchanged(key, mod),), (Delete(key),), (), "forget_hold"))
 
     async def _in_use(self) -> set[str]:
         """The holds that operations which wait name."""

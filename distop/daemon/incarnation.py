@@ -31,10 +31,12 @@ from distop.daemon.sweeping import ResultSweeper
 from distop.errors import DistopError, EtcdRejected, SessionLost, describe
 from distop.executor.reconciling import Reconciler
 from distop.executor.role import Executor
+from distop.node.clockcheck import ClockCheck
 from distop.node.context import Context
 from distop.node.doing import Doing
 from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.meter import NO_METER, Gauges, Meter
+from distop.node.refusals import Refusals
 from distop.node.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
@@ -107,6 +109,7 @@ class Incarnation(Context):
         self.reports_only = frozenset()
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
         self.doing = Doing(lambda: len(self.cluster.nodes), self.activity_changed)
+        self.refusals = Refusals(self.log, self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
         self.gates_at = 0
@@ -118,6 +121,7 @@ class Incarnation(Context):
         """The record that etcd has taken."""
         self._announcing = asyncio.Lock()
         self._saying: asyncio.Task[None] | None = None
+        self.clock = ClockCheck(client, self.log, self.activity_changed)
         self._sweeper = ResultSweeper(self)
         self._pruner = HistoryPruner(self, self._sweeper.tell)
         self._holds = HoldKeeper(self)
@@ -132,6 +136,7 @@ class Incarnation(Context):
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
         self.worker = self._make_worker(self._worker_config(), log=self.log)
+        self.worker.on_trouble(self.activity_changed)
         self.meter.begin(self.gauges)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
@@ -169,7 +174,9 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self._said = self._node
-        self.reporter = Reporter(self.client, self.lost, self.log, self.limits, self.meter)
+        self.reporter = Reporter(
+            self.client, self.keys, self.lost, self.log, self.refusals, self.limits, self.meter
+        )
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
@@ -192,6 +199,7 @@ class Incarnation(Context):
             self._reconciler.begin(),
             self.executor.run(),
             self._poll(),
+            self.clock.run(),
             *([self._sweeper.run()] if self._sweeper.types else []),
             *([self._pruner.keep_young(age)] if age is not None else []),
             *(feed.wait() for feed in self._feeds),
@@ -209,6 +217,7 @@ class Incarnation(Context):
             spark_conf=c.spark_conf,
             ttl=c.ttl,
             log_level=c.log_level,
+            call_limit=c.call_limit,
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -292,13 +301,16 @@ class Incarnation(Context):
 
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
-        node, unable, doing = self._node, self.capability.unable, self.doing.told
+        node, unable, doing, refused = self._node, self.capability.unable, self.doing.told, self.refusals.told
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
-        if node.state is state and node.unable == unable and node.doing == doing:
+        clock, spark = self.clock.ahead, self.worker.trouble
+        said = (node.state, node.unable, node.doing, node.refused, node.clock, node.spark)
+        if said == (state, unable, doing, refused, clock, spark):
             return node
         able = tuple(sorted(self.types - unable.keys()))
-        return replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
+        told = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
+        return replace(told, refused=refused, clock=clock, spark=spark)
 
     async def _say(self) -> None:
         """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been

@@ -1,13 +1,15 @@
 """Bounds the history: of each table the newest records are kept, and of all tables those of a certain age at most where
 one is configured; none younger than an hour is deleted.
 
-The hour is what makes the request id in a record good for telling whether an unanswered start had won.
+The hour is what makes the request id in a record good for telling whether an unanswered start had won. It is measured
+by etcd's leases (``core.watermarks``): the clock of this machine, or of the one that wrote the record, may be wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from typing import TYPE_CHECKING
 
 from distop.clock import time
@@ -17,16 +19,19 @@ from distop.core.codec import UNREADABLE
 from distop.core.decide import parse_time
 from distop.core.model import History
 from distop.core.txn import Get
+from distop.core.watermarks import STEPS, newest_old, put_watermark, room, watermarks
 from distop.errors import Compacted, DistopError, InvalidArgument, SessionLost, describe
+from distop.store.session import new_lease_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from distop.core.model import OperationRef
+    from distop.core.watermarks import Watermark
     from distop.node.context import Context
 
-KEPT_AT_LEAST = 3600.0
-"""Seconds."""
+PUT_LIMIT = 5.0
+"""Seconds for putting a watermark: a full etcd takes none, and nothing waits for one."""
 OLDEST = 1_000
 """Records whose keys are kept in memory at once while those beyond an age are looked for."""
 LOOK_EVERY = 600.0
@@ -65,7 +70,9 @@ class HistoryPruner:
             if key.ref is not None and not key.name:
                 records.append((kv.mod_revision, key.ref))
         excess = sorted(records)[: max(0, len(records) - ctx.config.history_limit)]
-        await self._forget(excess, time.time() - KEPT_AT_LEAST)
+        mark = await self._watermark()
+        if mark is not None:
+            await self._forget(excess, mark)
 
     async def keep_young(self, age: float) -> None:
         """For ever: delete what is older than ``age`` seconds, of all tables, also those on which nothing ends any
@@ -74,7 +81,8 @@ class HistoryPruner:
         while True:
             if self._ctx.incarnation == min(self._ctx.cluster.nodes, default=""):
                 try:
-                    await self.forget_older(max(age, KEPT_AT_LEAST))
+                    if await self._ctx.clock.agrees():
+                        await self.forget_older(age)
                 except SessionLost:
                     raise
                 except DistopError as error:
@@ -82,13 +90,41 @@ class HistoryPruner:
             await asyncio.sleep(min(LOOK_EVERY, age / 4))
 
     async def forget_older(self, age: float) -> None:
-        """Delete the records that are older, a bounded number of keys in memory."""
-        seen: Record | None = None
-        while True:
+        """Delete the records that are older by this machine's clock, a bounded number of keys in memory."""
+        mark, seen = await self._watermark(), None
+        while mark is not None:
             records = await self._oldest(seen)
-            if not await self._forget(records, time.time() - age) or len(records) < OLDEST:
+            if not await self._forget(records, mark, time.time() - age) or len(records) < OLDEST:
                 return
             seen = records[-1]
+
+    async def _watermark(self) -> Watermark | None:
+        """The newest watermark that is old: what was written before it may be deleted. Where the newest one of all is
+        not quite new, another one is put.
+        """
+        client, keys = self._ctx.client, self._ctx.keys
+        known = watermarks(keys, (await client.list(*keys.family(K.WATERMARK))).kvs)
+        try:
+            await self._put_watermark(known)
+        except SessionLost:
+            raise
+        except DistopError as error:
+            self._ctx.log.debug("could not put a watermark of the history's age: %s", describe(error))
+        return newest_old(known)
+
+    async def _put_watermark(self, known: Sequence[Watermark]) -> None:
+        client, kept = self._ctx.client, self._ctx.limits.history_kept
+        if known and known[-1].lease:
+            _, left = await client.time_to_live(known[-1].lease)
+            if left > kept - kept / STEPS:
+                return
+        if (place := room(known)) is None:
+            return
+        lease = new_lease_id()
+        await client.grant(math.ceil(kept), lease, deadline=PUT_LIMIT)
+        put = await self._ctx.commit(put_watermark(self._ctx.keys, place, lease), deadline=PUT_LIMIT)
+        if not put.succeeded and not put.repeated:
+            await client.revoke(lease)  # somebody else was faster
 
     async def _oldest(self, seen: Record | None) -> list[Record]:
         """The oldest records, those behind ``seen``, oldest first."""
@@ -116,24 +152,23 @@ class HistoryPruner:
             return False  # `doctor` tells of it
         return parsed.ref is not None and not parsed.name
 
-    async def _forget(self, records: Sequence[Record], oldest: float) -> bool:
-        """Delete those of these records, oldest first, that finished before ``oldest``; False where one did not, and so
-        those behind it did not either.
+    async def _forget(self, records: Sequence[Record], mark: Watermark, oldest: float = math.inf) -> bool:
+        """Delete those of these records, oldest first, that were written before the watermark and that finished before
+        ``oldest``; False where one is younger, and so those behind it are, too.
         """
         ctx = self._ctx
-        for n in range(0, len(records), ctx.limits.pruned):
-            page = records[n : n + ctx.limits.pruned]
+        past = [one for one in records if one[0] < mark.mod]
+        for n in range(0, len(past), ctx.limits.pruned):
+            page = past[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))
             told = [_told(answer.kv.value) if answer.kv is not None else None for answer in found]
-            old = [
-                (ref, mod, one[1]) for (mod, ref), one in zip(page, told, strict=True) if one and one[0] < oldest
-            ]
+            old = [(ref, mod, one[1]) for (mod, ref), one in zip(page, told, strict=True) if one and one[0] < oldest]
             if old:
-                await ctx.commit(f.forget(ctx.keys, old))
+                await ctx.commit(f.forget(ctx.keys, old, mark))
                 self._on_forgotten([ref for ref, _, _ in old])
             if any(one is not None and one[0] >= oldest for one in told):
                 return False  # what follows is younger still
-        return True
+        return len(past) == len(records)
 
 
 def _told(value: bytes) -> tuple[float, str] | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from distop.core import keys as K
 from distop.core.codec import from_rfc3339
 from distop.core.model import State
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,11 +24,11 @@ def states_of(value: Any, allowed: Sequence[State], what: str) -> frozenset[Stat
         return None
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, Iterable):
-        raise InvalidArgument(f"states are a list of texts, not {value!r}")
+        raise InvalidArgument(f"states are a list of texts, not {shown(value)}")
     found = set()
     for name in names:
         if not isinstance(name, str) or name not in [str(state) for state in allowed]:
-            raise InvalidArgument(f"{name!r} is no state of {what}: {', '.join(map(str, allowed))}")
+            raise InvalidArgument(f"{shown(name)} is no state of {what}: {', '.join(map(str, allowed))}")
         found.add(State(name))
     if not found:
         raise InvalidArgument("the list of states is empty: name some, or leave it out for all of them")
@@ -38,7 +40,7 @@ def type_of(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidArgument(f"the operation type must be a text, not {value!r}")
+        raise InvalidArgument(f"the operation type must be a text, not {shown(value)}")
     return K.check_type_name(value)
 
 
@@ -47,7 +49,7 @@ def table_of(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidArgument(f"the name of a table must be a text, not {value!r}")
+        raise InvalidArgument(f"the name of a table must be a text, not {shown(value)}")
     K.encode(value)
     return value
 
@@ -61,8 +63,9 @@ def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> flo
     """A moment in seconds since the epoch: so many, a ``datetime`` with a zone, or RFC 3339 text with one. Raises
     InvalidArgument.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        with suppress(OverflowError):
+            return float(value)
     moment = value
     if isinstance(value, str):
         try:
@@ -70,7 +73,7 @@ def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> flo
         except ValueError:
             moment = None
     if not isinstance(moment, datetime):
-        raise InvalidArgument(f"{what} must be a time such as {such_as}, not {value!r}")
+        raise InvalidArgument(f"{what} must be a time such as {such_as}, not {shown(value)}")
     if moment.tzinfo is None:
         raise InvalidArgument(f"{what} must have a zone, such as the Z of {moment.isoformat()}Z: {value!s} has none")
     try:
@@ -82,5 +85,5 @@ def time_of(value: Any, what: str, such_as: str = "2013-01-01T00:00:00Z") -> flo
 def limit_of(value: Any) -> int:
     """How many at most. Raises InvalidArgument."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidArgument(f"the limit must be a whole number of at least 1, not {value!r}")
+        raise InvalidArgument(f"the limit must be a whole number of at least 1, not {shown(value)}")
     return value

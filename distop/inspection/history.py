@@ -22,6 +22,7 @@ from distop.core.frozen import frozen
 from distop.core.labels import has
 from distop.core.labels import labels as check_labels
 from distop.core.model import History, OperationRef, State
+from distop.core.texts import shown
 from distop.core.txn import Get
 from distop.errors import Compacted, InvalidArgument
 from distop.inspection import asking
@@ -120,11 +121,13 @@ def query(
     alarms: bool = False,
 ) -> Query:
     """What a caller asks for, checked. Raises InvalidArgument."""
-    ref: OperationRef | None = op if op is None or isinstance(op, OperationRef) else OperationRef.parse(str(op))
+    if op is not None and not isinstance(op, str | OperationRef):
+        raise InvalidArgument(f"an operation is named by a text, not {shown(op)}")
+    ref = OperationRef.parse(op) if isinstance(op, str) else op
     if ref is not None:
         keys.history(ref)  # raises for a name that no key has
     if request_id is not None and not isinstance(request_id, str):
-        raise InvalidArgument(f"the request id must be a text, not {request_id!r}")
+        raise InvalidArgument(f"the request id must be a text, not {shown(request_id)}")
     wanted = Query(
         asking.table_of(table),
         asking.type_of(type_name),
@@ -157,7 +160,7 @@ def _place(keys: Keys, token: Any) -> Place | None:
         return mod, keys.history(OperationRef.parse(op))
     except (ValueError, TypeError, AttributeError, RecursionError, InvalidArgument):
         raise InvalidArgument(
-            f"{str(token)[:80]!r} is no page token: give what a page of the history has as `after`"
+            f"{shown(token, 80)} is no page token: give what a page of the history has as `after`"
         ) from None
 
 

@@ -4,10 +4,10 @@ for as long as etcd remembers it.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop import bounded
 from distop.core.frozen import frozen
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
@@ -115,8 +115,17 @@ def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
     return [found.get(ordinal) or JobResult(ordinal, str(ordinal), well) for ordinal, well in sorted(states.items())]
 
 
+async def _read_file(one: JobResult, what: str) -> Any:
+    try:
+        return await bounded.in_thread(lambda: resolve(one.result, what))
+    except bounded.TimeLimit:
+        raise NotFound(
+            f"{what} is in the file {one.file['path']}, which has not been read within {bounded.LIMIT:g} s from here"
+        ) from None
+
+
 async def _resolved(ref: OperationRef, one: JobResult, model: Any) -> JobResult:
     what = f"the result of partition {one.name} of {ref}"
     if one.file is not None:
-        one = replace(one, result=await asyncio.to_thread(resolve, one.result, what))
+        one = replace(one, result=await _read_file(one, what))
     return one if model is None else replace(one, result=parsed(model, one.result, what))

@@ -15,7 +15,7 @@ from distop.core.decide import parse_time
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH
-from distop.core.model import Attempts, Phase
+from distop.core.model import Attempts, Phase, State
 from distop.core.options import fits
 from distop.core.states import Stage
 from distop.results import first_line
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     from distop.inspection.status import Snapshot
 
 NO_SPACE = "the space alarm of etcd to be cleared: compact, defragment, disarm it; see `distop doctor`"
+LIMITS = (
+    "if the request is too large or has too many operations, raise etcd's --max-request-bytes (default 1572864) or "
+    "--max-txn-ops (default 128), or make jobs and reports return less; otherwise report a defect of distop, with the "
+    "log of that executor"
+)
+"""What to do where etcd does not take a write by its form."""
 _NAMED = 3
 """Executors and operations that a sentence names."""
+CANCELLABLE = (Stage.WAITING, Stage.PLANNING, Stage.OPEN, Stage.PAUSED)
 COORDINATED = (Stage.PLANNING, Stage.COMPLETING, Stage.CANCELLING)
 """Where nothing moves without a coordinator."""
 
@@ -41,11 +48,13 @@ class Code(StrEnum):
     SPACE_ALARM = "space-alarm"
     NEWER_RELEASE = "newer-release"
     UNREADABLE = "unreadable-records"
+    REFUSED = "refused-by-etcd"
     PAUSED = "paused"
     PAUSING = "pausing"
     NO_EXECUTOR = "no-executor"
     DRAINED = "drained"
     LABELS = "labels"
+    WITHOUT_CODE = "without-code"
     PARTLY_DRAINED = "partly-drained"
     TIME = "time"
     PREDECESSORS = "predecessors"
@@ -63,19 +72,23 @@ class Code(StrEnum):
     NO_WORKER = "no-worker"
     RETRY = "retry"
     JOB_LIMIT = "job-limit"
+    NO_CORES = "no-cores"
+    PARTLY_NO_CORES = "partly-no-cores"
 
 
 ADVICE: Mapping[Code, str] = {
     Code.SPACE_ALARM: "compact and defragment etcd, then disarm the alarm; `distop doctor` has the commands",
-    Code.NEWER_RELEASE: "run executors of that release or a later one, or {cancel}",
-    Code.UNREADABLE: "mend or restore the record that is named, run executors of a release that knows it, or {cancel}",
+    Code.NEWER_RELEASE: "run executors of that release or a later one",
+    Code.UNREADABLE: "repair or restore the named record, or run executors of a release that can read it{or_cancel}",
+    Code.REFUSED: f"{LIMITS}{{or_cancel}}",
     Code.PAUSED: "{resume}",
     Code.PAUSING: "nothing: it is paused when they have ended; {halt} stops them now",
     Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run; `distop behaviors` and `distop "
-    "nodes` tell what there is",
+    "nodes` tell what there is{or_cancel}",
     Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
     Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
-    "what labels there are; or {cancel}",
+    "what labels there are{or_cancel}",
+    Code.WITHOUT_CODE: "nothing: it ends by itself. To have its completion code run, start such an executor now",
     Code.PARTLY_DRAINED: "undo the draining if their slots are wanted",
     Code.TIME: "nothing: it begins by itself; {cancel} drops it",
     Code.PREDECESSORS: "nothing, or see what they wait for with `distop why`; {cancel} drops it",
@@ -96,6 +109,9 @@ ADVICE: Mapping[Code, str] = {
     "it",
     Code.RETRY: "see the error with `distop show`; it is tried again by itself, up to the limit of attempts",
     Code.JOB_LIMIT: "raise its limit of jobs, if more may run at once",
+    Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
+    "web page). If the master no longer knows the session, distop replaces it",
+    Code.PARTLY_NO_CORES: "give the Spark cluster more cores if these executors should work, too",
 }
 """What to do about it, with the fields that :func:`reasons` fills in."""
 
@@ -149,10 +165,11 @@ def reasons(view: View) -> tuple[Reason, ...]:
     fields = {
         "type": ref.type,
         "cancel": command("cancel", str(ref)),
+        "or_cancel": f"; or {command('cancel', str(ref))}" if view.stage in CANCELLABLE else "",
         "resume": command("resume", str(ref)),
         "halt": command("pause", str(ref), "--now"),
     }
-    slowing = (Code.JOB_LIMIT, Code.PARTLY_DRAINED)
+    slowing = (Code.JOB_LIMIT, Code.PARTLY_DRAINED, Code.PARTLY_NO_CORES)
     return tuple(Reason(code, text, ADVICE[code].format(**fields), code not in slowing) for code, text in _judge(view))
 
 
@@ -165,6 +182,10 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.NEWER_RELEASE, f"executors of a later release: {known}"
     if view.unreadable:
         yield Code.UNREADABLE, f"records that executors can read: {view.unreadable}"
+    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
+        if text := node.refused.get(str(view.snapshot.ref)):
+            write = f"a write of executor {node.executor}, which retries with back-off"
+            yield Code.REFUSED, f"etcd to accept {write}: {text}"
     if view.stage is Stage.CLEANING:
         return
     if view.stage is Stage.PAUSED:
@@ -173,7 +194,7 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
     yield from before
     yield from _executors(view)
     begins = view.stage is Stage.WAITING and not before
-    if (begins or view.stage in COORDINATED) and view.coordinated is False:
+    if (begins or view.stage in COORDINATED) and view.coordinated is False and not _without_code(view):
         ref = view.snapshot.ref
         yield Code.NO_COORDINATOR, f"an executor to be elected to coordinate `{ref.type}` on {ref.table}"
     if begins:
@@ -208,17 +229,19 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         if not view.nodes:
             yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
         return
+    if _without_code(view):
+        text = f"{_executor_for(view)}; if none starts within a minute, it ends without running its completion code"
+        yield Code.WITHOUT_CODE, text
+        return
     capable = [node for node in nodes if type_name in node.behaviors]
     if not capable:
         unable = [(node.executor, node.unable[type_name]) for node in nodes if type_name in node.unable]
         why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
         yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{why}"
         return
-    where = view.snapshot.spec.where if view.snapshot.spec is not None else {}
-    capable = [node for node in capable if fits(where, node.labels)]
+    capable = [node for node in capable if fits(_where(view), node.labels)]
     if not capable:
-        labels = ", ".join(f"{name}={value}" for name, value in where.items())
-        yield Code.LABELS, f"an executor that offers `{type_name}` and has the labels {labels}"
+        yield Code.LABELS, _executor_for(view)
         return
     drained = sorted({node.executor for node in capable if node.state is not NodeState.ACTIVE})
     ending = view.stage in (Stage.CANCELLING, Stage.COMPLETING)
@@ -229,6 +252,26 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo})"
     else:
         yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+
+
+def _where(view: View) -> Mapping[str, str]:
+    return view.snapshot.spec.where if view.snapshot.spec is not None else {}
+
+
+def _executor_for(view: View) -> str:
+    """Such as may work for it."""
+    labels = ", ".join(f"{name}={value}" for name, value in _where(view).items())
+    return f"an executor that offers `{view.snapshot.ref.type}`" + (f" and has the labels {labels}" if labels else "")
+
+
+def _without_code(view: View) -> bool:
+    """It is cancelled, and no live executor may run its code: one of the others ends it."""
+    if view.snapshot.state is not State.CANCELLING or not view.nodes or not _has_code(view):
+        return False
+    type_name, nodes = view.snapshot.ref.type, view.nodes.values()
+    if not any(type_name in node.behaviors for node in nodes):
+        return not any(type_name in node.unable for node in nodes)  # such a one says why it cannot
+    return not any(type_name in node.behaviors and fits(_where(view), node.labels) for node in nodes)
 
 
 def _has_code(view: View) -> bool:
@@ -260,6 +303,7 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
     if view.running:
         if 0 < view.job_limit <= view.running and (left is None or left > view.running):
             yield Code.JOB_LIMIT, f"its own limit: at most {_jobs(view.job_limit)} of it at once"
+        yield from _cores(view)
         return
     # One that was only released waits for an executor, as if it had never been claimed.
     delayed = [claim for claim in claims.values() if claim.waiting and claim.retry_at]
@@ -271,6 +315,17 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
     elif delayed:
         due = min((t for claim in delayed if (t := parse_time(claim.retry_at))), default=0.0)
         yield Code.RETRY, f"retry of {_jobs(len(delayed))}" + (f", the next at {rfc3339(due)}" if due else "")
+
+
+def _cores(view: View) -> Iterator[tuple[Code, str]]:
+    """Jobs are claimed, and the Spark of their executors runs none of their tasks."""
+    claims = view.snapshot.claims.values()
+    holders = {claim.incarnation: view.nodes.get(claim.incarnation) for claim in claims if not claim.waiting}
+    without = {node.executor: node.spark for node in holders.values() if node is not None and node.spark}
+    if without:
+        code = Code.NO_CORES if len(without) == len(holders) else Code.PARTLY_NO_CORES
+        first = min(without)
+        yield code, f"Spark cores on {_some(sorted(without))} ({first_line(without[first])})"
 
 
 def _lost(lost: list[Claim]) -> str:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from distop.core.view import ClusterView
     from distop.daemon.capability import Capability
     from distop.logs import ContextLogger
+    from distop.node.clockcheck import ClockCheck
     from distop.node.doing import Doing
     from distop.node.localjobs import LocalJobs
     from distop.node.openop import OpenOperation
+    from distop.node.refusals import Refusals
     from distop.node.reporter import Reporter
     from distop.store.client import EtcdClient
     from distop.store.session import Session
@@ -52,6 +54,8 @@ class Context:
     session: Session
     worker: Worker
     reporter: Reporter
+    refusals: Refusals
+    """What etcd does not take by its form."""
     local: LocalJobs
     types: frozenset[str]
     """The operation types that are installed on this node."""
@@ -67,15 +71,19 @@ class Context:
     """The revision of the first listing: what was written later was seen from its first event on."""
     gates_at: int
     """The revision up to which it is known which operations are open or pending."""
+    clock: ClockCheck
+    """Whether this machine's clock agrees with etcd's."""
     lost: asyncio.Future[Any]
     """Fails with SessionLost when the session ends."""
 
-    async def commit(self, txn: Txn) -> TxnResult:
-        """Commit until the outcome is known. Raises SessionLost when the session ends first."""
+    async def commit(self, txn: Txn, deadline: float | None = None) -> TxnResult:
+        """Commit until the outcome is known, for ``deadline`` seconds at most where that is given. Raises SessionLost
+        when the session ends first.
+        """
         if self.lost.done():
             self.lost.result()
         try:
-            return await self.client.commit(txn, until=self.lost)
+            return await self.client.commit(txn, deadline=deadline, until=self.lost)
         except (OutcomeUnknown, EtcdUnavailable):
             if self.lost.done():
                 self.lost.result()

@@ -1,7 +1,10 @@
 """Group commit of what jobs report: outcomes, retries, releases and checkpoints, each under its own fence.
 
-Writes that arrive together, or while a commit is in flight, go in one transaction. A refused group is sent once
-more as nested transactions, each decided alone; one that loses there is no longer ours, and losing is ignored (I36).
+Writes that arrive together, or while a commit is in flight, go in one transaction, as far as none of them writes what
+another one writes or compares (``core.grouping``). A refused group is sent once more as nested transactions, each
+decided alone; one that loses there is no longer ours, and losing is ignored (I36). A group whose form etcd does not
+take is divided until the write is found that it does not take alone: that one is set aside, and sent again with
+back-off.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.backoff import Backoff
 from distop.core import claiming
+from distop.core.grouping import Room, independent
 from distop.core.limits import DEFAULT, Limits
-from distop.core.txn import TxnResult
-from distop.errors import DistopError, describe
+from distop.core.txn import MAX_OPERATIONS, TxnResult
+from distop.errors import DistopError, MalformedRequest, describe
 from distop.node.meter import NO_METER, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from distop.core.claiming import Guarded
+    from distop.core.keys import Keys
     from distop.logs import ContextLogger
+    from distop.node.refusals import Refusals
     from distop.store.client import EtcdClient
 
 IN_FLIGHT = 8
@@ -44,8 +50,10 @@ class Reporter:
     def __init__(
         self,
         client: EtcdClient,
+        keys: Keys,
         lost: asyncio.Future[Any],
         log: ContextLogger,
+        refusals: Refusals,
         limits: Limits = DEFAULT,
         meter: Meter = NO_METER,
         what: str = "reports",
@@ -55,9 +63,17 @@ class Reporter:
         self._lost = lost
         self._log = log
         self._what = what
-        self._room = limits.reports * claiming.OPERATIONS_PER_REPORT
+        self._limits = limits
+        self._refusals = refusals
+        self._keys = keys
         self._queue: deque[tuple[Guarded, Answer]] = deque()
+        self._group: list[tuple[Guarded, Answer]] = []
+        """The next group, while it grows."""
+        self._room = self._new_room()
+        self._full = False
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._aside: set[asyncio.Task[None]] = set()
+        """Writes whose form etcd does not take, each of them alone."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._pumping = False
@@ -87,7 +103,9 @@ class Reporter:
         return done.result()
 
     async def drain(self) -> None:
-        """Wait until everything submitted has been answered, or the session is lost."""
+        """Wait until everything submitted has been answered, or the session is lost. What etcd does not take is not
+        waited for.
+        """
         idle = asyncio.ensure_future(self._idle.wait())
         try:
             await asyncio.wait({idle, self._lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +115,8 @@ class Reporter:
     def close(self) -> None:
         """Drop what is queued: the session is over."""
         self._queue.clear()
-        for commit in self._in_flight:
+        self._group.clear()
+        for commit in (*self._in_flight, *self._aside):
             commit.cancel()
 
     async def _applied(self, writes: list[Guarded]) -> list[int]:
@@ -116,35 +135,38 @@ class Reporter:
 
     def _pump(self) -> None:
         self._pumping = False
-        while self._queue and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
-            group, full = self._take()
-            if len(self._in_flight) >= PARTS_BESIDE and not full:
-                # Part of a group waits for a commit under way, and grows meanwhile.
-                self._queue.extendleft(reversed(group))
-                break
-            commit = asyncio.ensure_future(self._commit(group))
+        while self._gather() and len(self._in_flight) < IN_FLIGHT and not self._lost.done():
+            if len(self._in_flight) >= PARTS_BESIDE and not self._full:
+                break  # part of a group waits for a commit under way, and grows meanwhile
+            commit = asyncio.ensure_future(self._commit(self._next()))
             self._in_flight.add(commit)
             commit.add_done_callback(self._done)
-        if self._queue or self._in_flight:
+        if self._group or self._in_flight:
             self._idle.clear()
         else:
             self._idle.set()
 
-    def _take(self) -> tuple[list[tuple[Guarded, Answer]], bool]:
-        group: list[tuple[Guarded, Answer]] = []
-        operations = size = 0
-        keys: set[str] = set()
-        while self._queue:
-            write = self._queue[0][0]
-            operations += max(len(write.ops), 1 + len(write.also))
-            size += write.size
-            # T3: a key is put once per branch, so two writes under one fence go in two transactions.
-            full = operations > self._room or size > claiming.REPORT_BYTES_PER_TXN or write.guard.key in keys
-            if group and full:
-                return group, True
-            keys.add(write.guard.key)
-            group.append(self._queue.popleft())
-        return group, operations > self._room - 2
+    def _gather(self) -> bool:
+        """Have the next group grow from what is queued; False: there is none."""
+        while self._queue and not self._full:
+            if self._room.add(claiming.alone(self._queue[0][0])):
+                self._group.append(self._queue.popleft())
+                self._full = len(self._group) >= self._limits.reports or self._room.full
+            else:
+                self._full = True
+        return bool(self._group)
+
+    def _next(self) -> list[tuple[Guarded, Answer]]:
+        """The group that has grown, as far as its writes go together; the others are the first of the next one."""
+        count = independent(self._room.parts)
+        group, rest = self._group[:count], self._group[count:]
+        self._queue.extendleft(reversed(rest))
+        self._group, self._full, self._room = [], False, self._new_room()
+        return group
+
+    def _new_room(self) -> Room:
+        """Sent one by one, a group has an entry more than its longest list (T1)."""
+        return Room(most=MAX_OPERATIONS - 1)
 
     def _done(self, commit: asyncio.Task[None]) -> None:
         self._in_flight.discard(commit)
@@ -159,14 +181,56 @@ class Reporter:
             try:
                 applied = await self._applied(writes)
                 break
+            except MalformedRequest as error:
+                if len(group) == 1:
+                    self._set_aside(*group[0], error)
+                    return
+                half = len(group) // 2
+                await self._commit(group[:half])
+                await self._commit(group[half:])
+                return
             except DistopError as error:
                 # Nobody else can write these, so they are kept for as long as the session lives.
                 if self._lost.done():
                     return
-                said = "%s wait, because etcd refuses them: %s"
+                said = "Cannot write pending %s to etcd; retrying with back-off: %s"
                 self._log.error(said, self._what, describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=backoff.pause())
+        self._answer(group, applied)
+
+    def _answer(self, group: list[tuple[Guarded, Answer]], applied: list[int]) -> None:
         late = applied.count(0)
         self._meter.reported(len(applied) - late, late)
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)
+
+    def _set_aside(self, write: Guarded, answer: Answer, error: MalformedRequest) -> None:
+        task = asyncio.ensure_future(self._insist(write, answer, error))
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def _insist(self, write: Guarded, answer: Answer, error: MalformedRequest) -> None:
+        """Send a write that etcd does not take again: a limit of etcd's may be raised, or its fence is gone by then."""
+        op = self._operation(write)
+        try:
+            while not self._lost.done():
+                await asyncio.wait([self._lost], timeout=self._refusals.refused(op, self._what, error))
+                try:
+                    applied = await self._applied([write])
+                except MalformedRequest as again:
+                    error = again
+                except DistopError as other:
+                    if not self._lost.done():
+                        said = "Cannot write pending %s to etcd; retrying with back-off: %s"
+                        self._log.error(said, self._what, describe(other), extra={"error": other})
+                else:
+                    self._answer([(write, answer)], applied)
+                    return
+        finally:
+            # Also where the role that wanted the write ends first: another node writes it then.
+            self._refusals.settled(op, self._what)
+
+    def _operation(self, write: Guarded) -> str:
+        """What a write is about."""
+        ref = self._keys.parse(write.guard.key).ref
+        return str(ref) if ref is not None else write.guard.key

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from distop.backoff import Backoff
 from distop.clock import time
 from distop.core.frozen import frozen
+from distop.core.txn import flaw, largest_value, operations, request_bytes
 from distop.core.versions import Judgement, judge_etcd, parse_version
-from distop.errors import Compacted, EtcdRejected, EtcdUnavailable, LeaseNotFound, OutcomeUnknown, PermissionDenied
+from distop.errors import (
+    Compacted,
+    EtcdRejected,
+    EtcdUnavailable,
+    LeaseNotFound,
+    MalformedRequest,
+    OutcomeUnknown,
+    PermissionDenied,
+)
 from distop.store import diagnose
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("distop.store")
+malformed = logging.getLogger("distop.malformed")
+"""Tells of transactions that no etcd with default limits takes: a defect of who built them."""
 
 _PAUSE = (0.05, 0.5)
 """Seconds of back-off while connecting, first and longest."""
@@ -48,6 +59,21 @@ _WIDE = 4
 """Pages that a range may hold before a narrower one is asked for."""
 
 _warned: set[str] = set()
+
+
+def _explained(error: MalformedRequest, txn: Txn) -> MalformedRequest:
+    """The refusal of a transaction by its form, with the key that it is about. A transaction that etcd would refuse
+    with its default limits is a defect of who built it; else this etcd's limits are lower. That is looked for here
+    alone, so that it costs nothing else.
+    """
+    found = flaw(txn)
+    if found is not None:
+        malformed.error("malformed transaction: %s", found.text, extra={"malformed": found.text})
+        return MalformedRequest(f"{error}: {found.text}", code=error.code, detail=error.detail, key=found.key)
+    key, size = largest_value(txn)
+    has = f"it has {request_bytes(txn)} bytes and {operations(txn)} operations"
+    most = f", most of them of {key} ({size} bytes)" if key else ""
+    return MalformedRequest(f"{error}: {has}{most}", code=error.code, detail=error.detail, key=key)
 
 
 def _behind(key: bytes, cut: int, last: bytes) -> bytes:
@@ -206,19 +232,19 @@ class EtcdClient:
 
         Raises OutcomeUnknown when time is up after a copy that may have been applied, or when etcd then refuses for
         another reason than rights, which may come back; EtcdUnavailable when time is up and no copy was;
-        EtcdRejected and its family when etcd refused at once.
+        EtcdRejected and its family when etcd refused at once, MalformedRequest for the transaction's form.
         """
         request = encode_txn(txn)
         attempts = Attempts(txn.label or "transaction", deadline, until=until)
-        if self.on_commit is None:
-            response = await self._repeater.send(wire.TXN, request, attempts)
-            return decode_txn(response, repeated=attempts.unknown)
         began, outcome = time.monotonic(), "error"
         try:
             response = await self._repeater.send(wire.TXN, request, attempts)
             outcome = "applied" if response.succeeded else "refused"
+        except MalformedRequest as error:
+            raise _explained(error, txn) from None
         finally:
-            self.on_commit(txn.label or "transaction", time.monotonic() - began, outcome)
+            if self.on_commit is not None:
+                self.on_commit(txn.label or "transaction", time.monotonic() - began, outcome)
         return decode_txn(response, repeated=attempts.unknown)
 
     # ---- reads, all linearizable

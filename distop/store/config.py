@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from distop.core.frozen import frozen
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def parse_endpoint(text: str) -> Endpoint:
     host, colon, port = rest.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidArgument(
-            f"{text.strip()!r} is not an etcd endpoint: write host:port, http://host:port or https://host:port"
+            f"{shown(text.strip())} is not an etcd endpoint: write host:port, http://host:port or https://host:port"
         )
     return Endpoint(host, int(port), secure)
 
@@ -95,10 +96,10 @@ class EtcdConfig:
         if bool(self.username) != bool(self.password):
             raise InvalidArgument("an etcd user name needs a password, and a password a user name: give both")
         if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
-            raise InvalidArgument(f"the namespace {self.namespace!r} may hold letters, digits, '_' and '-' only")
+            raise InvalidArgument(f"the namespace {shown(self.namespace)} may hold letters, digits, '_' and '-' only")
         for name in ("connect_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {getattr(self, name)!r}")
+                raise InvalidArgument(f"{name} is a number of seconds greater than 0, not {shown(getattr(self, name))}")
 
     @property
     def members(self) -> tuple[Endpoint, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from distop.core.frozen import frozen
-from distop.errors import Compacted, EtcdRejected, LeaseNotFound, PermissionDenied
+from distop.errors import Compacted, EtcdRejected, LeaseNotFound, MalformedRequest, PermissionDenied
 
 
 class Fate(Enum):
@@ -53,6 +53,9 @@ _FINAL_CODES = frozenset(
     }
 )
 
+_OF_FORM = frozenset({"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"})
+"""Of what is final: the request is too large, has too many operations, or writes a key twice (T1, T2, T3)."""
+
 
 def classify(code: str, detail: str) -> Failure:
     """The failure that a status code and detail string stand for."""
@@ -93,4 +96,6 @@ def rejection(
         return PermissionDenied(words, code=failure.code, detail=failure.detail)
     if "http2 header with status" in text:
         words = f"what answers at the endpoint is not etcd ({failure.detail}): see which host and port were given"
+    if failure.code in _OF_FORM:
+        return MalformedRequest(words, code=failure.code, detail=failure.detail)
     return EtcdRejected(words, code=failure.code, detail=failure.detail)

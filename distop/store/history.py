@@ -147,6 +147,8 @@ class HistoryReader:
                 if response.compact_revision:
                     if (beginning := await self._begin_at(response.compact_revision)) is not None:
                         yield beginning
+                        if (end := self._end_of_past()) is not None:
+                            yield end
                     return
                 step = self._position.feed(response)
                 if isinstance(step, Reopen):
@@ -155,9 +157,8 @@ class HistoryReader:
                 if isinstance(step, Batch):
                     for revision in self._told(step):
                         yield revision
-                    if not self._caught_up and self._position.revision >= self._target:
-                        self._caught_up = True
-                        yield CaughtUp(self._target)
+                    if (end := self._end_of_past()) is not None:
+                        yield end
         finally:
             stream.cut()
             if reading is not None:
@@ -177,6 +178,13 @@ class HistoryReader:
                     else:
                         self._content[change.kv.key] = number
         return found
+
+    def _end_of_past(self) -> CaughtUp | None:
+        """Once, when everything up to the newest revision at the beginning was told."""
+        if self._caught_up or self._position.revision < self._target:
+            return None
+        self._caught_up = True
+        return CaughtUp(self._target)
 
     def _adds_up(self) -> bool:
         return self._content == self._wanted

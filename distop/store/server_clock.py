@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
+from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from distop.clock import time
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from distop.store.config import Endpoint, EtcdConfig
 
 LIMIT = 2.0
@@ -26,7 +29,17 @@ async def ahead(config: EtcdConfig, address: str, limit: float = LIMIT) -> float
     as that is certain: 0 where nothing speaks against it. Raises Untold.
     """
     endpoint = next(member for member in config.members if member.address == address)
+    return await reading.get()(config, endpoint, limit)
+
+
+async def _by_http(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
     return await asyncio.to_thread(_ahead, config, endpoint, limit)
+
+
+reading: ContextVar[Callable[[EtcdConfig, Endpoint, float], Awaitable[float]]] = ContextVar(
+    "distop-server-clock", default=_by_http
+)
+"""How the clock of a member is read. A simulation puts another way there."""
 
 
 def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:

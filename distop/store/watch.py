@@ -196,6 +196,7 @@ class Feed:
         self._heard = 0.0
         self._asked = False
         self._may_ask = False
+        self._started_at = 0
 
     @property
     def revision(self) -> int:
@@ -335,6 +336,7 @@ class Feed:
     async def _follow(self) -> bool:
         """One stream, until it ends; true when it got as far as being useful."""
         stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
+        self._started_at = self._position.next_revision
         self._position.opened()
         with contextlib.suppress(EtcdUnavailable, EtcdRejected):
             await self._client.version()
@@ -413,12 +415,24 @@ class Feed:
                     self._progress = loop.create_task(stream.ask_progress())
                     self._silence_timer = loop.call_later(patience, check)
                     return
+                if self._may_ask and not self._answer_due():
+                    self._asked = False
+                    self._watch_silence(patience)
+                    return
                 log.debug("watch of %s: silent for %.0f s, opening another stream", self.name, quiet)
                 stream.cut(elsewhere=self._may_ask or patience < _OLD_PATIENCE)
                 return
             self._silence_timer = loop.call_later(patience - quiet, check)
 
         self._silence_timer = loop.call_later(patience, check)
+
+    def _answer_due(self) -> bool:
+        """Whether the server has to tell its progress: not where the watch starts beyond the store's revision (W8a).
+
+        What was written is known by the answers to other requests, such as the renewals of a session. Until then
+        nothing can be missed, and the connection is judged by its pings and by `hasleader` alone.
+        """
+        return self._client.transport.identity.revision >= self._started_at
 
     def _stop_timers(self) -> None:
         for timer in (self._relist_timer, self._silence_timer):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.clock import time, uuid
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.codec import word
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH, Hold, HoldState
-from distop.core.model import History, OperationRef, Spec
+from distop.core.model import History, OperationRef, Spec, State
 from distop.core.options import DEFAULT
 from distop.core.records import read
 from distop.core.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
@@ -416,10 +417,18 @@ class Insertion:
                 raise OperationStartError("the operations that are waited for change all the time: try again")
 
     async def _connect(self, links: Sequence[Link]) -> None:
-        """Edges between those that are there. Writing them twice is writing them once."""
-        puts = tuple(put for pred, succ, on in links for put in w.link(self._keys, *self._ends(pred, succ), on))
-        if not (await self._commit_held(Txn((), puts, (), "edges"))).succeeded:
+        """Edges between those that are there. Writing them twice is writing them once. Raises OperationStartError where
+        one has ended all the same: by a coordinator of a release that does not look for its hold.
+        """
+        ends = [self._ends(pred, succ) for pred, succ, _ in links]
+        refs = sorted({ref for two in ends for ref in two})
+        waits = tuple(value_is(self._keys.of(ref, "state"), word(State.PENDING)) for ref in refs)
+        puts = tuple(put for two, (_, _, on) in zip(ends, links, strict=True) for put in w.link(self._keys, *two, on))
+        if not (await self._commit_held(Txn(waits, puts, (), "edges"))).succeeded:
             await self._still_held()
+            raise OperationStartError(
+                "an operation of the graph ended before the graph was inserted completely; start the graph again"
+            )
 
     async def _commit_held(self, txn: Txn) -> TxnResult:
         """Commit it as long as the hold is there, and show now and then that somebody works at it."""

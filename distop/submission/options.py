@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from distop.core.options import MAX_LIMIT, MOST_URGENT
+from distop.core.texts import check_encodable, shown
 from distop.errors import InvalidArgument
 
 MAX_LABELS = 20
@@ -40,13 +41,13 @@ def changes(
 
 def _whole(value: Any, what: str, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+        raise InvalidArgument(f"{what} must be a whole number from {least} to {most}, not {shown(value)}")
     return value
 
 
 def _budget(value: Any) -> str:
     wrong = InvalidArgument(
-        f'the number of jobs that may fail must be a count such as 5, or a share such as "2%", not {value!r}'
+        f'the number of jobs that may fail must be a count such as 5, or a share such as "2%", not {shown(value)}'
     )
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000:
         return str(value)
@@ -72,22 +73,15 @@ def selector(where: Mapping[str, str] | None) -> dict[str, str]:
     if where is None:
         return {}
     if not isinstance(where, Mapping):
-        raise InvalidArgument(f'where names labels of executors, such as {{"zone": "a"}}, not {where!r}')
+        raise InvalidArgument(f'where names labels of executors, such as {{"zone": "a"}}, not {shown(where)}')
     if len(where) > MAX_LABELS:
         raise InvalidArgument(f"where names {len(where)} labels; at most {MAX_LABELS} are allowed")
     for name, value in where.items():
         for text in (name, value):
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL or not _encodable(text):
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL:
                 raise InvalidArgument(
                     f"a label in where is a name and a value, texts of 1 to {MAX_LABEL} characters, not "
-                    f"{name!r}: {value!r}"
+                    f"{shown(name)}: {shown(value)}"
                 )
+            check_encodable(text, "a label in where")
     return dict(sorted(where.items()))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -18,6 +18,7 @@ from distop.core.digest import request_digest
 from distop.core.links import Hold, HoldState
 from distop.core.model import History, OperationRef, Spec, State
 from distop.core.records import read, word
+from distop.core.texts import shown
 from distop.core.txn import Get, GetResult
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
 from distop.submission.graph import in_one
@@ -56,7 +57,7 @@ def terms(
     if not 0 <= between <= p.LONGEST_PAUSE:
         raise InvalidArgument(f"verify_pause is a number of seconds from 0 to {p.LONGEST_PAUSE:g}, not {between:g}")
     if not isinstance(verify_attempts, int) or isinstance(verify_attempts, bool) or not 1 <= verify_attempts <= 1_000:
-        raise InvalidArgument(f"verify_attempts is a whole number from 1 to 1000, not {verify_attempts!r}")
+        raise InvalidArgument(f"verify_attempts is a whole number from 1 to 1000, not {shown(verify_attempts)}")
     asked = "" if verify is None else check_verifier(verify)
     digest = p.digest(wanted.type, wanted.table, request_digest(wanted.arg, wanted.partitions), asked, after)
     return p.Terms(external_id, "", digest, asked, after, verify_attempts, between)
@@ -68,8 +69,8 @@ def check_verifier(verify: Any) -> str:
     if "://" not in asked:
         if not _NAME.fullmatch(asked):
             raise InvalidArgument(
-                f"{asked[:100]!r} is no verifier: give the name of one that executors have installed, or a URL to ask "
-                "(https://host/path)"
+                f"{shown(asked[:100])} is no verifier: give the name of one that executors have installed, or a URL to "
+                "ask (https://host/path)"
             )
         return asked
     try:
@@ -78,7 +79,7 @@ def check_verifier(verify: Any) -> str:
     except ValueError:
         raise InvalidArgument("the URL of the verifier cannot be read: write it as https://host:port/path") from None
     if parts.scheme not in ("http", "https"):
-        raise InvalidArgument(f"a verifier is asked by http or https, not by {parts.scheme[:20]!r}")
+        raise InvalidArgument(f"a verifier is asked by http or https, not by {shown(parts.scheme[:20])}")
     if "@" in parts.netloc or parts.query or parts.fragment or "?" in asked or "#" in asked:
         raise InvalidArgument(
             "the URL of a verifier has neither a user, a password nor parameters: whoever reads etcd reads it, and "
@@ -118,7 +119,7 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
                 f"whether {wanted.type} on {wanted.table} was prepared is not known, because etcd stopped answering: "
-                f"prepare it again with the external id {asked.external_id!r}, which does so only if it was not"
+                f"prepare it again with the external id {shown(asked.external_id)}, which does so only if it was not"
             ) from error
         if result.succeeded or _won(result, wanted):
             return Started(whole.refs[0])
@@ -138,8 +139,8 @@ def _won(result: TxnResult, wanted: Request) -> bool:
 def _same(there: p.Terms, asked: p.Terms) -> Started:
     if there.digest != asked.digest:
         raise InvalidArgument(
-            f"the external id {asked.external_id!r} has prepared {there.op}, by another request: repeat that one as it "
-            "was, or choose a new id"
+            f"the external id {shown(asked.external_id)} has prepared {there.op}, by another request: repeat that one "
+            "as it was, or choose a new id"
         )
     return Started(OperationRef.parse(there.op), earlier=True)
 
@@ -170,9 +171,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
     while True:
         found = await _find(etcd, keys, external_id)
         if found is None:
-            raise NotFound(
-                f"nothing is prepared under the external id {external_id!r}: it never was, or its end is long ago"
-            )
+            raise NotFound(_not_prepared(external_id))
         told, record, mod = found
         ref = OperationRef.parse(told.op)
         if record.state is HoldState.CONFIRMED:
@@ -186,7 +185,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRe
                 return ref
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
-                f"whether {external_id!r} was confirmed is not known, because etcd stopped answering: confirm it "
+                f"whether {shown(external_id)} was confirmed is not known, because etcd stopped answering: confirm it "
                 "again, which changes nothing where it was"
             ) from error
 
@@ -241,7 +240,10 @@ async def find(etcd: EtcdClient, keys: Keys, external_id: str) -> OperationRef:
     """The operation that was prepared under this external id. Raises NotFound."""
     found = await _find(etcd, keys, external_id)
     if found is None:
-        raise NotFound(
-            f"nothing is prepared under the external id {external_id!r}: it never was, or its end is long ago"
-        )
+        raise NotFound(_not_prepared(external_id))
     return OperationRef.parse(found[0].op)
+
+
+def _not_prepared(external_id: str) -> str:
+    name = shown(external_id)
+    return f"no operation is prepared under the external id {name}: it was never prepared, or it ended long ago"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import socket
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from distop.core.model import CLUSTER_TABLE, MAX_ARGUMENT_BYTES, OperationRef
 from distop.core.options import DEFAULT, Options
 from distop.core.requests import MADE
 from distop.core.series import ON, Series
+from distop.core.texts import check_encodable, check_encoded, shown
 from distop.errors import InvalidArgument
 from distop.submission.options import changes, selector
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
 """Seconds."""
+LONGEST_WAIT = 1e12
+"""Seconds. A whole number above it counts as this: not every int is a float."""
+MOST_TIMES = 1_000_000_000
+"""Of attempts of a job, and of operations of a series."""
+LONGEST_SUBMITTER = 1_000
+"""Characters."""
 _POLICIES = ("fail_fast", "collect_all")
 _DUPLICATES = ("join", "refuse", "replace", "combine")
 FOLLOW = "follow"
@@ -119,20 +125,32 @@ def _who(*_: object) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{socket.gethostname()}"[:LONGEST_SUBMITTER].encode(errors="replace").decode()
 
 
-def text(value: Any, what: str) -> str:
-    """The value, which must be a text. Raises InvalidArgument."""
+def text(value: Any, what: str, longest: int | None = None) -> str:
+    """The value, which must be a text of at most ``longest`` characters. Raises InvalidArgument."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a text, not {value!r}")
+        raise InvalidArgument(f"{what} must be a text, not {shown(value)}")
+    if longest is not None and len(value) > longest:
+        raise InvalidArgument(f"{what} has {len(value)} characters; at most {longest} are allowed")
+    check_encodable(value, what)
     return value
 
 
 def seconds(value: Any, what: str) -> float:
-    """The value, which must be a number. Raises InvalidArgument."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise InvalidArgument(f"{what} must be a number of seconds, not {value!r}")
+    """The value, which must be a number from 0 on. Raises InvalidArgument."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {shown(value)}")
+    return LONGEST_WAIT if isinstance(value, int) and value > LONGEST_WAIT else value
+
+
+def times(value: Any, what: str) -> int:
+    """The value, which must be a whole number from 1 to :data:`MOST_TIMES`. Raises InvalidArgument."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"{what} a whole number of at least 1, not {shown(value)}")
+    if value > MOST_TIMES:
+        raise InvalidArgument(f"{what} a whole number of at most {MOST_TIMES}, not {shown(value)}")
     return value
 
 
@@ -168,14 +186,15 @@ def request(
     if names is not None and table == CLUSTER_TABLE:
         raise InvalidArgument(f"an operation on {CLUSTER_TABLE} has one job for everything: name no partitions")
     if failure_policy is not None and (not isinstance(failure_policy, str) or failure_policy not in _POLICIES):
-        raise InvalidArgument(f"the failure policy {failure_policy!r} must be one of {', '.join(_POLICIES)}")
-    if retry_attempts is not None and (
-        not isinstance(retry_attempts, int) or isinstance(retry_attempts, bool) or retry_attempts < 1
-    ):
-        raise InvalidArgument(f"the number of attempts must be a whole number of at least 1, not {retry_attempts!r}")
-    if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
-        raise InvalidArgument("a request id is a text of 1 to 200 characters")
-    text(submitter, "the submitter")
+        raise InvalidArgument(f"the failure policy {shown(failure_policy)} must be one of {', '.join(_POLICIES)}")
+    if retry_attempts is not None:
+        times(retry_attempts, "the number of attempts must be")
+    if request_id is not None:
+        if not (isinstance(request_id, str) and 0 < len(request_id) <= 200):
+            raise InvalidArgument("a request id is a text of 1 to 200 characters")
+        text(request_id, "the request id")
+    text(submitter, "the submitter", LONGEST_SUBMITTER)
+    check_encoded(arg, "the argument")
     _check_id(id, one_off, on_duplicate)
     own = request_id is not None
     identity = request_id if request_id is not None else f"{MADE}{uuid.uuid4()}"
@@ -199,14 +218,14 @@ def _check_id(id_: str | None, one_off: bool, on_duplicate: str | None) -> None:
             raise InvalidArgument("an id is a text of 1 to 200 characters")
         if id_.startswith(COMPUTED):
             raise InvalidArgument(
-                f"the id {id_!r} begins with {COMPUTED}, as those do that are computed: choose another"
+                f"the id {shown(id_)} begins with {COMPUTED}, as those do that are computed: choose another"
             )
         K.encode(id_)
     if not isinstance(one_off, bool):
-        raise InvalidArgument(f"one_off is True or False, not {one_off!r}")
+        raise InvalidArgument(f"one_off is True or False, not {shown(one_off)}")
     if on_duplicate is not None and (not isinstance(on_duplicate, str) or on_duplicate not in _DUPLICATES):
         raise InvalidArgument(
-            f"what becomes of a duplicate is one of {', '.join(_DUPLICATES)}, and not {on_duplicate!r}"
+            f"what becomes of a duplicate is one of {', '.join(_DUPLICATES)}, and not {shown(on_duplicate)}"
         )
     if one_off and (id_ is not None or on_duplicate is not None):
         raise InvalidArgument("a one-off has no id, and so no duplicates: leave out one_off, or the others")
@@ -223,20 +242,21 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
         wait = seconds(delay, "the delay")
         if wait > LONGEST_DELAY:
             raise InvalidArgument(f"the delay of {wait:g} s is longer than a hundred years")
-        return rfc3339(now + wait) if wait > 0 else ""
+        return rfc3339(now + wait) if wait else ""
     if not_before is None:
         return ""
     try:
         when = datetime.fromisoformat(not_before) if isinstance(not_before, str) else not_before
         zoned = when.tzinfo is not None
         due = when.timestamp()
+        written = rfc3339(due)
     except (ValueError, AttributeError, OverflowError, TypeError):
         raise InvalidArgument(
-            f"{not_before!r} is no time to begin at: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
+            f"{shown(not_before)} is no time to begin at: write it as 2026-01-31T18:00:00+01:00, or give a datetime"
         ) from None
     if not zoned:
-        raise InvalidArgument(f"the time {not_before!r} has no zone: add one, such as Z or +01:00")
-    return rfc3339(due) if due > now else ""
+        raise InvalidArgument(f"the time {shown(not_before)} has no zone: add one, such as Z or +01:00")
+    return written if due > now else ""
 
 
 SHORTEST_INTERVAL = 0.1
@@ -254,9 +274,9 @@ def _series(every: Every | float | None, due: str) -> Series | None:
         raise InvalidArgument(f"the jitter of a series is a number of seconds from 0 on, not {jitter:g}")
     for value, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
         if value not in allowed:
-            raise InvalidArgument(f"{what} is {value!r}, and must be one of {', '.join(allowed)}")
-    if one.times is not None and (not isinstance(one.times, int) or isinstance(one.times, bool) or one.times < 1):
-        raise InvalidArgument(f"the times of a series are a whole number of at least 1, not {one.times!r}")
+            raise InvalidArgument(f"{what} is {shown(value)}, and must be one of {', '.join(allowed)}")
+    if one.times is not None:
+        times(one.times, "the times of a series are")
     until = due_time(one.until, None) if one.until is not None else ""
     if one.until is not None and not until:
         raise InvalidArgument(f"the series would be over already: {one.until} has passed")
@@ -269,7 +289,7 @@ def _after(given: Iterable[Any] | None) -> tuple[After, ...]:
     if given is None:
         return ()
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidArgument(f"after is a list of operations, such as [{given!r}]")
+        raise InvalidArgument(f"after is a list of operations, such as [{shown(given)}]")
     found: dict[OperationRef, After] = {}
     for item in given:  # each of them an operation, and once
         one = after_one(item)
@@ -282,14 +302,14 @@ def after_one(item: Any) -> After:
     """Raises InvalidArgument for what is no operation to wait for."""
     if isinstance(item, After):
         if item.on not in ("success", "end"):
-            raise InvalidArgument(f'{item.on!r} is no end to wait for: "success", or any "end"')
+            raise InvalidArgument(f'{shown(item.on)} is no end to wait for: "success", or any "end"')
         return After(after_one(item.ref).ref, item.on)
     if isinstance(item, OperationRef):
         return After(item)
     ref = getattr(item, "ref", item)
     if not isinstance(ref, str):
         raise InvalidArgument(
-            f"{item!r} is no operation to wait for: give its name, table/type/instance, or its handle"
+            f"{shown(item)} is no operation to wait for: give its name, table/type/instance, or its handle"
         )
     return After(OperationRef.parse(ref))
 
@@ -298,9 +318,9 @@ def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:
     if partitions is None:
         return None
     if isinstance(partitions, str):
-        raise InvalidArgument(f"partitions is a list of names, such as [{partitions!r}]")
+        raise InvalidArgument(f"partitions is a list of names, such as [{shown(partitions)}]")
     if not isinstance(partitions, Iterable):
-        raise InvalidArgument(f"partitions is a list of names, not {partitions!r}")
+        raise InvalidArgument(f"partitions is a list of names, not {shown(partitions)}")
     names = tuple(partitions)
     if not names:
         raise InvalidArgument("the list of partitions is empty: name some, or leave it out for all of them")
@@ -308,11 +328,9 @@ def _names(partitions: Sequence[str] | None) -> tuple[str, ...] | None:
         raise InvalidArgument("a partition's name must be a text that is not empty")
     if len(set(names)) < len(names):
         twice = next(name for n, name in enumerate(names) if name in names[:n])
-        raise InvalidArgument(f"the partition {twice!r} is named twice")
-    try:
-        size = sum(len(name.encode()) + 3 for name in names)
-    except UnicodeEncodeError:
-        raise InvalidArgument("a partition's name holds a lone surrogate, which is no character") from None
+        raise InvalidArgument(f"the partition {shown(twice)} is named twice")
+    check_encodable("".join(names), "a partition's name")
+    size = sum(len(name.encode()) + 3 for name in names)
     if size > MAX_ARGUMENT_BYTES:
         raise InvalidArgument(f"the names of {len(names)} partitions take {size} bytes; at most 512 KiB are allowed")
     return names

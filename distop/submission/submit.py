@@ -263,7 +263,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         of_type = await _of_type(etcd, keys, table, type_name, found)
     declaration, counters = of_type.declaration, of_type.counters
     objects = _objects(of_type, _open(tries))
-    asked = await _by_id(etcd, keys, declaration, objects)
+    asked = await _by_id(etcd, keys, of_type, objects)
     if not asked:
         return
     waiting = await _predecessors(etcd, keys, {one: asked[one].request for one in asked if asked[one].request.waits})
@@ -395,11 +395,15 @@ def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> 
     )
 
 
-async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects: dict[Try, str]) -> dict[Try, Asked]:
+async def _by_id(etcd: EtcdClient, keys: Keys, of_type: OfType, objects: dict[Try, str]) -> dict[Try, Asked]:
     """What is to be started of these. Who joins an operation of the same id that goes on, or is refused for it, is
     told so. Of several with one id the first alone is here: the others have to see it. ``objects``: those that they
     work on, by their arguments.
+
+    The holder of an id was read after the counters. One that was started in between has a number that the counters
+    still give away: they are read again, and the holder with them.
     """
+    declaration, following = of_type.declaration, of_type.counters.next_instance
     found: dict[Try, Asked] = {}
     first: dict[str, Try] = {}
     answers = await resolve(etcd, keys, declaration, [one.wanted for one in objects])
@@ -410,6 +414,8 @@ async def _by_id(etcd: EtcdClient, keys: Keys, declaration: Declaration, objects
             one.verdict = Lost()
         elif isinstance(answer, Exception):
             one.verdict = answer
+        elif answer.holder is not None and answer.holder.ref.instance >= following:
+            one.verdict = Lost()
         elif not answer.id or first.setdefault(answer.id, one) is one:
             found[one] = answer
             if answer.request.arg != one.wanted.arg:

@@ -9,27 +9,30 @@ counter of instances alone, and nothing that begins or ends on the table makes t
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.core.frozen import frozen
-from distop.core.model import History, Spec
-from distop.core.records import read
+from distop.core.texts import shown
 from distop.core.txn import (
     MAX_OPERATIONS,
+    TOO_LARGE,
     Compare,
     Delete,
     Get,
-    GetResult,
     Put,
     Relation,
     Target,
     Txn,
     TxnResult,
+    flaw,
     operations,
+    unchanged,
 )
-from distop.errors import InvalidArgument, OperationStartError, OutcomeUnknown
-from distop.submission.graph import in_one
+from distop.core.user_transaction import Caller, decided, forget, found_at, joined, receipt, was_started
+from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
+from distop.submission.graph import check, in_one
 from distop.submission.submit import WRITE_LIMIT, overdue, pause, too_contended
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
     from distop.submission.insertion import Link, Whole
     from distop.submission.request import Request
+
+
+FORGET_LIMIT = 5.0
+"""Seconds for which a receipt that nobody needs any more is tried to be deleted."""
 
 
 class Submission:
@@ -83,7 +90,7 @@ class Submission:
 
         Raises OutcomeUnknown; EtcdUnavailable.
         """
-        return await _committed(self._etcd, self._keys, self._wanted[0], self._refs[0], self.puts)
+        return await _committed(self._etcd, self._keys, self._wanted[0].request_id, self._refs[0])
 
 
 def _holds(one: Compare, kv: KeyValue | None) -> bool:
@@ -121,9 +128,9 @@ async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], li
 
 @frozen
 class Committed:
-    """What became of the caller's transaction. ``earlier``: an earlier call with its request id had committed it.
-    ``answers``: those of the caller's own operations, in the order of the branch that was taken; none where
-    ``earlier``, or where the answer was lost and it was found out.
+    """What became of the caller's transaction. ``earlier``: an earlier call with its request id had committed it, or
+    had written what its failure branch writes. ``answers``: those of the caller's own operations, in the order of the
+    branch that was taken; none where ``earlier``, or where the answer was lost and it was found out.
     """
 
     committed: bool
@@ -147,12 +154,12 @@ def own(keys: Keys, compare: Iterable[Any], success: Iterable[Any], failure: Ite
     parts = []
     for given, what in ((compare, "compare"), (success, "success"), (failure, "failure")):
         if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
-            raise InvalidArgument(f"{what} is a list, not {given!r}")
+            raise InvalidArgument(f"{what} is a list, not {shown(given)}")
         parts.append(tuple(given))
     for one in parts[0]:
         if not isinstance(one, Compare):
             raise InvalidArgument(
-                f"{one!r} is no compare: take those of distop.core.txn, such as unchanged(key, revision)"
+                f"{shown(one)} is no compare: take those of distop.core.txn, such as unchanged(key, revision)"
             )
     for one in (*parts[1], *parts[2]):
         _check_operation(keys, one)
@@ -166,7 +173,7 @@ def _check_operation(keys: Keys, one: Any) -> None:
         return
     if not isinstance(one, Put | Delete | Get):
         raise InvalidArgument(
-            f"{one!r} is nothing that a transaction does: take Put, Delete, Get or Txn of distop.core.txn"
+            f"{shown(one)} is nothing that a transaction does: take Put, Delete, Get or Txn of distop.core.txn"
         )
     if isinstance(one, Get):
         return
@@ -174,7 +181,7 @@ def _check_operation(keys: Keys, one: Any) -> None:
     end = (one.range_end if isinstance(one, Delete) else "") or f"{one.key}\0"
     if one.key < after and (end > first or end == "\0"):  # "\0" as an end: all keys from there on
         raise InvalidArgument(
-            f"the key {one.key!r} is distop's own: a transaction of the caller's writes none of these"
+            f"the key {shown(one.key)} is distop's own: a transaction of the caller's writes none of these"
         )
 
 
@@ -184,77 +191,84 @@ async def commit_with(
     """Commit the caller's compares and operations together with the starts. Where only distop's own counters moved,
     nothing of the caller's was done, and it is tried again. ``name``: the request id that an OutcomeUnknown names.
 
-    distop's compares stand outside, the caller's within: a copy that finds that an earlier one was applied is refused
-    before the caller's failure branch, which it must not run.
+    Of all copies of it, sent by this call or by another one with the same request id, one branch of one is applied
+    (``core.user_transaction``).
     """
+    check(wanted, links)
+    # A call that is repeated has the same request id where the caller chose one: all else is named by that.
+    place = next((n for n, one in enumerate(wanted) if one.own_id), 0)
+    first = wanted[place]
     began, tries = time.monotonic(), 0
     while True:
+        if first.own_id and await etcd.get(receipt(keys, first.table, first.type, first.request_id)) is not None:
+            return Committed(False, earlier=True)
         whole = await in_one(etcd, keys, wanted, links)
         if whole.earlier:
             return Committed(True, whole.refs, earlier=True)
-        txn = _joined(keys, whole, mine)
+        ref = whole.refs[place]
+        number = min(one.instance for one in whole.refs if (one.table, one.type) == (ref.table, ref.type))
+        caller = Caller(ref, first.request_id, number, first.own_id, mine.compare, mine.success, mine.failure)
+        txn = _joined(keys, whole, caller)
         try:
             result = await etcd.commit(txn, deadline=WRITE_LIMIT)
-            if not result.succeeded:
-                if result.repeated and _is_there(wanted[0], result):
-                    return Committed(True, whole.refs, revision=result.revision)
-            else:
-                inner = result.responses[0]
-                assert isinstance(inner, TxnResult)
-                puts = len(whole.txn.success)
-                if inner.succeeded:
-                    return Committed(True, whole.refs, inner.responses[puts:], revision=result.revision)
-                # An earlier copy may still be on its way, and the caller's compares may come to hold.
-                if result.repeated and await _committed(etcd, keys, wanted[0], whole.refs[0], whole.txn.success):
-                    return Committed(True, whole.refs)
-                return Committed(False, (), inner.responses, revision=result.revision)
+            if (done := await _outcome(etcd, keys, whole, caller, result)) is not None:
+                return done
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
                 "whether the transaction was committed, and its operations were started, is not known, because etcd "
-                f"stopped answering: call again with request_id={name!r}, which commits it only if it was not"
+                f"stopped answering: call again with request_id={shown(name)}, which commits it only if it was not"
             ) from error
         tries += 1
         if overdue(began):
-            raise too_contended(wanted[0])
+            raise too_contended(first)
         await asyncio.sleep(pause(tries))
 
 
-def _joined(keys: Keys, whole: Whole, mine: Own) -> Txn:
-    ref = whole.refs[0]
-    inner = Txn(mine.compare, (*whole.txn.success, *mine.success), mine.failure, "own")
-    txn = Txn(whole.txn.compares, (inner,), (Get(keys.of(ref, "spec")), Get(keys.history(ref))), "transaction")
+async def _outcome(etcd: EtcdClient, keys: Keys, whole: Whole, caller: Caller, result: TxnResult) -> Committed | None:
+    """What became of it; None: a counter of distop's moved, and nothing was done."""
+    if not result.succeeded:
+        before = decided(result.responses, caller.request_id)
+        if before is False:
+            return Committed(False, earlier=not result.repeated)
+        return Committed(True, whole.refs) if before and result.repeated else None
+    inner = result.responses[0]
+    assert isinstance(inner, TxnResult)
+    if inner.succeeded:
+        return Committed(True, whole.refs, inner.responses[len(whole.txn.success) :], revision=result.revision)
+    if not caller.fences_failure:
+        # An earlier copy may still be on its way, and the caller's compares may come to hold.
+        if result.repeated and await _committed(etcd, keys, caller.request_id, caller.ref):
+            return Committed(True, whole.refs)
+    elif caller.writes_failure and not caller.again:
+        with suppress(DistopError):  # else executors do, after a while
+            await etcd.commit(forget(keys, caller.ref, caller.request_id), deadline=FORGET_LIMIT)
+    return Committed(False, (), inner.responses[: len(caller.failure)], revision=result.revision)
+
+
+def _joined(keys: Keys, whole: Whole, caller: Caller) -> Txn:
+    txn = joined(keys, whole.txn, caller)
     if operations(txn) > MAX_OPERATIONS:
         raise InvalidArgument(
             f"the transaction has {operations(txn)} operations with what starts its {len(whole.refs)}, over the "
             f"{MAX_OPERATIONS} that etcd takes: do less at once"
         )
+    if (found := flaw(txn)) is not None and found.detail != TOO_LARGE:
+        raise InvalidArgument(f"etcd would reject the transaction: {found.text}")
     return txn
 
 
-def _is_there(wanted: Request, result: TxnResult) -> bool:
-    """The failure branch found that an earlier copy had won (T9)."""
-    spec, history = (one.kv if isinstance(one, GetResult) else None for one in result.responses[:2])
-    return (spec is not None and read(Spec.decode, spec).request_id == wanted.request_id) or (
-        history is not None and read(History.decode, history).request_id == wanted.request_id
-    )
-
-
-async def _committed(
-    etcd: EtcdClient, keys: Keys, wanted: Request, ref: OperationRef, puts: Sequence[Operation]
-) -> bool:
+async def _committed(etcd: EtcdClient, keys: Keys, request_id: str, ref: OperationRef) -> bool:
     """Whether the operation was started by this request. Where it was not, the counter is written as it stands, so that
     whatever compared its revision is refused from here on.
     """
     counter = keys.next_instance(ref.table, ref.type)
-    gets = (Get(keys.of(ref, "spec")), Get(keys.history(ref)))
+    gets = found_at(keys, ref)
     while True:
         (seen,) = await etcd.read(Get(counter))
         number = int(seen.kv.value) if seen.kv is not None else 1
         if number > ref.instance:
-            found = await etcd.read(*gets)
-            return _is_there(wanted, TxnResult(False, 0, tuple(found)))
+            return was_started(await etcd.read(*gets), request_id)
         mod = seen.kv.mod_revision if seen.kv is not None else 0
-        again = Compare(counter, Target.MOD, Relation.EQUAL, mod)
-        txn = Txn((again,), (Put(counter, str(number).encode()),), gets, "withdraw")
+        txn = Txn((unchanged(counter, mod),), (Put(counter, str(number).encode()),), gets, "withdraw")
         if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
             return False

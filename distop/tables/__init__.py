@@ -10,18 +10,19 @@ Nothing here imports PySpark, which a client has no need of. A format that asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distop.core.model import TableRecord
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.tables.options import FORMATS
 from distop.tables.secrets import check_place
 
 if TYPE_CHECKING:
-    from distop.core.model import TableRecord
     from distop.core.plan import Planned
 
-__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "place_of", "plan_table"]
+__all__ = ["FORMATS", "Spark", "check_reachable", "check_table", "check_within_limit", "place_of", "plan_table"]
 
 Spark = Callable[[], Any]
 """Gives the Spark session, which is made when it is first asked for."""
@@ -48,6 +49,42 @@ def check_table(record: TableRecord) -> TableRecord:
     """
     check_place("the location of a table", record.location)
     return _format(record).check_table(record)
+
+
+async def check_within_limit(record: TableRecord) -> TableRecord:
+    """:func:`check_table`, within ``bounded.LIMIT`` seconds: a location may hang, keep signals from this process, or
+    abort the one that opens it, and so one that is not a local path is opened by a process of its own.
+
+    Raises InvalidArgument as that does, and where the location has not answered.
+    """
+    from distop import bounded
+    from distop.tables.catalogs import PATIENCE
+
+    check_place("the location of a table", record.location)
+    # A catalog that does not answer is told by its name, after its own time.
+    limit = bounded.LIMIT + (PATIENCE if "catalog" in record.options else 0.0)
+    where = f"the location {shown(record.location)}"
+    try:
+        if _is_remote(record) and bounded.runs_python():
+            return TableRecord.from_json(await bounded.in_process("distop.tables:check_json", record.to_json(), limit))
+        return await bounded.in_thread(lambda: check_table(record), limit)
+    except bounded.TimeLimit:
+        raise InvalidArgument(
+            f"{where} has not answered for {limit:g} s: check its address, the network, and the credentials "
+            "that this machine has for it"
+        ) from None
+    except bounded.Aborted as error:
+        raise InvalidArgument(f"{where} cannot be opened: {error}") from None
+
+
+def check_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    """:func:`check_table` of a record as JSON."""
+    return check_table(TableRecord.from_json(record)).to_json()
+
+
+def _is_remote(record: TableRecord) -> bool:
+    url = "://" in record.location and not record.location.lower().startswith("file://")
+    return url or (record.format == "iceberg" and "catalog" in record.options)
 
 
 def _no_spark() -> Any:
@@ -89,5 +126,5 @@ def _format(record: TableRecord) -> Format:
 
         return spark
     raise InvalidArgument(
-        f"the format {record.format!r} of table {record.name!r} is not known (known: {', '.join(FORMATS)})"
+        f"the format {shown(record.format)} of table {shown(record.name)} is not known (known: {', '.join(FORMATS)})"
     )

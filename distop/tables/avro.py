@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STALLED = 60.0
 """Seconds; a thousand entries take less than one."""
+WATCHER = "manifests"
+"""The name of the thread that watches a reader."""
 STRIKE_AGAIN = 0.2
 """Seconds after which a reader that goes on all the same is stopped again."""
 
@@ -54,13 +56,20 @@ class ManifestIO:
         """What is read in this block, on this thread, ends. Raises Damaged where the reader does not get on."""
         self._watch = watch = _Watch(STALLED)
         try:
-            with watch:
-                yield
+            watch.start()
+            yield
         except _Stalled:
             raise Damaged(
                 f"the file {watch.location} is damaged: its reader did not get on within {watch.seconds:g} s"
             ) from None
         finally:
+            # A strike may come even now, at any instruction: the watch has ended only once ``end`` has returned.
+            while True:
+                try:
+                    watch.end()
+                    break
+                except _Stalled:
+                    continue
             self._watch = None
 
     def alive(self, location: str | None = None) -> None:
@@ -143,8 +152,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Watch:
-    """Ends what the thread does that enters it, by an exception, once nothing was heard of it for ``seconds``. It is a
-    loop of Python's that does not end: one in C would not be ended.
+    """Stops the thread that started it, by an exception, once nothing was heard of that for ``seconds``. It is a loop
+    of Python's that does not end: one in C would not be stopped.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -160,15 +169,17 @@ class _Watch:
         self._heard = time.monotonic()
         self.location = location or self.location
 
-    def __enter__(self) -> None:
-        threading.Thread(target=self._look, name="manifests", daemon=True).start()
+    def start(self) -> None:
+        """Begin to watch the calling thread."""
+        threading.Thread(target=self._look, name=WATCHER, daemon=True).start()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def end(self) -> None:
+        """Watch no more. Raises _Stalled where a strike comes on the way: call it again."""
         with self._over:
             self._done = True
             self._over.notify()
         if self._struck:
-            # One that is still on its way must not meet who comes next.
+            # A strike that is still on its way must not hit what the thread does next.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._of), None)
 
     def _look(self) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.core.frozen import frozen
+from distop.core.texts import shown
 from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnknown, TableUnavailable
 from distop.tables.secrets import check_place, holds_secret
 
@@ -56,11 +57,11 @@ class Catalog:
         for name, value in given.items():
             if name not in _PROPERTIES:
                 raise InvalidArgument(
-                    f"the property {name!r} of a catalog does not belong into a table record (known: "
+                    f"the property {shown(name)} of a catalog does not belong into a table record (known: "
                     f"{', '.join(_PROPERTIES)}): {_elsewhere(given, name)}"
                 )
             if not isinstance(value, str) or not value:
-                raise InvalidArgument(f"the property {name!r} of a catalog must be a text, not {value!r}")
+                raise InvalidArgument(f"the property {shown(name)} of a catalog must be a text, not {shown(value)}")
             if name == "uri" and holds_secret(value):
                 raise InvalidArgument(
                     "the uri of a catalog with a password, a key or a token in it does not belong into a table record: "
@@ -69,7 +70,7 @@ class Catalog:
             check_place(f"the {name} of a catalog", value)
         kind = given.get("type")
         if kind is not None and kind not in TYPES:
-            raise InvalidArgument(f"the catalog type {kind!r} is not known (known: {', '.join(TYPES)})")
+            raise InvalidArgument(f"the catalog type {shown(kind)} is not known (known: {', '.join(TYPES)})")
         if kind == "hadoop" and not given.get("warehouse"):
             raise InvalidArgument("a catalog of type hadoop needs its warehouse: the folder that holds the tables")
         if "name" not in given and kind != "hadoop":

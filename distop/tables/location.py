@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from distop.core.frozen import frozen
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.files import open_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,24 @@ class Entry(NamedTuple):
     path: str
     size: int
     mtime_ns: int
+
+
+_TROUBLE = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
+"""What pyarrow's file systems raise, by what they make of a path or an answer."""
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    text = str(error).strip()
+    return text.split("\n")[0] if text else type(error).__name__
+
+
+def _path_of(url: str) -> str:
+    """The path of a ``file://`` URL. Raises InvalidArgument where it has none, or one of another machine."""
+    parts = urlsplit(url)
+    if not parts.path or parts.netloc not in ("", "localhost"):
+        raise InvalidArgument(f"the location {url!r} is no path on this machine: write it as file:///folder")
+    return unquote(parts.path)
 
 
 def named_parquet(entry: Entry) -> bool:
@@ -53,10 +72,10 @@ class Location:
     def of(cls, text: str) -> Location:
         """Raises InvalidArgument for what can be no location, and TableUnavailable where it is not there."""
         if not text or "\0" in text:
-            raise InvalidArgument("the location of a table must not be empty")
+            raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
         if _URI.match(text) and not text.lower().startswith("file://"):
             return cls._remote(text)
-        local = unquote(urlsplit(text).path) if _URI.match(text) else os.path.expanduser(text)
+        local = _path_of(text) if _URI.match(text) else os.path.expanduser(text)
         root = os.path.abspath(local)
         if not os.path.exists(root):
             raise TableUnavailable(f"the location {text!r} does not exist")
@@ -67,12 +86,16 @@ class Location:
         from pyarrow import fs
 
         try:
-            filesystem, root = fs.FileSystem.from_uri(text)
+            filesystem, root = open_filesystem(text)
+            if not root:
+                scheme = text.partition(":")[0]
+                raise InvalidArgument(f"the location {text!r} names no bucket: write it as {scheme}://NAME/FOLDER")
             kind = filesystem.get_file_info(root).type
+        except InvalidArgument:
+            raise
         except Exception as e:  # pyarrow raises its own, OSError and ImportError here, by file system
-            reason = str(e).strip().split("\n")[0]
             wrong = TableUnavailable if isinstance(e, OSError | ImportError) else InvalidArgument
-            raise wrong(f"the location {text!r} cannot be opened: {reason}") from e
+            raise wrong(f"the location {text!r} cannot be opened: {_line(e)}") from e
         if kind == fs.FileType.NotFound:
             raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
@@ -83,8 +106,8 @@ class Location:
         """
         try:
             yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
-        except OSError as e:
-            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
     def _walk_local(self, deep: bool) -> Iterator[Entry]:
         if not os.path.isdir(self.root):
@@ -161,8 +184,8 @@ class Location:
             return frozenset(info.base_name for info in found)
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
-        except OSError as e:
-            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {e}") from e
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
 
     def text_in(self, name: str) -> str:
         """A small file under the location, whole. Raises TableUnavailable where it cannot be read."""
@@ -172,8 +195,8 @@ class Location:
                     return f.read()
             with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
                 return bytes(stream.read()).decode(errors="replace")
-        except OSError as e:
-            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {e}") from e
+        except _TROUBLE as e:
+            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
 
     def begins_as_parquet(self, entry: Entry) -> bool:
         """By its first four bytes. Raises OSError where it cannot be read."""

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.core.texts import shown
 from distop.errors import InvalidArgument
 from distop.tables.catalogs import Catalog
 
@@ -52,19 +53,21 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
     for name in options:
         if name not in known:
             of = "" if format_name == "parquet" else f" for {format_name}"
-            raise InvalidArgument(f"the table option {name!r} is not known{of} (known: {', '.join(known)})")
+            raise InvalidArgument(f"the table option {shown(name)} is not known{of} (known: {', '.join(known)})")
     defaults = Options()
     numbers = {}
     for name in _NUMBERS:
         value = options.get(name, getattr(defaults, name))
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidArgument(f"the table option {name!r} must be a whole number of at least 1, not {value!r}")
+            raise InvalidArgument(f"the table option {name!r} must be a whole number of at least 1, not {shown(value)}")
         numbers[name] = value
     types = options.get("partition_types") or {}
     if not isinstance(types, dict):
         raise InvalidArgument('the table option \'partition_types\' must be an object such as {"day": "int"}')
     for column, text in types.items():
         if not isinstance(text, str) or not is_partition_type(text):
-            raise InvalidArgument(f"the type {text!r} of partition column {column!r} is no Spark type for one")
+            raise InvalidArgument(
+                f"the type {shown(text)} of partition column {shown(column)} is no Spark type for one"
+            )
     catalog = Catalog.of(options["catalog"]) if "catalog" in options else None
     return Options(numbers["group_bytes"], numbers["group_files"], {c: t.strip() for c, t in types.items()}, catalog)

@@ -1,13 +1,14 @@
 """etcd's key-value semantics as a value in memory: no I/O, no clock, no threads.
 
 What distop relies on is exact: one revision for each transaction that wrote, compares of missing keys, range
-compares (T5), nested transactions whose compares all see the store as it was *before* the outer one, the limit on
-operations (T1, which nested transactions share with what encloses them), and the refusal of branches that put a key
-twice or put and delete it (T3). The conformance tests hold it against a real etcd.
+compares (T5), nested transactions whose compares all see the store as it was *before* the outer one. What etcd refuses
+by its form (T1, T2, T3) each transaction says of itself (``core.txn.flaw``). The conformance tests hold both against a
+real etcd.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 from bisect import bisect_left, insort
 from dataclasses import replace
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.seen import Change
 from distop.core.txn import (
-    MAX_OPERATIONS,
     Compare,
     Delete,
     DeleteResult,
@@ -28,13 +28,17 @@ from distop.core.txn import (
     Target,
     Txn,
     TxnResult,
+    flaw,
 )
-from distop.errors import EtcdRejected, LeaseNotFound
+from distop.errors import EtcdRejected, LeaseNotFound, MalformedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
-    from distop.core.txn import Operation, Result
+    from distop.core.txn import Flaw, Result
+
+log = logging.getLogger("distop.malformed")
 
 _RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
     Relation.EQUAL: operator.eq,
@@ -55,8 +59,19 @@ class ModelStore:
         self.revision = 1
         self.history: list[tuple[int, tuple[Change, ...]]] = []
         self.leases: dict[int, set[str]] = {}
+        self.refused: list[Flaw] = []
+        """Why transactions were refused by their form."""
         self._items: dict[str, KeyValue] = {}
         self._order: list[str] = []
+
+    @classmethod
+    def holding(cls, revision: int, kvs: Iterable[KeyValue]) -> Self:
+        """A store that has come as far as ``revision``, with this content; to be read alone."""
+        store = cls()
+        store.revision = revision
+        store._items = {kv.key: kv for kv in kvs}
+        store._order = sorted(store._items)
+        return store
 
     # ------------------------------------------------------------------- read
 
@@ -111,12 +126,13 @@ class ModelStore:
     # ------------------------------------------------------------ transactions
 
     def apply(self, txn: Txn) -> TxnResult:
-        """Commit a transaction. Raises EtcdRejected for one that etcd would refuse to look at (T1, T3, empty keys),
-        LeaseNotFound for a put on a lease that is gone; then nothing was changed.
+        """Commit a transaction. Raises MalformedRequest for one whose form etcd does not take (T1, T2, T3, empty
+        keys), LeaseNotFound for a put on a lease that is gone; then nothing was changed.
         """
-        _check_limits(txn, MAX_OPERATIONS)
-        for branch in (txn.success, txn.failure):
-            _check_writes(branch)
+        if (found := flaw(txn)) is not None:
+            self.refused.append(found)
+            log.error("malformed transaction: %s", found.text, extra={"malformed": found.text})
+            raise MalformedRequest(found.text, code=found.code, detail=found.detail, key=found.key)
         path: _Path = []
         self._choose(txn, path)
         self._check_leases(txn, iter(path))
@@ -226,78 +242,5 @@ def _compare(compare: Compare, kv: KeyValue) -> bool:
     return _RELATIONS[compare.relation](field, compare.value)
 
 
-def _check_limits(txn: Txn, limit: int) -> None:
-    """T1: the longest list counts, and a nested transaction has only what its parent left of the limit."""
-    longest = max(len(txn.compares), len(txn.success), len(txn.failure))
-    if longest > limit:
-        raise EtcdRejected(
-            f"the transaction has {longest} operations where {limit} are allowed",
-            code="INVALID_ARGUMENT",
-            detail="etcdserver: too many operations in txn request",
-        )
-    keys = [c.key for c in txn.compares]
-    for op in (*txn.success, *txn.failure):
-        if isinstance(op, Txn):
-            _check_limits(op, limit - longest)
-        else:
-            keys.append(op.key)
-    if not all(keys):
-        raise EtcdRejected("a key is empty", code="INVALID_ARGUMENT", detail="etcdserver: key is not provided")
-
-
-class _Deleted:
-    """The keys and ranges that a branch deletes."""
-
-    def __init__(self) -> None:
-        self.points: set[str] = set()
-        self.ranges: list[tuple[str, str]] = []
-
-    def add(self, op: Delete) -> None:
-        if op.range_end:
-            self.ranges.append((op.key, op.range_end))
-        else:
-            self.points.add(op.key)
-
-    def update(self, other: _Deleted) -> None:
-        self.points |= other.points
-        self.ranges += other.ranges
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.points or any(start <= key < end for start, end in self.ranges)
-
-
-def _check_writes(branch: Sequence[Operation]) -> tuple[set[str], _Deleted]:
-    """T3: no key is put twice in what can happen together, nor put and deleted. The two branches of a nested
-    transaction exclude each other, so both may put the same key.
-    """
-    deleted, put = _Deleted(), set[str]()
-    for op in branch:
-        if isinstance(op, Delete):
-            deleted.add(op)
-    for op in branch:
-        if isinstance(op, Txn):
-            (then, then_deleted), (otherwise, otherwise_deleted) = _check_writes(op.success), _check_writes(op.failure)
-            for key in then | otherwise:
-                if key in put or key in deleted:
-                    raise _duplicate(key)
-            put |= then | otherwise
-            deleted.update(then_deleted)
-            deleted.update(otherwise_deleted)
-    for op in branch:
-        if isinstance(op, Put):
-            if op.key in put or op.key in deleted:
-                raise _duplicate(op.key)
-            put.add(op.key)
-    return put, deleted
-
-
 def _no_lease() -> LeaseNotFound:
     return LeaseNotFound("the lease does not exist", code="NOT_FOUND", detail="etcdserver: requested lease not found")
-
-
-def _duplicate(key: str) -> EtcdRejected:
-    return EtcdRejected(
-        f"the transaction writes {key!r} twice",
-        code="INVALID_ARGUMENT",
-        detail="etcdserver: duplicate key given in txn request",
-    )

@@ -39,11 +39,12 @@ class Asking:
         find_table: FindTable | None = None,
     ) -> PlanResult:
         """Ask the behavior for its jobs (those of ``names`` alone, if given). ``find_table`` gives the record of
-        another table, or None. Raises WorkerError."""
+        another table, or None. Raises WorkerError, also (``transient``) where it takes longer than the limit."""
         message = protocol.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
-        value, chunks = await self._caller.call(message, sources=Sources(table=find_table), gate=self._gate)
+        sources, limit = Sources(table=find_table), self.config.call_limit
+        value, chunks = await self._caller.call(message, sources=sources, gate=self._gate, limit=limit)
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"])
 
     async def complete(
@@ -62,7 +63,8 @@ class Asking:
     ) -> CompleteResult:
         """Run the completion code. ``fetch(start)`` gives a page of outcomes from that ordinal on, as JSON texts
         {partition, success, outcome}, and the ordinal to go on from (None: that was all). ``first``: the page from 0
-        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError."""
+        on, which is then not fetched. ``plan``: None where the operation has none. Raises WorkerError, also
+        (``transient``) where it takes longer than the limit."""
         message = protocol.CompleteMessage(
             t="complete",
             call=0,
@@ -81,7 +83,8 @@ class Asking:
             message["following"] = first[1]
         rows = partial(iter, first[0]) if first is not None else None
         sources = Sources(fetch, plan.page if plan is not None else None)
-        value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate)
+        limit = self.config.call_limit
+        value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:

@@ -41,6 +41,12 @@ WORDS = {
 }
 
 
+def _given_up(attended: asyncio.Task[Answer]) -> None:
+    """Retrieve the error of a call whose caller has left, so that asyncio does not log it as overlooked."""
+    if not attended.cancelled():
+        attended.exception()
+
+
 class _Asked:
     """A call from when it is asked for until it has ended, whether it is in a child or waits for one."""
 
@@ -110,6 +116,7 @@ class Caller:
         except asyncio.CancelledError:
             # Nobody waits for it any more, but its thread in the child must end all the same, and the gate with it.
             asked.stop("its caller gave it up")
+            attended.add_done_callback(_given_up)
             raise
 
     async def _attend(self, asked: _Asked, working: Coroutine[Any, Any, Answer], limit: float | None) -> Answer:
@@ -153,7 +160,9 @@ class Caller:
         return got
 
     async def _answer(self, asked: _Asked, message: CallMessage, rows: Rows | None, sources: Sources) -> Answer | Death:
-        """The answer, or how the child crashed. A call whose child was killed for another is sent again."""
+        """The answer, or how the child crashed. A call whose child was killed for another is sent again, and so is one
+        whose child had a Spark of no use, once."""
+        sparks_lost = 0
         while True:
             child = await self._keeper.ready()
             call = CallSink(next(self._numbers), child, sources)
@@ -182,3 +191,6 @@ class Caller:
                 return death
             if death.final or asked.told.done():
                 raise WorkerError("transient", str(death))
+            sparks_lost += death.of_spark
+            if sparks_lost > 1:
+                raise WorkerError("unavailable", str(death))

@@ -67,7 +67,7 @@ class Child:
         garbage.settle(look=False)
         threading.Thread(target=self._interrupt_again, daemon=True).start()
         threading.Thread(target=self._track, daemon=True).start()
-        threading.Thread(target=env.spark.watch, args=(self._spark_lost,), daemon=True).start()
+        threading.Thread(target=env.spark.watch, args=(self._spark_lost, self._spark_trouble), daemon=True).start()
         for message in messages:
             if message["t"] == "stop":
                 env.stopping = True
@@ -162,17 +162,24 @@ class Child:
             except OSError:
                 return  # the daemon is gone: the reader sees it too
 
-    def _spark_lost(self, why: str) -> None:
+    def _spark_lost(self, why: str, *, stalled: bool = False) -> None:
         if self._env is not None and not self._env.stopping:
-            self._spark_died(why)
+            self._spark_died(why, protocol.EXIT_SPARK_STALLED if stalled else protocol.EXIT_SPARK_DIED)
 
-    def _spark_died(self, why: str) -> None:
+    def _spark_trouble(self, what: str) -> None:
+        with contextlib.suppress(OSError):  # the daemon is gone: the reader sees it too
+            self._outbox.send(protocol.SparkMessage(t="spark", trouble=what))
+
+    def _spark_died(self, why: str, code: int = protocol.EXIT_SPARK_DIED) -> None:
         """Leave at once, with a code that tells why; what had ended before is still told."""
         logging.getLogger("distop.child").error("Spark is lost in this process, which therefore ends: %s", why)
+        if self._env is not None and self._env.spark.not_started:
+            code = protocol.EXIT_SPARK_START
         try:
             self._outbox.flush()
+            self._outbox.send(protocol.SparkMessage(t="spark", trouble=why))
         finally:
-            os._exit(protocol.EXIT_SPARK_DIED)
+            os._exit(code)
 
 
 def hello(env: Environment) -> protocol.HelloMessage:

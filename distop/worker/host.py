@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SPARK_TRIES = 2
+"""Children whose Spark was of no use to a run before its jobs are left to others."""
+
 __all__ = [
     "CompleteResult",
     "Death",
@@ -100,6 +103,16 @@ class Worker(Asking):
         """The Unix session of the child that is there now, with its JVM and workers; 0: none."""
         child = self._keeper.child
         return child.sid if child is not None else 0
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the Spark session of the child just now, such as that it has no cores; "": nothing."""
+        child = self._keeper.child
+        return child.trouble if child is not None else ""
+
+    def on_trouble(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called when :attr:`trouble` may be another."""
+        self._keeper.on_trouble = changed
 
     @property
     def running(self) -> bool:
@@ -277,6 +290,10 @@ class Worker(Asking):
             run.end_rest("cancelled", str(death))
         elif gone := [p for p in run.pending if p in run.cancelled]:
             run.end_rest("cancelled", await self._clean_after(run, gone), gone)
+        elif death.of_spark:
+            run.sparks_lost += 1
+            if run.sparks_lost >= SPARK_TRIES:
+                run.end_rest("unavailable", str(death))
         return not run.pending
 
     async def _clean_after(self, run: RunSink, gone: Sequence[int]) -> str:

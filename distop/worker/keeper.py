@@ -14,7 +14,7 @@ from distop.worker.model import WorkerConfig, WorkerError
 from distop.worker.sinks import first
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from distop.core.declaration import Declaration
     from distop.logs import Log
@@ -42,6 +42,8 @@ class Keeper:
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         self._failed_starts = 0
+        self.on_trouble: Callable[[], None] = lambda: None
+        """Called when something is wrong with the child's Spark session, or no longer."""
         self._watch: asyncio.Task[None] | None = None
         self._launch: asyncio.Future[None] | None = None
         """The start that goes on."""
@@ -154,6 +156,7 @@ class Keeper:
 
     async def _start(self) -> None:
         child = Child(self.config, self._log)
+        child.on_trouble = self.on_trouble
         # Known before it has started, so that deadlines, abort and stop reach it.
         self._child = child
         try:
@@ -187,6 +190,7 @@ class Keeper:
             return
         self.deaths += 1
         self._log.warning("%s", death)
+        self.on_trouble()
         if self._aborting or death.reason == "aborted":
             return  # the next request starts one, if there is any
         with contextlib.suppress(WorkerError):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.declaration import Declaration
 from distop.errors import describe
-from distop.worker import guardian, logs, protocol
+from distop.worker import guardian, logs, memory, protocol
 from distop.worker.model import Death, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from distop.logs import Log
     from distop.worker.model import WorkerConfig
@@ -51,6 +51,8 @@ class Child:
         self._reason = ""
         self._killing = ""
         self._status = 0
+        self._oom_kills: memory.Kills | None = None
+        """What the kernel had counted before the start."""
         self.declarations: tuple[Declaration, ...] = ()
         self.skipped: dict[str, str] = {}
         """Installed behaviors that cannot be loaded, and why."""
@@ -59,6 +61,10 @@ class Child:
         loop = asyncio.get_running_loop()
         self.died: asyncio.Future[Death] = loop.create_future()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.trouble = ""
+        """What is wrong with its Spark session just now."""
+        self.on_trouble: Callable[[], None] = _nothing
+        """Called when that has changed."""
         self.hung_up = False
         """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
         self._writer: asyncio.StreamWriter | None = None
@@ -68,6 +74,7 @@ class Child:
     async def start(self, deadline: float) -> None:
         """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
         config = self._config
+        self._oom_kills = memory.oom_kills()
         try:
             process, data = await self._spawn(deadline)
         except BaseException as error:
@@ -223,6 +230,10 @@ class Child:
             if not self._hello.done():
                 self._hello.set_result(message)
             return
+        if message["t"] == "spark":
+            self.trouble = message["trouble"]
+            self.on_trouble()
+            return
         sinks, number = (self.runs, message["run"]) if "run" in message else (self.calls, message["call"])
         if (sink := sinks.get(number)) is not None:
             sink.on_frame(message)
@@ -248,7 +259,11 @@ class Child:
                 marker = f"{guardian.MARKER}={self._marker}".encode()
                 await asyncio.to_thread(guardian.kill_session, self._sid, None, marker, self._tell_unkillable)
         elif reason == "exited":
-            detail = _status_text(self._status)
+            code = os.waitstatus_to_exitcode(self._status)
+            reason = _REASONS.get(code, reason)
+            detail = self.trouble if code in _REASONS and self.trouble else _status_text(code)
+        if killed := memory.said(self._oom_kills, memory.oom_kills()):
+            detail = f"{detail}; {killed}" if detail else killed
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
             reason = self._killing
@@ -279,8 +294,19 @@ class Child:
         logs.bound(self._path)
 
 
-def _status_text(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+_REASONS = {protocol.EXIT_SPARK_START: "no-spark", protocol.EXIT_SPARK_STALLED: "spark-stalled"}
+"""By the child's exit code."""
+
+
+def _nothing() -> None:
+    """The default of ``on_trouble``."""
+
+
+def _status_text(code: int) -> str:
     if code == protocol.EXIT_SPARK_DIED:
         return "its JVM died, hung or had no memory left, or its Spark session was of no more use"
+    if code == protocol.EXIT_SPARK_START:
+        return "its Spark session did not start"
+    if code == protocol.EXIT_SPARK_STALLED:
+        return "its Spark session completed no tasks"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -39,6 +39,8 @@ class WorkerConfig:
     """Seconds for a job to stop when told to, before its child is killed."""
     cleanup_timeout: float = 60.0
     """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
+    call_limit: float = 3600.0
+    """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
     start_timeout: float = 60.0
     """Seconds for a child to say hello."""
     python: str = sys.executable
@@ -90,8 +92,8 @@ class JobEnded:
     ``success`` and ``verdict`` (JobFailed) are answers; ``error`` is an unexpected error; ``fatal`` one that no
     retry mends; ``crash``: the job killed its child, alone in it; ``cancelled``: told to stop, and cleaned up (or
     stopped with its whole session; one that was only released keeps what its checkpoint speaks of); ``refused``: not
-    started, and not the job's fault; ``unable``: it needs what cannot be had on this node, another may have it. The
-    last three are released, not blamed.
+    started, and not the job's fault; ``unable``: it needs what cannot be had on this node, another may have it;
+    ``unavailable``: the same, but only for the moment. The last four are released, not blamed.
     """
 
     partition: int
@@ -159,11 +161,11 @@ class Verified:
 
 class WorkerError(DistopError):
     """Planning, completion or cleanup did not succeed. ``fatal``: no retry mends it (a wrong argument, a behavior
-    that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``crash``: the
-    child died; ``transient``: anything else.
+    that is not installed); ``unable``: what it needs cannot be had on this node, another may have it; ``unavailable``:
+    the same, but only for the moment; ``crash``: the child died; ``transient``: anything else.
     """
 
-    def __init__(self, kind: Literal["transient", "fatal", "unable", "crash"], message: str) -> None:
+    def __init__(self, kind: Literal["transient", "fatal", "unable", "unavailable", "crash"], message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -173,7 +175,8 @@ class Death:
     """The end of a child, after which none of its processes is left.
 
     ``reason``: ``exited`` (by itself), ``guardian-died``, ``protocol-error``, ``slow-start``, ``deadline``,
-    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``.
+    ``daemon-gone``, ``stubborn``, ``stopped``, ``aborted``; ``no-spark`` (its Spark session did not start),
+    ``spark-stalled`` (its Spark session completed no tasks).
     """
 
     reason: str
@@ -194,6 +197,13 @@ class Death:
         """It was stopped with all its jobs, which are not to be run again here."""
         return self.reason in ("deadline", "stopped", "aborted", "daemon-gone")
 
+    @property
+    def of_spark(self) -> bool:
+        """Its Spark session was of no use: no job is to blame for that, and another child may have a better one."""
+        return self.reason in ("no-spark", "spark-stalled")
+
     def __str__(self) -> str:
+        if self.of_spark:
+            return f"the worker process ended: {self.detail}"
         text = f"the worker process died ({self.detail})" if self.crashed else f"the worker was stopped: {self.reason}"
         return f"{text}; the end of its log:\n{self.tail}" if self.crashed and self.tail else text

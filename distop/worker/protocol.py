@@ -11,6 +11,8 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
+from distop.core.codec import dumps
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -27,11 +29,15 @@ EXIT_SPARK_DIED = 70
 """The child's exit code when its JVM died or hung, or its SparkContext was stopped: only a new process helps."""
 EXIT_DAEMON_GONE = 71
 """The child's exit code when its socket to the daemon ended."""
+EXIT_SPARK_START = 72
+"""The child's exit code when its Spark session did not start: PySpark keeps what is left of it, so that only a new
+process can start another one."""
+EXIT_SPARK_STALLED = 73
+"""The child's exit code when its Spark session gets no task done, and only a new session can change that."""
 
 _LENGTH = struct.Struct(">I")
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused", "unable"]
+Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused", "unable", "unavailable"]
 
 
 class ProtocolError(Exception):
@@ -315,6 +321,13 @@ class TableMessage(TypedDict):
     seq: int
 
 
+class SparkMessage(TypedDict):
+    """What is wrong with the Spark session just now; "": nothing any more."""
+
+    t: Literal["spark"]
+    trouble: str
+
+
 class ProbedMessage(TypedDict):
     t: Literal["probed"]
     run: int
@@ -351,6 +364,7 @@ FromChild = (
     | ProgressMessage
     | FetchMessage
     | TableMessage
+    | SparkMessage
     | ProbedMessage
     | ChunkMessage
     | ResultMessage
@@ -366,6 +380,11 @@ def frame(payload: bytes) -> bytes:
     if len(payload) > MAX_FRAME:
         raise ProtocolError(f"a frame of {len(payload)} bytes is too large: at most {MAX_FRAME} are allowed")
     return _LENGTH.pack(len(payload)) + payload
+
+
+def _dumps(value: Any) -> str:
+    """As ``codec.dumps``: a lone surrogate is written as its JSON escape, and comes back as it was."""
+    return dumps(value).decode()
 
 
 def encode(message: ToChild | FromChild) -> bytes:

@@ -12,7 +12,15 @@ from distop.core.codec import MAX_ERROR_TEXT, shorten
 from distop.core.jobs import MAX_OUTCOME_BYTES
 from distop.core.model import TableRecord
 from distop.core.plan import PartitionPlan
-from distop.errors import DistopError, InvalidArgument, JobCancelled, JobFailed, UnknownBehavior, UsageError
+from distop.errors import (
+    DistopError,
+    InvalidArgument,
+    JobCancelled,
+    JobFailed,
+    TableUnavailable,
+    UnknownBehavior,
+    UsageError,
+)
 from distop.worker import protocol, shared
 from distop.worker.answers import dump, fitted, validate
 from distop.worker.blame import is_fatal, kind_of
@@ -277,6 +285,9 @@ class Run:
             elif kind_of(broke) == "unable":
                 # Of the node, not of a partition: no half of the batch could do better here.
                 self._end(ordinal, "unable", None, str(broke), started)
+            elif isinstance(broke, TableUnavailable):
+                # It holds for all files alike: in halves, each of them would be asked for again to learn the same.
+                self._end_alone(behavior, loaded[ordinal], broke, started)
         return broke, started
 
     def _job_context(self, partition: PartitionPlan, batch: Context | None = None) -> Context:
@@ -284,18 +295,20 @@ class Run:
         tag: Spark keeps it for the thread, and what the batch did next would run under another, out of a cancel's
         reach."""
         _, attempt, fence, progress = self._items[partition.partition]
-        return Context(
-            self._env,
-            self.op,
-            self._table,
-            number=self.number,
-            partition=partition,
-            attempt=attempt,
-            fence=fence,
-            incarnation=self._incarnation,
-            progress=progress,
-            cancelled=self._is_cancelled,
-            tag=batch.tag if batch is not None else "",
+        return self._seen_before(
+            Context(
+                self._env,
+                self.op,
+                self._table,
+                number=self.number,
+                partition=partition,
+                attempt=attempt,
+                fence=fence,
+                incarnation=self._incarnation,
+                progress=progress,
+                cancelled=self._is_cancelled,
+                tag=batch.tag if batch is not None else "",
+            )
         )
 
     def _batch_context(self, group: list[int]) -> Context:
@@ -304,16 +317,22 @@ class Run:
                 return self._is_cancelled(ordinal)
             return all(p in self._cancelled for p in group if p in self._open)
 
-        return Context(
-            self._env,
-            self.op,
-            self._table,
-            number=self.number,
-            attempt=max(self._items[p][1] for p in group),
-            incarnation=self._incarnation,
-            cancelled=cancelled,
-            fences={p: self._items[p][2] for p in group},
+        return self._seen_before(
+            Context(
+                self._env,
+                self.op,
+                self._table,
+                number=self.number,
+                attempt=max(self._items[p][1] for p in group),
+                incarnation=self._incarnation,
+                cancelled=cancelled,
+                fences={p: self._items[p][2] for p in group},
+            )
         )
+
+    def _seen_before(self, ctx: Context) -> Context:
+        ctx.again = self._cleanup_first
+        return ctx
 
     # ------------------------------------------------------------------ ends
 

@@ -48,6 +48,8 @@ class RunSink:
         """What was cancelled is only released: to go on from its checkpoints, here or elsewhere."""
         self.progress: dict[int, Any] = {}
         """Checkpoints saved since the request: a job that is run again goes on from them."""
+        self.sparks_lost = 0
+        """How many children it was in whose Spark session was of no use."""
         self.child: Child | None = None
         self.number = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from distop import garbage, java
 from distop.core import heartbeats
@@ -19,6 +19,7 @@ from distop.errors import UsageError
 from distop.worker.explain import headline
 from distop.worker.pools import Pools
 from distop.worker.probing import of_spark, trouble
+from distop.worker.stalling import Activity, Stall, StallCause, activity, judge
 from distop.worker.tracking import tasks_of
 
 if TYPE_CHECKING:
@@ -27,13 +28,27 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
+
 ANSWER_SETTING = "spark.distop.jvmAnswer"
 """A setting of ours among Spark's: seconds without an answer after which a JVM counts as hung."""
 ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+STALLED_SETTING, STALLED_SECONDS = "spark.distop.stalledAfter", 60.0
+"""Another one, and its default: seconds for which a session has jobs and no task of them runs or ends. Then it is found
+out why.
+"""
+START_SETTING, START_SECONDS = "spark.distop.startLimit", 600.0
+"""Another one, and its default: seconds within which a session has to start. Spark may have packages to fetch."""
 ASK_EVERY, WAIT = 5.0, 0.5
 """Seconds between two questions to the JVM, and of one wait for an answer."""
+
+
+class OnDeath(Protocol):
+    """Is told why a session is of no more use."""
+
+    def __call__(self, why: str, *, stalled: bool = False) -> None: ...
 
 
 class SparkUnavailable(UsageError):
@@ -42,6 +57,10 @@ class SparkUnavailable(UsageError):
 
 class SparkDied(Exception):
     """The JVM or its SparkContext is gone: this process is of no more use."""
+
+
+class SparkNotStarted(SparkDied):
+    """The session could not be made, and what is left of it in PySpark would break the next one as well."""
 
 
 def check_java(environment: Mapping[str, str]) -> None:
@@ -85,6 +104,15 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
     return {**conf, **user, JAVA_OPTIONS: f"{java} {user.get(JAVA_OPTIONS, '')}".rstrip()}
 
 
+def _seconds(user: Mapping[str, str], name: str, default: float) -> float:
+    """A setting of ours among Spark's; the default where it is none that can be used."""
+    try:
+        value = float(user.get(name, default))
+    except ValueError:
+        return default
+    return value if 0 < value < float("inf") else default
+
+
 class SparkHolder:
     """The session of this process, or none yet."""
 
@@ -94,13 +122,16 @@ class SparkHolder:
         self._work_dir = work_dir
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
+        self.not_started = ""
+        """Why the session did not start. No other one is tried in this process."""
         self._bound = threading.local()
         self._pools = Pools()
         self._probing = threading.Lock()
-        try:
-            self._patience = float(user.get(ANSWER_SETTING, ANSWER_SECONDS))
-        except ValueError:
-            self._patience = ANSWER_SECONDS
+        self._patience = _seconds(user, ANSWER_SETTING, ANSWER_SECONDS)
+        self._stalled_after = _seconds(user, STALLED_SETTING, STALLED_SECONDS)
+        self._start_limit = _seconds(user, START_SETTING, START_SECONDS)
+        self._starting = False
+        self._log = logging.getLogger("distop.child")
 
     @property
     def started(self) -> bool:
@@ -111,7 +142,7 @@ class SparkHolder:
         SparkUnavailable, or SparkDied where it has been lost."""
         with self._lock:
             if self._session is None:
-                self._session = self._build()
+                self._session = self._start()
         if not self.alive():
             raise SparkDied("the JVM died or its SparkContext was stopped")
         if getattr(self._bound, "tag", None) != tag:
@@ -155,13 +186,13 @@ class SparkHolder:
         try:
             return tasks_of(self._session, tag)
         except Exception:  # it is for people alone; what is wrong with the JVM is noticed elsewhere
-            logging.getLogger("distop.child").debug("Spark's status could not be read", exc_info=True)
+            self._log.debug("Spark's status could not be read", exc_info=True)
             return None
 
     def alive(self) -> bool:
-        """The session can still run jobs (or there is none yet)."""
+        """The session can still run jobs (or there is none yet, and one may be started)."""
         if self._session is None:
-            return True
+            return not self.not_started
         from pyspark import SparkContext
 
         gateway = SparkContext._gateway
@@ -177,6 +208,8 @@ class SparkHolder:
     def lost(self, error: BaseException, *, expected: bool) -> str:
         """After an error: why Spark can run nothing any more, so that it says nothing about a job; "" where Spark is
         well, or had no part in it. ``expected``: Spark's jobs were told to stop."""
+        if self.not_started:
+            return self.not_started
         if isinstance(error, SparkDied):
             return headline(error)
         session = self._session
@@ -190,33 +223,101 @@ class SparkHolder:
             why = trouble(session, self._patience)
         return f"it cannot run a Spark job any more: {why}" if why else ""
 
-    def watch(self, on_death: Callable[[str], None]) -> None:
-        """Ask the JVM again and again whether it can still run jobs; for ever, in the calling thread. A JVM that hangs
-        is no better than a dead one, and whoever waits for it would wait for ever. ``on_death`` is told why.
+    def watch(self, on_death: OnDeath, on_trouble: Callable[[str], None]) -> None:
+        """Ask the JVM again and again whether it can still run jobs, and whether it gets them done; for ever, in the
+        calling thread. A JVM that hangs is no better than a dead one, and whoever waits for it would wait for ever.
+
+        ``on_death`` is told why the session is of no more use (``stalled``: it gets nothing done), ``on_trouble`` what
+        is wrong with it for the moment ("": nothing any more).
         """
-        tick = threading.Event()
-        while not tick.wait(min(ASK_EVERY, self._patience)):
-            if self._session is None:
+        tick, every = threading.Event(), min(ASK_EVERY, self._patience, self._stalled_after)
+        stall, due, told, starting = Stall(), self._stalled_after, "", 0.0
+        while not tick.wait(every):
+            if (session := self._session) is None:
+                starting = starting + every if self._starting else 0.0
+                if starting >= self._start_limit:
+                    self.not_started = f"its Spark session did not start within {self._start_limit:g} s"
+                    on_death(self.not_started)
                 continue
-            answers: list[bool] = []
-            asking = threading.Thread(target=lambda: answers.append(self.alive()), daemon=True)  # noqa: B023
-            asking.start()
-            # In short waits: a process that was frozen itself has not been waiting.
-            waits = 0
-            while asking.is_alive() and waits * WAIT < self._patience:
-                asking.join(WAIT)
-                waits += 1
-            if not answers:
+            answer = self._within_patience(lambda: (self.alive(), self._activity()))
+            if answer is None:
                 on_death(f"its JVM did not answer for {self._patience:g} s")
-            elif not answers[0]:
+                continue
+            alive, seen = answer
+            if not alive:
                 on_death("its JVM died or its SparkContext was stopped")
+                continue
+            stall.add(seen, every)
+            if stall.seconds < self._stalled_after:
+                due, finding = self._stalled_after, None
+            elif stall.seconds < due:
+                continue
+            else:
+                due = stall.seconds + self._stalled_after
+                finding = self._judge(session, seen)
+            if finding is not None and finding.replace_session:
+                on_death(f"{finding.text} (no task of its jobs ended for {stall.seconds:g} s)", stalled=True)
+                continue
+            now = finding.text if finding is not None else ""
+            if now != told:
+                told = now
+                on_trouble(told)
+
+    def _within_patience(self, ask: Callable[[], T]) -> T | None:
+        """An answer of the JVM; None where it gives none in time. ``ask`` raises nothing."""
+        answers: list[T] = []
+        asking = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+        asking.start()
+        # In short waits: a process that was frozen itself has not been waiting.
+        waits = 0
+        while asking.is_alive() and waits * WAIT < self._patience:
+            asking.join(WAIT)
+            waits += 1
+        return answers[0] if answers else None
+
+    def _activity(self) -> Activity:
+        """What Spark does now; no activity where its status cannot be read (``watch`` notices a lost JVM)."""
+        try:
+            return activity(self._session) if self._session is not None else Activity()
+        except Exception:
+            self._log.debug("Spark's status could not be read", exc_info=True)
+            return Activity()
+
+    def _judge(self, session: SparkSession, seen: Activity) -> StallCause | None:
+        """What keeps a stalled session from its work; None where nothing is wrong, or it cannot be found out."""
+
+        def ask() -> StallCause | None:
+            try:
+                return judge(session, seen, self._patience)
+            except Exception:
+                self._log.debug("what Spark waits for could not be found out", exc_info=True)
+                return None
+
+        return self._within_patience(ask)
 
     def stop(self) -> None:
         if self._session is not None and self.alive():
             self._session.stop()
 
-    def _build(self) -> SparkSession:
+    def _start(self) -> SparkSession:
+        """The first session of this process, and the only one. There is no second try: the gateway to a JVM that was
+        killed meanwhile (by the kernel, say) stays in PySpark's SparkContext, and so may half a SparkContext.
+        """
+        if self.not_started:
+            raise SparkNotStarted(self.not_started)
         check_java(os.environ)
+        self._starting = True
+        try:
+            return self._build()
+        except SparkUnavailable:
+            raise
+        except Exception as error:
+            self.not_started = f"its Spark session did not start: {headline(error)}"
+            raise SparkNotStarted(self.not_started) from error
+        finally:
+            self._starting = False
+
+    def _build(self) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if self._master.startswith("local"):

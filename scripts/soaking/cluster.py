@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from auditing.follower import SecondFollower
+
 from distop.blocking import Client, connect
 from distop.core import keys as K
 from distop.core.keys import Keys
@@ -92,6 +94,7 @@ class SoakCluster:
                 make_table(self.folder / table)
                 self.client.add_table(TableRecord(table, "parquet", str(self.folder / table)), check=False)
             self.follower = self._stack.enter_context(Follower(self.as_root(read_timeout=None)))
+            self.second = self._stack.enter_context(SecondFollower(etcdctl(), self._options()))
             for name in NAMES:
                 self.daemons[name] = self._spawn(name)
                 self._stack.callback(self.daemons[name].close)
@@ -112,11 +115,15 @@ class SoakCluster:
 
     def etcdctl(self, *words: str) -> str | None:
         """What etcd's own tool prints, as root; None where it failed."""
-        user = f"{ROOT['username']}:{ROOT['password']}"
-        where = () if "--endpoints" in words else ("--endpoints", ",".join(self.etcd.endpoints))
-        command = [etcdctl(), "--user", user, "--dial-timeout", "3s", "--command-timeout", "10s", *where, *words]
+        limits = ["--dial-timeout", "3s", "--command-timeout", "10s"]
+        command = [etcdctl(), *self._options("--endpoints" not in words), *limits, *words]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env={"ETCDCTL_API": "3"})
         return ran.stdout if ran.returncode == 0 else None
+
+    def _options(self, endpoints: bool = True) -> list[str]:
+        """Options of etcdctl: how root connects, and where to."""
+        where = ["--endpoints", ",".join(self.etcd.endpoints)] if endpoints else []
+        return ["--user", f"{ROOT['username']}:{ROOT['password']}", *where]
 
     def _connect(self) -> Client:
         """A client that may do no more than an executor."""
@@ -159,12 +166,14 @@ class SoakCluster:
             daemon.close()
         last = asyncio.run(self._write_last())
         deadline = time.monotonic() + SETTLED
-        follower = self.follower
+        follower, second = self.follower, self.second
         while follower.audit.totals.last < last and follower.failure is None and time.monotonic() < deadline:
             if follower.audit.violation is not None:
                 break  # it takes in nothing more
             time.sleep(0.1)
-        return problems + follower.problems(last)
+        while second.auditor.revision < last and second.failure is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return problems + follower.problems(last) + second.problems(last)
 
     def _left(self) -> list[str]:
         """What is not cleaned up in time."""

@@ -22,6 +22,8 @@ from distop.store.embedded import EmbeddedEtcd
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.daemons import SPARK, Daemons, daemons
 from tests.support.daemons import distop_process as distop
+from tests.support.damaged import KINDS
+from tests.support.footers import of_unknown_type
 from tests.support.lake import Folder
 from tests.support.replay import violations
 from tests.support.tables import FLIGHTS_DAYS, FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
@@ -300,3 +302,26 @@ def test_a_spark_without_iceberg_fails_an_iceberg_table_with_what_to_do(group: D
     assert result.report["verdict"] == "error"
     said = result.report["checks"][0]["error"]
     assert "start the executors with --spark-conf spark.jars.packages=org.apache.iceberg:" in said, group.tails()
+
+
+def test_files_that_end_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:
+    """A damaged page asks for more memory than the JVM has, and pyarrow ends the process over a damaged footer: the
+    executor runs the jobs again, each alone, and validate looks before it reads.
+    """
+    place = tmp_path / "deadly"
+    for name, kind in (("p=1", "sound"), ("p=2", "huge-page"), ("p=3", "sound"), ("p=4", "sound")):
+        (place / name).mkdir(parents=True)
+        KINDS[kind](place / name / "a.parquet")
+    of_unknown_type(place / "p=4" / "a.parquet")
+    group.client.add_table(TableRecord("deadly", "parquet", str(place)))
+    operation = group.client.start_operation(
+        "validate", "deadly", {"checks": [{"check": "id >= 0"}], "statistics": "never"}
+    )
+    result = operation.wait(200)
+    assert result.state == "failed", group.tails()
+    found = {row.name: row for row in operation.results()}
+    assert {name: row.attempt for name, row in found.items()} == dict.fromkeys(("p=1", "p=2", "p=3", "p=4"), 1)
+    assert {name for name, row in found.items() if row.success} == {"p=1", "p=3"}
+    page, footer = (found[name].result["reasons"] for name in ("p=2", "p=4"))
+    assert f"the file {place}/p=2/a.parquet cannot be read: a page of the column 'id' is damaged" in page[0]
+    assert f"the file {place}/p=4/a.parquet is not a readable Parquet file: its footer is damaged" in footer[0]

@@ -14,7 +14,7 @@ import pytest
 from distop.behavior import PartitionPlan
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from distop_behaviors.validate.failures import is_unexpected
+from distop_behaviors.validate.failures import MAX_SENTENCE, is_unexpected
 from tests.support.checked import between
 from tests.support.context import run_operation
 
@@ -87,6 +87,41 @@ def test_a_star_is_refused(table: Table, text: str) -> None:
     assert table.run({"check": "x * 2 > 0 AND concat('*', y) <> '*'"}).report["verdict"] == "valid"
 
 
+BREAKING = {
+    "analysis": "try_to_timestamp(x, 'MM-dd-yyyy') IS NOT NULL",
+    "parser": f"{'(' * 5_000}x > 0{')' * 5_000}",
+    "pattern": f"x RLIKE '{'(' * 20_000}{')' * 20_000}'",
+    "task": "aggregate(sequence(1, 2147483647), 0L, (a, b) -> a + b) > x",
+    "depth": f"{' + '.join(['x'] * 3_000)} > 0",
+}
+"""Expressions that Spark breaks on, by where it does."""
+
+
+@pytest.mark.parametrize("where", BREAKING)
+def test_an_expression_that_breaks_spark_is_the_error_of_its_own_check(table: Table, where: str) -> None:
+    for p in range(3):
+        table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a", None, "b"]})
+    neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "x + 1 > 1"})
+    expected = [("violated", 3), ("violated", 3), ("valid", 0), ("violated", 3)]
+    ran = table.run(*neighbours[:2], {"check": BREAKING[where]}, *neighbours[2:], statistics="never")
+    *judged, broken = [*ran.report["checks"][:2], *ran.report["checks"][3:], ran.report["checks"][2]]
+    assert [(check["verdict"], check["violations"]) for check in judged] == expected
+    assert all(check["exact"] and check["error"] is None for check in judged)
+    assert broken["verdict"] == "error"
+    assert "\n" not in broken["error"]
+    assert "\tat " not in broken["error"]
+    assert len(broken["error"]) <= MAX_SENTENCE + 200
+
+
+@pytest.mark.parametrize("where", ["analysis", "parser"])
+def test_a_where_that_breaks_spark_is_told_in_one_sentence(table: Table, where: str) -> None:
+    table.add("p=1/a.parquet", {"x": [1, 2, -1]})
+    ran = table.run({"check": "x > 0"}, {"not_null": "x"}, where=BREAKING[where])
+    assert ran.message.startswith("where: ")
+    assert "\n" not in ran.message
+    assert len(ran.message) <= MAX_SENTENCE + 200
+
+
 @pytest.mark.parametrize("text", ["rand() > 0.5", "java_method('java.lang.Math', 'abs', x) > 0", "uuid() > '0'"])
 def test_what_may_answer_otherwise_the_next_time_is_refused(table: Table, text: str) -> None:
     for p in range(3):
@@ -108,7 +143,7 @@ def test_a_file_of_an_escaped_folder_is_known_as_the_broken_one(table: Table) ->
         bad.write_bytes(data)
     ran = table.run({"check": "x >= 0"}, {"not_null": "x"})
     for name, outcome in ran.by_name.items():
-        error = f"the file {table.directory / name / 'b.parquet'} cannot be read: [FAILED_READ_FILE"
+        error = f"the file {table.directory / name / 'b.parquet'} cannot be read: it is damaged"
         assert outcome.result["checks"][0]["verdict"] == "error"
         assert error in outcome.error
 

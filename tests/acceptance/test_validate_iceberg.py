@@ -18,6 +18,7 @@ from distop_behaviors.reading import iceberg, manifests
 from distop_behaviors.validate import Validate, scan
 from tests.support.applying import At
 from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 from tests.support.sparklake import Lake
@@ -98,6 +99,30 @@ def test_the_nulls_that_are_left_are_counted_and_shown(version: int, lake: Lake,
             assert sample["values"] == {"c": None}
             ids.append(row["id"])
         assert sorted(ids) == list(range(10, 100, 5))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_rows_read_are_counted_without_asking_again_and_a_wrong_footer_is_named(
+    version: int, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deletes taken into account, where it is known how many rows they remove."""
+    name = f"lost{version}"
+    lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
+    lake.fill(name)
+    if version == 3:
+        lake.delete(name, "id in (0, 1, 5)")
+        assert lake.delete_files(name) > 0
+    check = {"check": "id >= 0", "name": "sql"}
+    with monkeypatch.context() as patch:
+        # What was read is known without asking again.
+        patch.setattr(scan, "rows_by_file", None)
+        assert verdicts(run(name, check, NOT_NULL, statistics="never"))[0] == ("valid", 0, True)
+    bad, *_ = (Path(path) for p in plan_table(lake.record(name)).partitions for path, _, _ in p.files)
+    misplaced(bad, padded=True)
+    ran = run(name, check, statistics="never")
+    assert ran.report["verdict"] == "error"
+    assert str(bad) in ran.report["checks"][0]["error"]
+    assert [o.success for o in ran.outcomes].count(False) == 1
 
 
 def test_equality_deletes_are_honoured(lake: Lake, run: Callable[..., Ran]) -> None:

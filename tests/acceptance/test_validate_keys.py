@@ -382,7 +382,7 @@ def test_what_cannot_be_decided_says_why(
     )
     good = (folder / "a.parquet").read_bytes()
     (folder / "a.parquet").write_bytes(good[:-40] + bytes(40))
-    assert "is no readable Parquet file" in run(table, {"unique": "k"}).report["checks"][0]["error"]
+    assert "is not a readable Parquet file" in run(table, {"unique": "k"}).report["checks"][0]["error"]
 
 
 def _with(context: Callable[[TableRecord], FakeContext], table: TableRecord, *others: TableRecord) -> FakeContext:

@@ -39,9 +39,10 @@ def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Tab
     finally:
         session.conf.unset("spark.sql.files.maxPartitionBytes")
     assert tasks is not None
-    assert len(tasks.collect()) > 1, "the file has several tasks"
-    (found,) = counts.values()
+    assert len(tasks[0].collect()) > 1, "the file has several tasks"
+    (found,) = counts.counts.values()
     assert (found.rows, found.violations) == (8_000, {0: 4_000, 3: 10})
+    assert counts.read == 8_000
     assert scan.count(session, group, checks, None) == counts
 
 
@@ -57,7 +58,7 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
     def ask() -> None:
         query = scan._counting_query(scan.relation(session, group), group, checks, None)
         tasks = onestage.of_tasks(session, query)
-        found.extend(tasks.collect() if tasks is not None else ["planned otherwise"])
+        found.extend(tasks[0].collect() if tasks is not None else ["planned otherwise"])
 
     # As each run of jobs in the child has one of its own.
     asking = threading.Thread(target=ask)
@@ -67,10 +68,10 @@ def test_a_thread_that_spark_does_not_know_plans_it_as_well(spark: SparkSession,
 
 
 def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[DataFrame | None] = []
+    planned: list[tuple[DataFrame, Any] | None] = []
     of_tasks = onestage.of_tasks
 
-    def counted(session: SparkSession, query: DataFrame) -> DataFrame | None:
+    def counted(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
         planned.append(of_tasks(session, query))
         return planned[-1]
 
@@ -80,11 +81,11 @@ def test_what_was_planned_is_run_again_on_the_same_files_alone(table: Table, mon
     for _ in range(2):
         report = table.run(*checks, statistics="never").report
         assert [c["violations"] for c in report["checks"]] == [1, 1]
-    assert [frame is not None for frame in planned] == [True]
+    assert [one is not None for one in planned] == [True]
     table.add("a.parquet", {"x": [0, 1, 2, None, None, None]})
     report = table.run(*checks, statistics="never").report
     assert [c["violations"] for c in report["checks"]] == [2, 3]
-    assert [frame is not None for frame in planned] == [True, True]
+    assert [one is not None for one in planned] == [True, True]
 
 
 @pytest.mark.parametrize("statistics", ["auto", "never"])

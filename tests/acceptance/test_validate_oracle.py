@@ -17,7 +17,7 @@ from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.generated import generate
-from tests.support.oracle import mistakes, mistakes_of_where
+from tests.support.oracle import mistakes, mistakes_beside, mistakes_of_where
 from tests.support.tables import FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def test_spark_compiles_what_it_runs_where_a_test_asks_for_it_alone(
 
 def test_where_picks_rows(made: Generated, context: Any) -> None:
     assert mistakes_of_where(made, context) == []
+
+
+def test_an_expression_that_breaks_spark_changes_nothing_else(made: Generated, context: Any) -> None:
+    assert mistakes_beside(made, context) == []
 
 
 @pytest.fixture(scope="module")

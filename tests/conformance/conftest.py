@@ -1,24 +1,45 @@
-"""The store against real etcd servers."""
+"""The store against real etcd servers, each test on each version of :mod:`tests.support.servers`."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
-from tests.support.etcd import own_etcd, shared_etcd, small_etcd
+from distop.store.embedded import EmbeddedEtcd
+from tests.support import servers
+from tests.support.etcd import own_etcd, small_etcd
+from tests.support.needs import need
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
-    from distop.store.embedded import EmbeddedEtcd
-
-__all__ = ["own_etcd", "shared_etcd", "small_etcd"]
+__all__ = ["own_etcd", "small_etcd"]
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True, params=servers.each())
+def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
+    """The etcd server that the test's members run, first on ``PATH``."""
+    found = servers.find(request.param)
+    need(found, f"etcd {request.param}, which scripts/etcd builds with Go")
+    assert found is not None
+    path = os.environ["PATH"]
+    os.environ["PATH"] = found.precede(path)
+    yield found
+    os.environ["PATH"] = path
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(server: servers.Server) -> Iterator[EmbeddedEtcd]:
+    """One etcd for all tests that neither stop it nor compact it; each writes below keys of its own."""
+    with EmbeddedEtcd(compaction=None) as etcd:
+        yield etcd
 
 
 @pytest.fixture

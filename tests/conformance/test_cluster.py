@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distop.core.txn import Put, Txn, absent
+from distop.core.versions import orders_requested_progress
 from distop.errors import ClusterChanged, EtcdRejected, EtcdUnavailable, OutcomeUnknown
 from distop.store import transport as wire
+from distop.store import watch
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
@@ -31,6 +34,27 @@ pytestmark = pytest.mark.etcd
 def cluster() -> Iterator[EtcdCluster]:
     with EtcdCluster() as cluster:
         yield cluster
+
+
+async def test_an_idle_cluster_keeps_its_watches(
+    cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing is written, a server answers a request for progress only if the watch does not start beyond the
+    store's revision (W8a). No member is blamed for that. Old servers are not asked: their streams are replaced.
+    """
+    caplog.set_level(logging.INFO, "distop.store")
+    monkeypatch.setattr(watch, "_PATIENCE", 1.5)
+    monkeypatch.setattr(watch, "_OLD_PATIENCE", 1.5)
+    async with connected(",".join(cluster.endpoints)) as client:
+        await client.commit(Txn((), (Put("t.a", b"1"),)))
+        feed = Feed(client, "t.", "t/", Mirror().apply)
+        await feed.start()
+        await until(lambda: feed._stream is not None, "the watch is open")
+        stream, heard = feed._stream, set[float]()
+        await until(lambda: heard.add(feed._heard) or len(heard) == 5, "the watch is checked again and again")  # type: ignore[func-returns-value]
+        assert "going on with" not in caplog.text
+        assert (feed._stream is stream) == orders_requested_progress(await client.version())
+        await feed.close()
 
 
 async def test_failover(cluster: EtcdCluster) -> None:

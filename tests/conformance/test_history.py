@@ -93,6 +93,18 @@ async def test_compacted_history_begins_with_what_was_there(own_etcd: EmbeddedEt
         assert (revision.number, end) == (later, CaughtUp(later))
 
 
+async def test_a_history_that_is_compacted_to_its_end(own_etcd: EmbeddedEtcd) -> None:
+    """Nothing happened since the compaction: what is there is all that there is to read (W8a)."""
+    async with connected(own_etcd.endpoint) as client:
+        await put(client, "h.a")
+        at = await put(client, "h.b")
+        await compacted(client, at)
+        beginning, end = await asyncio.wait_for(read(client), 30.0)
+        assert isinstance(beginning, Beginning)
+        assert (beginning.revision, beginning.lost) == (at, 1)
+        assert end == CaughtUp(at)
+
+
 async def test_what_is_compacted_under_the_reader_is_told_to_be_lost(own_etcd: EmbeddedEtcd) -> None:
     steps: list[Step] = []
     take = steps.append

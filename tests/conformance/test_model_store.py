@@ -10,8 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distop.core.seen import Change
-from distop.core.txn import Compare, Delete, Get, Put, Relation, Target, Txn, absent
-from distop.errors import EtcdRejected
+from distop.core.txn import (
+    ENVELOPE_BYTES,
+    MAX_REQUEST_BYTES,
+    Compare,
+    Delete,
+    Get,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    absent,
+    flaw,
+    request_bytes,
+)
+from distop.errors import EtcdRejected, MalformedRequest
 from distop.store.client import EtcdClient
 from distop.store.config import EtcdConfig
 from distop.store.embedded import EmbeddedEtcd
@@ -21,7 +35,7 @@ from distop.testing import ModelStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.malformed]
 
 LEASE = 0x7E57
 keys = st.sampled_from(["k.a", "k.b", "k.b.c", "k.c"])
@@ -49,7 +63,8 @@ gets = st.builds(
 plain = st.builds(Put, keys, values, st.sampled_from([0, 0, 0, LEASE, 0xBAD])) | bounded(Delete) | gets
 lists_of = st.lists(compares(), max_size=2).map(tuple)
 inner = st.builds(Txn, lists_of, st.lists(plain, max_size=2).map(tuple), st.lists(plain, max_size=2).map(tuple))
-branches = st.lists(plain | inner, max_size=4).map(tuple)
+parts = st.lists(plain | inner, max_size=3).map(tuple)
+branches = st.lists(plain | inner | st.builds(Txn, lists_of, parts, parts), max_size=4).map(tuple)
 transactions = st.builds(Txn, lists_of, branches, branches)
 
 
@@ -136,3 +151,15 @@ def test_the_model_answers_as_etcd_does(quiet_etcd: EmbeddedEtcd, txns: list[Txn
 async def test_the_limit_on_operations(quiet_etcd: EmbeddedEtcd, count: int, inside: int) -> None:
     async with EtcdClient(EtcdConfig((quiet_etcd.endpoint,))) as client:
         await side_by_side(client, [many(count, inside)])
+
+
+@pytest.mark.parametrize(("beyond", "taken"), [(0, True), (ENVELOPE_BYTES, False)])
+async def test_the_limit_on_bytes(quiet_etcd: EmbeddedEtcd, beyond: int, taken: bool) -> None:
+    """What etcd adds to a request before it measures it is less than what is left for that."""
+    values = [Put(f"m.{n}", b"x" * 500_000) for n in range(3)]
+    room = MAX_REQUEST_BYTES - ENVELOPE_BYTES - request_bytes(Txn((), (*values, Put("m.last", b""))))
+    txn = Txn((), (*values, Put("m.last", b"x" * (room - 8 + beyond))))
+    assert (flaw(txn) is None) is taken
+    async with EtcdClient(EtcdConfig((quiet_etcd.endpoint,))) as client:
+        real = await _real(client, txn)
+    assert isinstance(real, TxnResult) if taken else real == (MalformedRequest, "etcdserver: request is too large")

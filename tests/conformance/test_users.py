@@ -12,6 +12,7 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session, new_lease_id
 from distop.store.watch import Feed
+from distop.testing.simulation.users import checks_renewals
 from tests.support.etcd import Mirror, connected, until
 from tests.support.users import WORKER, ServerUsers
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.etcd
 WRITE = Txn((), (Put("ours.a", b"1"),))
+REFUSED_RENEWAL = "renewal failed: etcdserver: permission denied (PERMISSION_DENIED)"
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ async def test_sessions_and_watches_outlive_their_tokens(users: ServerUsers) -> 
         await feed.close()
 
 
-async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers) -> None:
+async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers, caplog: pytest.LogCaptureFixture) -> None:
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         mirror = Mirror()
@@ -84,8 +86,15 @@ async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers) -> Non
         with pytest.raises(PermissionDenied):
             await Feed(client, "ours.", "ours/", mirror.apply).start()
         before = session.deadline
-        await until(lambda: session.deadline > before, "a lease is renewed without a role")
-        await users.give_role()
+        if checks_renewals(await client.version()):
+            await until(lambda: REFUSED_RENEWAL in caplog.text, "the renewal of a lease with a key needs the role")
+            assert session.alive
+            before = session.deadline
+            await users.give_role()
+            await until(lambda: session.deadline > before, "the lease is renewed with the role")
+        else:
+            await until(lambda: session.deadline > before, "a lease is renewed without a role")
+            await users.give_role()
         assert (await client.commit(WRITE)).succeeded
         await session.close()
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.core.model import OperationRef
+from distop.core.model import OperationRef, TableRecord
 from distop.worker.guardian import session_members
 from tests.conftest import FIGURES
 from tests.faults.test_self_fencing import child_of, command
 from tests.support.daemons import SPARK
+from tests.support.failingjava import FailingJava
+from tests.support.memorygroup import memory_group
 from tests.support.needs import need
 from tests.support.replay import Written
 from tests.support.writing import assert_data
@@ -107,3 +109,47 @@ def test_a_jvm_that_is_killed_from_outside_costs_no_job(
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert all(json.loads(claim)["failures"] == 0 for claims in written.claims.values() for claim in claims)
     assert_data(written, journal, 2, 2, overlaps=True)  # both runs are of one attempt
+
+
+def test_a_node_whose_spark_does_not_start_leaves_its_jobs_to_nodes_with_fewer_slots(
+    group: Daemons, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    """It has most of the slots, and so most of the jobs: none of them is blamed for it, and none fails."""
+    java = FailingJava(tmp_path / "java", tmp_path / "ann", times=1000)
+    (ann,) = group.start("ann", ttl=10, env={**sample_env, **java.env}, options=(*OPTIONS, "--slots", "4"))
+    group.start("bob", "cyd", ttl=10, env=sample_env, options=(*OPTIONS, "--slots", "1"))
+    tables = [f"t{n}" for n in range(5)]
+    for table in tables:
+        group.client.add_table(TableRecord(table, "parquet", str(tmp_path)), check=False)
+    args = [{"jobs": 3, "rows": 2, "journal": str(tmp_path / f"{table}.jsonl")} for table in tables]
+    starts = zip(tables, args, strict=True)
+    operations = [group.client.start_operation("sparkwriting", table, arg) for table, arg in starts]
+    for operation in operations:
+        result = operation.wait(200)
+        assert (result.state, result.jobs) == ("success", {"total": 3, "success": 3, "failed": 0}), group.tails()
+        claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims.values()
+        assert not any(json.loads(claim)["failures"] for found in claims for claim in found), "a job was blamed"
+    assert java.killed, "no JVM was killed: the bad node had no job"
+    assert ann.process.poll() is None
+    (said,) = [node.unable for node in group.client.nodes().values() if node.executor == "ann"]
+    assert "its Spark session did not start" in said["sparkwriting"], group.tails("ann")
+
+
+@pytest.mark.slow
+def test_a_jvm_that_the_kernel_kills_has_lack_of_memory_as_its_cause(
+    group: Daemons, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """It takes all of its heap at its start, which is more than the executor's control group may have."""
+    java = "spark.driver.extraJavaOptions=-Xms1g -XX:+AlwaysPreTouch"
+    options = ("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=1g", "--spark-conf", java)
+    with memory_group(600 * 1024**2) as through:
+        ann = group.spawn("ann", *options, ttl=10, env=sample_env, through=through)
+        group.await_ready("ann")
+        arg = {"jobs": 1, "rows": 2, "journal": str(journal.path)}
+        result = group.client.start_operation("sparkwriting", TABLE, arg, retry_attempts=1).wait(120)
+        assert result.state == "failed", group.tails()
+        text = result.errors[0]["text"]
+        assert "its Spark session did not start" in text
+        assert "the kernel killed 1 process of this executor's control group for lack of memory" in text
+        assert ann.process.poll() is None
+        ann.stop()

@@ -22,6 +22,7 @@ from distop.submission.request import request
 from distop.submission.submit import submit
 from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.hand import Hand
+from tests.support.hours import pass_hour
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -154,8 +155,8 @@ async def test_arguments_of_a_wrong_type_are_named(client: aio.Client, hand: Han
     op: Any = await client.start_operation("noop", TABLE)
     wrong: Any = client
     for words, call in (
-        ("the timeout must be a number of seconds, not 'x'", lambda: op.wait("x")),
-        ("the timeout must be a number of seconds, not nan", lambda: op.wait(float("nan"))),
+        ("the timeout must be a number of seconds, 0 or more, not 'x'", lambda: op.wait("x")),
+        ("the timeout must be a number of seconds, 0 or more, not nan", lambda: op.wait(float("nan"))),
         ("the interval must be a number", lambda: anext(op.watch("x"))),
         ("the reason of a cancel must be a text", lambda: op.cancel(5)),
         ("the name of a table must be a text", lambda: wrong.operations(5)),
@@ -309,7 +310,8 @@ async def test_a_request_is_one_look_at_its_key_until_its_history_is_forgotten(
     assert (again.ref, again.already_started) == (first.ref, True)
     record = await client.etcd.get(client.keys.history(first.parts))
     assert record is not None
-    await client.etcd.commit(finishing.forget(client.keys, [(first.parts, record.mod_revision, "r")]))
+    mark = await pass_hour(client.etcd, client.keys)
+    await client.etcd.commit(finishing.forget(client.keys, [(first.parts, record.mod_revision, "r")], mark))
     assert await client.etcd.get(key) is None
     again = await client.start_operation("noop", TABLE, request_id="r")
     assert not again.already_started

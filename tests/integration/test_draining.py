@@ -134,3 +134,28 @@ def test_who_is_not_there_cannot_be_drained(
     group.client.undrain("ann")  # it works: nothing to do
     assert said(group, "ann") == "active"
     assert distop_command("drain", "ann", "--undo", "--wait", "--etcd", group.endpoint).code == 2
+
+
+@pytest.mark.parametrize("ends", ["drained", "stopped"])
+def test_an_executor_that_leaves_while_it_plans_overlooks_no_error(
+    ends: str,
+    group: Daemons,
+    tmp_path: Path,
+    sample_env: dict[str, str],  # noqa: F811
+    distop_command: Callable[..., Ran],  # noqa: F811
+) -> None:
+    """Its log is looked at when it has ended (``daemons``)."""
+    (ann,) = group.start("ann", ttl=30, env=sample_env)
+    op = group.client.start_operation("sample", TABLE, {"does": {"once": ""}, "names": ["a"]})
+    planning = tmp_path / "ann" / "ops" / op.ref / "once"
+    group.eventually(planning.exists, "its planning has begun")
+    group.start("bob", ttl=30, env=sample_env)
+    if ends == "drained":
+        ran = distop_command("drain", "ann", "--wait", "--timeout", "60", "--etcd", group.endpoint)
+        assert ran.code == 0, ran
+    else:
+        assert ann.stop() == 0
+    # Bob plans it for the first time: that waits, too.
+    group.eventually((tmp_path / "bob" / "ops" / op.ref / "once").exists, "the planning has begun elsewhere")
+    op.cancel()
+    assert op.wait(60).state == "cancelled", group.tails()

@@ -30,11 +30,13 @@ from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Context
 from distop.daemon.pruning import HistoryPruner
+from distop.node.refusals import Refusals
 from distop.store.config import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.host import Worker
 from distop.worker.model import CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
+from tests.support.hours import pass_hour
 from tests.support.users import ROOT, WORKER, enable_users, grant, take
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ async def living(endpoint: str, tmp_path: Path, **options: str) -> AsyncIterator
         ctx.config = ExecutorConfig(EtcdConfig((endpoint,)), tmp_path, history_limit=2)
         ctx.client, ctx.keys, ctx.log = client, Keys(), logs.get()
         ctx.incarnation, ctx.executor_id, ctx.types = "inc-1", "ex", frozenset({"noop"})
-        ctx.cluster = ClusterView(ctx.keys)
+        ctx.cluster, ctx.refusals = ClusterView(ctx.keys), Refusals(ctx.log, lambda: None)
         ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
         ctx.arguments, ctx.reports_only = {}, frozenset()
@@ -406,13 +408,14 @@ async def test_the_oldest_records_are_pruned(life: Life, monkeypatch: pytest.Mon
     for n in range(1, 12):
         await record(n, now - 7200)
     await life.write(Put(keys.history(OperationRef("t", "noop", "", 3)), b"not a record"))
+    await pass_hour(life.ctx.client, keys)
     for n in range(12, 15):
-        await record(n, now)
+        await record(n, now - 7200)  # by a clock that is two hours behind
     pruner = HistoryPruner(life.ctx)
     await pruner.prune("t")
     left = await life.ctx.client.list(*keys.history_range("t"), keys_only=True)
     kept = sorted(ref.instance for kv in left.kvs if (ref := keys.parse(kv.key).ref) is not None)
-    # 3 cannot be read; 12 is beyond the limit, but younger than an hour.
+    # 3 cannot be read; 12 is beyond the limit, but younger than an hour, whatever it says.
     assert kept == [3, 12, 13, 14]
     # Tables of the past are not remembered.
     monkeypatch.setattr(life.ctx, "limits", Limits(prune_every=0.0))

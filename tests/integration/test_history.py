@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop import aio
-from distop.clock import time
+from distop import aio, logs
+from distop.clock import System, source, time
+from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.model import History, OperationRef, State
-from distop.core.txn import Get, Put, Txn
+from distop.core.txn import Get, KeyValue, Put, Txn
+from distop.core.watermarks import watermarks
 from distop.daemon import pruning
 from distop.daemon.pruning import HistoryPruner
 from distop.errors import InvalidArgument
 from distop.graphs import Start
 from distop.inspection import history as past
+from distop.node.clockcheck import ClockCheck
 from distop.submission.request import Every
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, own_etcd, shared_etcd
+from tests.support.hours import pass_hour
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -187,7 +192,7 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
         ({"table": ""}, "a name must not be empty"),
         ({"type": "1x"}, "is not an operation type"),
         ({"op": "t"}, "is not an operation"),
-        ({"op": 7}, "is not an operation"),
+        ({"op": 7}, "an operation is named by a text, not 7"),
         ({"states": "running"}, "'running' is no state of an operation that has ended: success, failed, cancelled"),
         ({"states": []}, "the list of states is empty"),
         ({"states": 5}, "states are a list of texts, not 5"),
@@ -203,7 +208,7 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
         ({"limit": True}, "the limit must be"),
         ({"after": "x"}, "'x' is no page token"),
         ({"after": ""}, "is no page token"),
-        ({"after": 5}, "'5' is no page token"),
+        ({"after": 5}, "5 is no page token"),
         ({"after": "bnVsbA"}, "is no page token"),
         ({"after": "WzEsIngiXQ"}, "is no page token"),
         ({"after": "WzAsInQvbm9vcC8xIl0"}, "is no page token"),
@@ -223,11 +228,13 @@ async def test_C31_what_is_wrong_with_a_question_is_told_in_one_sentence(
 
 def pruner(client: aio.Client) -> HistoryPruner:
     """A daemon's, which is alone."""
-    limits = SimpleNamespace(pruned=2, prune_every=60.0)
+    limits = SimpleNamespace(pruned=2, prune_every=60.0, history_kept=HOUR)
     config = SimpleNamespace(history_limit=1000)
+    log = logs.get("distop.test")
     ctx: Any = SimpleNamespace(
-        client=client.etcd, keys=client.keys, limits=limits, config=config, commit=client.etcd.commit
+        client=client.etcd, keys=client.keys, limits=limits, config=config, commit=client.etcd.commit, log=log
     )
+    ctx.clock = ClockCheck(client.etcd, log, lambda: None)
     return HistoryPruner(ctx)
 
 
@@ -245,6 +252,7 @@ async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_the
     await client.etcd.commit(Txn((), (Put(broken, b"nonsense"),)))
     await write(client, record("t1/noop/6", now - 10 * HOUR), record("t2/noop/7", now - 10 * HOUR))
     await write(client, record("t1/noop/8", now - 2 * HOUR))
+    await pass_hour(client.etcd, client.keys)
     await pruner(client).forget_older(3 * HOUR)
     left = await client.etcd.list(*client.keys.family("distOpHistory"), keys_only=True)
     assert [kv.key for kv in left.kvs] == sorted([broken, client.keys.history(OperationRef("t1", "noop", "", 8))])
@@ -255,6 +263,7 @@ async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_the
 async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_than_an_hour(client: aio.Client) -> None:
     now = time.time()
     await write(client, record("t/noop/1", now - 2 * HOUR))
+    await pass_hour(client.etcd, client.keys)
     await write(client, record("t/noop/2", now - HOUR / 2))
     one = pruner(client)
     one._ctx.incarnation, one._ctx.cluster = "i2", SimpleNamespace(nodes={"i1": None, "i2": None})  # type: ignore[attr-defined]
@@ -279,16 +288,68 @@ def test_C30_a_daemon_deletes_what_is_older_than_it_is_told_to_keep(group: Daemo
     now = time.time()
     for op, ago in (("gone/noop/1", 5 * HOUR), ("t/noop/1", 2 * HOUR)):
         write_now(group, record(op, now - ago))
+    an_hour_passes(group)
     group.start("a", options=("--history-age", "4h"))
     group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older one is gone")
 
 
 def write_now(group: Daemons, one: History) -> None:
+    """A record of an operation that never was: the audits begin after it."""
+
     async def work() -> None:
         async with aio.connect(group.endpoint) as client:
             await write(client, one)
+            await compacted(client.etcd, (await client.etcd.status()).revision)
 
     asyncio.run(work())
+
+
+def an_hour_passes(group: Daemons) -> None:
+    async def work() -> None:
+        async with aio.connect(group.endpoint) as client:
+            await pass_hour(client.etcd, client.keys)
+
+    asyncio.run(work())
+
+
+class Ahead(System):
+    """A machine whose wall clock is two hours ahead."""
+
+    def time(self) -> float:  # type: ignore[override]
+        return System.time() + 2 * HOUR
+
+
+async def test_a_clock_that_is_two_hours_ahead_deletes_nothing_within_its_hour(
+    client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By number the history is bounded by etcd's leases alone; by age not at all, until the clock is set."""
+    one = pruner(client)
+    one._ctx.config.history_limit = 1
+    now = time.time()
+    await write(client, record("t/noop/1", now - 90), record("t/noop/2", now - 60))
+    reset = source.set(Ahead())
+    try:
+        await one.prune("t")
+        assert ops(await client.history()) == ["t/noop/2", "t/noop/1"]
+        young = [one for one in watermarks(client.keys, await marks(client)) if not one.old]
+        assert len(young) == 1, "their hour has begun"
+        await one.prune("u")
+        assert len(await marks(client)) == 2, "one watermark is enough for a while"
+        assert not await one._ctx.clock.agrees()
+        assert 7190 < one._ctx.clock.ahead <= 7200
+    finally:
+        source.reset(reset)
+    assert re.search(r"This machine's clock is 7(19\d|200) s ahead of etcd's\. ", caplog.text)
+    assert await one._ctx.clock.agrees()
+    assert "agrees with etcd's again" in caplog.text
+    await client.etcd.revoke(young[0].lease)
+    one._last.clear()
+    await one.prune("t")
+    assert ops(await client.history()) == ["t/noop/2"], "the hour is over, whatever the clock says"
+
+
+async def marks(client: aio.Client) -> tuple[KeyValue, ...]:
+    return (await client.etcd.list(*client.keys.family(K.WATERMARK))).kvs
 
 
 def test_the_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daemons) -> None:
@@ -319,6 +380,7 @@ def test_C30_results_in_files_go_with_the_record_and_none_that_a_record_names(
     assert group.client.start_operation("large", "t", {"sizes": [size, 3]}).wait(60).success
     assert daemon.stop() == 0
     write_now(group, record("t/large/90", now - 5 * HOUR))
+    an_hour_passes(group)
     group.start("b", options=(*shared, "--history-age", "4h"), env=sample_env)
     group.eventually(lambda: not (results / "90").exists() and not (results / "80").exists(), "they are gone")
     assert {path.name for path in results.iterdir()} == {"1", "85", "95", "notes"}

@@ -47,6 +47,28 @@ def running(group: Daemons, op: Operation) -> None:
     group.eventually(lambda: op.status().jobs.get("running") == 1, f"{op.ref} runs", "e1")
 
 
+def test_L20_callers_that_race_to_replace_one_operation_are_all_started(purging: Daemons) -> None:
+    """Each has a client of its own: those of one share transactions, and come between each other's reads nowhere."""
+    callers = 6
+
+    def race(n: int) -> list[str]:
+        policy = "replace" if n % 2 else "combine"
+        with distop.connect(purging.endpoint) as client:
+            return [
+                client.start_operation(
+                    "purge", TABLE, {"path": "a", "files": [f"{n}/{k}"]}, delay=60.0, on_duplicate=policy
+                ).ref
+                for k in range(10)
+            ]
+
+    with ThreadPoolExecutor(callers) as pool:
+        started = [ref for refs in pool.map(race, range(callers)) for ref in refs]
+    (last,) = [op.op for op in purging.client.operations()]
+    assert len(started) == len(set(started)) == 10 * callers
+    assert list(ids(purging).values()) == [last]
+    purging.client.operation(last).cancel()
+
+
 def test_P16_many_callers_of_one_id_share_one_operation_and_its_result(purging: Daemons, tmp_path: Any) -> None:
     sign = tmp_path / "go"
     with ThreadPoolExecutor(8) as pool:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop import Start, chain
-from distop.core.txn import Get, GetResult, Put, absent, value_is
+from distop.core.txn import Delete, Get, GetResult, Put, absent, value_is
 from distop.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from distop.results import Transaction
     from tests.support.daemons import Daemons
 
 pytestmark = pytest.mark.etcd
@@ -60,6 +61,31 @@ def test_C10_where_the_callers_compare_fails_there_is_no_stray_operation(group: 
         group.client.transaction(success=[Put("order", b"no")], start=Start("noop", TABLE, {"colour": "red"}))
     group.eventually(lambda: not group.client.operations(), "the one has ended", "e1")
     assert len(group.client.history()) == 1
+
+
+def test_C10_a_failure_branch_that_writes_is_applied_once_for_all_calls_with_its_request_id(group: Daemons) -> None:
+    """etcd takes a counter that both branches write, and a receipt."""
+    group.start("e1")
+
+    def call(request_id: str | None) -> Transaction:
+        return group.client.transaction(
+            compare=[value_is("stock", b"1")],
+            success=[Put("sold", b"1")],
+            failure=[Put("refused", b"1"), Get("stock")],
+            start=noop(),
+            request_id=request_id,
+        )
+
+    assert [(done.committed, len(done.answers)) for done in (call(None), call("mine"))] == [(False, 2)] * 2
+    refused = group.client.transaction(success=[Put("stock", b"1"), Delete("refused")], start=noop())
+    again = call("mine")
+    assert (again.committed, again.earlier, again.answers) == (False, True, ())
+    assert value(group, "refused") is None, "it was not applied again"
+    assert value(group, "sold") is None
+    done = call(None)
+    assert done.committed
+    ended = {op.wait(LIMIT).op for op in (*refused.operations, *done.operations)}
+    assert {one.op for one in group.client.history()} == ended
 
 
 def test_C8_a_submission_that_is_not_used_leaves_nothing(group: Daemons) -> None:

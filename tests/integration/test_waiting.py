@@ -42,10 +42,12 @@ def test_L16_a_chain_runs_in_its_order(group: Daemons) -> None:
 
 def test_L24_an_abort_cascades_to_all_successors_with_the_reason(group: Daemons) -> None:
     group.start("e1")
-    bad = noop(group, sleep=0.2, fail=True)
+    group.client.drain("e1", wait=True, timeout=LIMIT)  # so that nothing has ended before all of them wait
+    bad = noop(group, fail=True)
     second = noop(group, after=[bad])
     third = noop(group, after=[second])
     whatever = noop(group, after=[After(bad.parts, "end")])
+    group.client.undrain("e1")
     ended = third.wait(LIMIT)
     assert (second.wait(LIMIT).state, ended.state) == ("cancelled", "cancelled")
     assert ended.record["cancel"] == {"reason": "aborted", "text": f"{second.ref} ended as cancelled"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from pathlib import Path
@@ -132,6 +133,39 @@ async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: 
     )
     assert [end.kind for end in ends] == ["crash"]
     assert (await planning).count == 1
+
+
+@pytest.mark.parametrize("kind", ["plan", "complete"])
+async def test_a_call_that_hangs_ends_at_its_limit(tmp_path: Path, sample_env: dict[str, str], kind: str) -> None:
+    """As of a location that never answers: its thread cannot be stopped, so its child is replaced."""
+    config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=0.5)
+    worker = Worker(config)
+    await worker.start()
+    try:
+        with pytest.raises(WorkerError, match=f"^the {kind[:4]}.* of {OP} did not end within 0.5 s$") as caught:
+            await begin(worker, kind, "deaf", tmp_path)
+        assert (caught.value.kind, worker.deaths) == ("transient", 1)
+    finally:
+        await worker.stop(10)
+
+
+async def test_a_call_whose_caller_gave_up_leaves_no_error_that_nobody_takes(worker: Worker, tmp_path: Path) -> None:
+    """As a drain or the end of a daemon does while an operation is planned."""
+    overlooked: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: overlooked.append(context))
+    planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))
+    limit = time.monotonic() + 30
+    while not (tmp_path / "work/ops/t/sample/1/once").exists():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.005)
+    planning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await planning
+    del planning
+    await worker.stop(10)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not overlooked
 
 
 async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from distop.worker.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
 from tests.support.behaviors import sample_env
+from tests.support.failingjava import FailingJava
 from tests.support.localspark import FRUGAL
 from tests.support.needs import need
 
@@ -149,3 +150,26 @@ async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) 
         yield worker
     finally:
         await worker.stop(30)
+
+
+@pytest.mark.parametrize("connecting", [True, False])
+async def test_a_jvm_that_is_killed_while_it_starts_is_replaced_and_no_job_is_blamed(
+    tmp_path: Path, sample_env: dict[str, str], connecting: bool
+) -> None:
+    """PySpark keeps the gateway to it, by which every later session of the same process would fail."""
+    work = tmp_path / "work"
+    java = FailingJava(tmp_path / "java", work, times=1, connecting=connecting)
+    async with spark_worker(work, {**sample_env, **java.env}, {}) as worker:
+        ends = await run(worker, request("t/sample/1", {"a": "spark-use", "b": "spark-use"}))
+        assert [end.kind for end in ends] == ["success", "success"], ends
+        assert (java.killed, worker.deaths) == (1, 1)
+
+
+@pytest.mark.slow
+async def test_a_jvm_that_hangs_while_it_starts_is_replaced(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    work, limit = tmp_path / "work", {"spark.distop.startLimit": "30"}
+    java = FailingJava(tmp_path / "java", work, times=1, signal="STOP")
+    async with spark_worker(work, {**sample_env, **java.env}, limit) as worker:
+        ends = await run(worker, request("t/sample/1", {"a": "spark-use"}))
+        assert [end.kind for end in ends] == ["success"], ends
+        assert worker.deaths == 1

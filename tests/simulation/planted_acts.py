@@ -11,7 +11,7 @@ from typing import Any
 from distop.core.draining import NodeState
 from distop.core.model import Phase
 from distop.core.txn import Delete
-from distop.daemon import incarnation
+from distop.daemon import incarnation, pruning
 from distop.daemon.capability import Capability
 from distop.executor.jobs import Jobs
 from distop.executor.role import Executor
@@ -61,7 +61,8 @@ def some_cannot(wanted: Scenario) -> Scenario:
     """
     everything = tuple(sorted({type_name for host in wanted.hosts for type_name in host.types}))
     last = len(wanted.hosts) - 1
-    hosts = [replace(h, types=everything, unable=everything if n < last else ()) for n, h in enumerate(wanted.hosts)]
+    lack = [everything if n < last else () for n in range(len(wanted.hosts))]
+    hosts = (replace(h, types=everything, unable=lack[n], recovers=0.0) for n, h in enumerate(wanted.hosts))
     return replace(wanted, hosts=tuple(hosts))
 
 
@@ -210,6 +211,21 @@ def a_rerun_that_leaves_some_out(patch: Patch) -> None:
     wrap(patch, rerun, "_names", lambda names, _: names[:1])
 
 
+# ----------------------------------------------------------------- history
+
+
+@bug("forgotten", "invariant 14", first=26)
+def history_pruned_within_its_hour(patch: Patch) -> None:
+    """A watermark counts as old as soon as it is put."""
+    newest = lambda known: replace(known[-1], lease=0) if known else None  # noqa: E731
+    substitute(patch, pruning, "newest_old", newest)
+
+
+@bug("forgotten", first=26)
+def a_watermark_without_the_lease_of_its_hour(patch: Patch) -> None:
+    wrap(patch, pruning, "put_watermark", lambda txn, _: replace(txn, success=txn.success[:1]))
+
+
 # --------------------------------------------------------- nodes that cannot
 
 
@@ -228,6 +244,11 @@ def start_without_writing_down(patch: Patch) -> None:
 @bug("blamed", first=23)
 def blame_what_one_node_cannot_run(patch: Patch) -> None:
     substitute(patch, Capability, "cannot", lambda self, type_name, why: False)
+
+
+@bug("blamed", first=54)
+def blame_what_one_node_cannot_run_for_the_moment(patch: Patch) -> None:
+    substitute(patch, Capability, "cannot_now", lambda self, type_name, why: False)
 
 
 @bug("liveness", shape=some_cannot, slow=True)

@@ -1,4 +1,4 @@
-"""Bugs in who holds an id."""
+"""Bugs in who holds an id, and in transactions of callers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 from distop.core import finishing as f
 from distop.core import waiting as w
-from distop.submission import duplicates
+from distop.core.keys import Keys
+from distop.core.user_transaction import Caller
+from distop.submission import duplicates, submit
 from distop.submission.duplicates import Asked
+from distop.submission.submit import OfType, Try
 from distop.testing.simulation import Scenario
 from distop.testing.simulation.scenario import Act
 from tests.simulation.planted_limits import BUGS, Planted
@@ -38,6 +41,22 @@ def of_one_id(wanted: Scenario) -> Scenario:
     return replace(wanted, wishes=tuple(wishes))
 
 
+def at_one_time(wanted: Scenario) -> Scenario:
+    """Several clients want to replace one operation that waits, at the same moment."""
+    model = replace(of_one_id(wanted).wishes[0], acts=(), after=0.5, delay=5.0, on_duplicate="replace")
+    wishes = tuple(replace(model, client=n % 3, after=0.5 + 0.3 * (n // 3)) for n in range(9))
+    return replace(wanted, wishes=wishes, clients=3, removals=(), drains=())
+
+
+def with_both_branches(wanted: Scenario) -> Scenario:
+    """Some are started in transactions whose compares come to hold and cease to, some ten times a second."""
+    model = replace(of_one_id(wanted).wishes[0], id="", acts=(), after=0.5, within=True)
+    wishes = tuple(
+        replace(model, after=0.5 * n, turns=tuple(0.5 * n + 0.1 * turn for turn in range(-1, 40))) for n in range(1, 5)
+    )
+    return replace(wanted, wishes=wishes, removals=(), drains=())
+
+
 # ----------------------------------------------------------------------- bugs
 
 
@@ -58,6 +77,25 @@ def what_shall_follow_begins_at_once(patch: Patch) -> None:
         return replace(asked, request=given.wanted)
 
     wrap(patch, duplicates, "_behind", beside)
+
+
+@bug("progress", shape=at_one_time)
+def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
+    """Its number is the one that the counters still give away."""
+    former = submit._by_id
+
+    async def by_id(etcd: Any, keys: Keys, of_type: OfType, objects: dict[Try, str]) -> dict[Try, Asked]:
+        late = replace(of_type.counters, next_instance=1_000_000)
+        return await former(etcd, keys, replace(of_type, counters=late), objects)
+
+    substitute(patch, submit, "_by_id", by_id)
+
+
+@bug("two branches", focus=("answers-lost", "requests-late"), shape=with_both_branches)
+def a_failure_branch_refuses_no_other_copy(patch: Patch) -> None:
+    """Of a caller's transaction: what it compares may have come to hold by then."""
+    for name in ("writes_failure", "fences_failure"):
+        patch.setattr(Caller, name, property(lambda self: False))
 
 
 __all__ = ["BUGS", "Planted"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+from distop.claims import owner
 from distop.core import claiming, permits
+from distop.daemon.incarnation import Incarnation
 from distop.executor.claimer import Claimer
 from distop.node.openop import OpenOperation
 from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation.scenario import Act, Wish
 from tests.simulation.planted import without
 from tests.simulation.planted_waiting import BUGS, Planted
 from tests.simulation.planting import Patch, bug, substitute, wrap
@@ -60,6 +63,48 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
 
     substitute(patch, Claimer, "_claim_group", group)
     substitute(patch, OpenOperation, "reopened", forget)
+
+
+def limits_come_and_go_beside_actors(wanted: Scenario) -> Scenario:
+    """One job at once, then any number, then one again; executors die, and actors take what they held."""
+    changes = ("max_jobs=1", "max_jobs=0") * 4 + ("max_jobs=1",)
+    acts = tuple(Act(0.7, f"alter {what}") for what in changes)
+    arg = {**wanted.wishes[0].arg, "partitions": 6, "pace": 0.3, "objects": False, "follows": False}
+    wishes = tuple(
+        Wish(0, 0.4 * n, "lone", wanted.tables[0], {**arg, "seed": n}, None, None, acts, options={"max_jobs": 2})
+        for n in range(2)
+    )
+    hosts = tuple(replace(host, types=tuple({*host.types, "lone"})) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, drains=(), removals=(), actors=2)
+
+
+@bug("invariant 16", shape=limits_come_and_go_beside_actors, focus=("crash",))
+def a_lost_job_that_an_actor_ends_keeps_its_permit(patch: Patch) -> None:
+    wrap(patch, owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
+
+
+def gates_change_at_once(wanted: Scenario) -> Scenario:
+    """Small operations that are claimed unread, and altered as soon as they open: where the answer to a claim is lost,
+    its repetition is refused, and the jobs that it won are found by the poll alone.
+    """
+    chance = random.Random(wanted.seed)
+    arg = {"partitions": 1, "pace": 0.3, "calls": 0.05, "trouble": 0.0, "chunk": 1000}
+    wishes = tuple(
+        Wish(
+            *(0, 0.4 * n, "check", wanted.tables[0], {**arg, "seed": n}, None, None),
+            tuple(Act(chance.uniform(0.05, 0.3), f"alter priority={one}") for one in range(12)),
+        )
+        for n in range(8)
+    )
+    return replace(wanted, wishes=wishes, drains=(), removals=(), actors=0, clients=1)
+
+
+@bug("liveness", shape=gates_change_at_once, focus=("answers-lost",), first=104)
+def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
+    async def settle(self: Incarnation) -> None:
+        return
+
+    substitute(patch, Incarnation, "_settle_claims", settle)
 
 
 __all__ = ["BUGS", "Planted"]

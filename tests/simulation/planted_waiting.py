@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from distop.coordinator import waiters
-from distop.core import due
+from distop.coordinator.ending import Ending
+from distop.coordinator.finishes import Finishes
+from distop.coordinator.placing import Placing
+from distop.core import due, grouping
 from distop.core import finishing as f
 from distop.core import waiting as w
-from distop.core.model import Cancel, State
+from distop.core.limits import DEFAULT
+from distop.core.model import CLUSTER_TABLE, Cancel, State
 from distop.core.operationview import OperationView
-from distop.core.txn import Compare, KeyValue
+from distop.core.txn import Compare, KeyValue, Txn
 from distop.core.view import TypeView
+from distop.daemon.elections import Elections
+from distop.daemon.holding import HoldKeeper
+from distop.node import reporter
 from distop.testing.simulation import Scenario
-from distop.testing.simulation.scenario import Act
+from distop.testing.simulation.leaving import going
+from distop.testing.simulation.scenario import CROWD, LARGE_GRAPH, Act, Fault
 from tests.simulation.planted import without
 from tests.simulation.planted_opening import BUGS, Planted
 from tests.simulation.planting import Patch, bug, give, substitute, wrap
@@ -39,6 +49,67 @@ def in_a_row(wanted: Scenario) -> Scenario:
         for n in range(4)
     ]
     return replace(wanted, wishes=tuple(wishes))
+
+
+def chords(wanted: Scenario, **changes: Any) -> Scenario:
+    """Graphs of one type, in which what waits for others does so on the coordinator that ends these."""
+    plain = replace(wanted.wishes[0], within=False, prepared="", verifier="", id="", on_duplicate="join", options={})
+    arg = {**plain.arg, "partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": 0.01, "objects": False}
+    arg.pop("follows", None)
+    model = replace(
+        plain, client=0, names=None, rerun="", delay=0.0, callers=1, behind=(), acts=(), arg=arg, alike=True,
+        hurried=False, **changes,
+    )  # fmt: skip
+    wishes = tuple(replace(model, after=0.2 + 0.05 * n) for n in range(3))
+    hosts = tuple(replace(host, types=(*host.types, model.type), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, removals=())
+
+
+def that_fail(wanted: Scenario) -> Scenario:
+    return chords(wanted, type="noop", table=CLUSTER_TABLE, graph=2, failing=2)
+
+
+def that_end_at_once(wanted: Scenario) -> Scenario:
+    """More than one transaction finishes."""
+    crowd = chords(wanted, type="noop", table=CLUSTER_TABLE, graph=CROWD, failing=0)
+    (wish, *_) = crowd.wishes
+    wish = replace(wish, arg={**wish.arg, "pace": 0.0})
+    return replace(crowd, wishes=(wish,), limits=replace(DEFAULT, finish_room=20))
+
+
+def inserted_while_holds_are_late(wanted: Scenario) -> Scenario:
+    """A graph is inserted page by page, and what its first operation waits for is cancelled meanwhile. Its types are
+    coordinated already, and no machine sees its hold until the cluster is listed anew.
+    """
+    (one, *_) = in_a_row(wanted).wishes
+    failing = replace(one, delay=20.0, acts=(Act(1.15 + 0.1 * (wanted.seed % 10), "cancel"),))
+    coordinated = replace(failing, acts=(), type="noop", table=CLUSTER_TABLE, arg={**one.arg, "partitions": 1})
+    graph = replace(one, after=0.8, graph=LARGE_GRAPH, pause=0.6, behind=((0, "success"),), acts=())
+    count = len(wanted.hosts)
+    late = tuple(Fault("view-late", 0.78, 20.0, (n / count, 0.0, 0.0, 0.0)) for n in range(count))
+    hosts = tuple(replace(host, types=("check", "noop"), unable=(), skew=0.0) for host in wanted.hosts)
+    wishes = (failing, graph, coordinated)
+    return replace(wanted, wishes=wishes, faults=late, calm=25.0, hosts=hosts, drains=(), removals=())
+
+
+def inserted_for_long(wanted: Scenario) -> Scenario:
+    """A caller inserts a graph for over a minute, and lives all the time."""
+    (one, *_) = in_a_row(wanted).wishes
+    graph = replace(one, graph=LARGE_GRAPH, pause=20.0)
+    hosts = tuple(replace(host, types=("check", "noop"), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=(graph,), faults=(), hosts=hosts, drains=(), removals=())
+
+
+def added_at_the_end(wanted: Scenario) -> Scenario:
+    """Some are made to wait for one more, one after the other, about when that one ends."""
+    (one, *_) = in_a_row(wanted).wishes
+    brief = replace(one, acts=(), type="quick", arg={**one.arg, "partitions": 1, "trouble": 0.0, "pace": 0.1})
+    some = [
+        replace(brief, after=0.4, delay=6.0, acts=(Act(0.02 * n, "behind 0"),))
+        for n in range(wanted.seed % 5, wanted.seed % 5 + 20)
+    ]
+    hosts = tuple(replace(host, types=("quick",), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=(brief, *some), faults=(), hosts=hosts, drains=(), removals=())
 
 
 # ----------------------------------------------------------------------- bugs
@@ -84,6 +155,107 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
 
     substitute(patch, TypeView, "_fold_operation", staticmethod(see_none))
     wrap(patch, f, "end", lambda txn, _: without(txn, _of_edges))
+
+
+@bug("progress", shape=that_fail)
+def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
+    for module in (grouping, reporter):
+        substitute(patch, module, "independent", lambda parts: len(parts))
+
+
+@bug("liveness", shape=that_end_at_once)
+def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
+    take = Finishes._take
+
+    def lossy(self: Any, group: list[Any]) -> None:
+        take(self, group)
+        if len(group) < self._ctx.limits.finishes and not group[0].apart:
+            while self._waiting and not self._waiting[0].apart:
+                self._waiting.popleft()
+
+    substitute(patch, Finishes, "_take", lossy)
+
+
+# --------------------------------------------------------------------- series
+
+
+def in_series(wanted: Scenario) -> Scenario:
+    """Each operation comes again, and coordinators die."""
+    model = replace(wanted.wishes[0], rerun="", graph=0, prepared="", id="", within=False, callers=1, acts=())
+    model = replace(model, arg={**model.arg, "calls": 0.4})
+    return replace(wanted, wishes=(replace(model, every=0.2, times=6, behind=(), delay=0.0),), removals=(), drains=())
+
+
+@bug("invariant 19", shape=in_series, focus=("crash",), first=53)
+def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
+    """Only who has finished an operation starts its next one."""
+    finish, again = Ending.finish, Ending._come_again
+    finished: set[tuple[int, str]] = set()
+
+    async def finishing(
+        self: Ending, op: Any, decision: Any, decision_mod: int, report: Any = None, failure: str | None = None
+    ) -> bool:
+        finished.add((id(self), str(op.ref)))
+        return await finish(self, op, decision, decision_mod, report, failure)
+
+    async def coming(self: Ending, op: Any) -> None:
+        if (id(self), str(op.ref)) in finished:
+            await again(self, op)
+
+    substitute(patch, Ending, "finish", finishing)
+    substitute(patch, Ending, "_come_again", coming)
+
+
+# ------------------------------------------------- cancels without an executor
+
+
+def executors_go(wanted: Scenario) -> Scenario:
+    """An executor goes for good, which alone offers a type, or alone has labels."""
+    wishes, hosts = going(random.Random(wanted.seed), wanted.wishes, wanted.hosts, labels=wanted.seed % 2 == 0)
+    return replace(wanted, wishes=wishes, hosts=hosts)
+
+
+@bug("liveness", shape=executors_go)
+def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
+    substitute(patch, Placing, "_nobody", lambda self, op: self._only_ending)
+
+
+@bug("liveness", shape=executors_go)
+def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
+    substitute(patch, Elections, "_abandoned", lambda self: set())
+
+
+@bug("invariant 15", shape=inserted_while_holds_are_late)
+def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> None:
+    """Others of its graph are made to wait for it afterwards, which nobody ever tells them."""
+
+    def at_once(decided: due.Fate, given: Any) -> due.Fate:
+        return replace(decided, hold="") if isinstance(decided, due.EndWaiting) else decided
+
+    wrap(patch, waiters, "fate", at_once)
+
+
+@bug("given up too early", shape=inserted_for_long)
+def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
+    """It counts from when the hold was seen first, however often its caller has shown itself since."""
+    former = HoldKeeper.changed
+
+    def changed(self: HoldKeeper, ids: Collection[str] | None = None) -> None:
+        since = {id_: at for id_, (_, at) in self._seen.items()}
+        former(self, ids)
+        for id_, (mod, at) in self._seen.items():
+            self._seen[id_] = mod, since.get(id_, at)
+
+    substitute(patch, HoldKeeper, "changed", changed)
+
+
+@bug("invariant 15", shape=added_at_the_end)
+def predecessors_are_not_compared_when_they_are_added(patch: Patch) -> None:
+    def of_others(txn: Txn, given: Any) -> Txn:
+        runs = {given.keys.of(run.ref, "state") for _, run, _ in given.links}
+        return without(txn, lambda compare: compare.key not in runs)
+
+    wrap(patch, w, "add_dependencies", of_others)
 
 
 __all__ = ["BUGS", "Planted"]

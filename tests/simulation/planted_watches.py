@@ -7,6 +7,7 @@ from typing import Any
 
 from distop.core.keys import Keys
 from distop.store import watch
+from distop.store.identity import Identity
 from distop.store.position import Reopen, WatchPosition
 from distop.testing.simulation import Scenario
 from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
@@ -78,6 +79,25 @@ def take_old_events_for_new(patch: Patch) -> None:
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)
+
+
+# Seldom: a watch has to lose the one event that somebody waits for.
+@bug("liveness", focus=("events-lost", "crash"))
+def believe_a_watch_for_ever(patch: Patch) -> None:
+    """Nothing is listed again unless somebody asks for it: what etcd has lost stays lost (etcd#20573)."""
+    patch.setattr(watch, "_LISTING_SHARE", 1e9)
+
+
+# Seldom: something has to be decided by a read of the past.
+@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"))
+def believe_reads_of_the_past(patch: Patch) -> None:
+    """A member that stood still answers as of then (etcd#20418); its revision shows it."""
+    former = Identity.see
+
+    def see(self: Identity, header: Any, where: str, *, linearizable_after: int = 0) -> None:
+        former(self, header, where)
+
+    substitute(patch, Identity, "see", see)
 
 
 # Seldom: operations of two types, one of which begins like the other, have to be under way on two executors.

@@ -23,9 +23,9 @@ from distop.testing.simulation.worker import SimWorker
 from tests.conftest import FIGURES
 
 DISTOP = Path(__file__).resolve().parents[2] / "distop"
-BUILDERS = ("Txn", "Guarded", "replace")
+BUILDERS = {"Txn": 3, "Guarded": 2, "replace": 3}
 """What a transaction, or a write that is to be part of one, is made by, or of another one: its label has its name, or
-is the fourth argument."""
+is the argument at this place."""
 
 
 PARTS = {"broken_edge", "forget_request", "give_back", "release_id"}
@@ -49,7 +49,9 @@ def labels_of(source: str) -> Iterator[str]:
     """The labels that the code can give to transactions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BUILDERS:
-            given = [keyword.value for keyword in node.keywords if keyword.arg == "label"] or node.args[3:4]
+            place = BUILDERS[node.func.id]
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "label"]
+            given = named or node.args[place : place + 1]
             for part in (part for expression in given for part in ast.walk(expression)):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value:
                     yield part.value
@@ -64,7 +66,7 @@ def test_labels_are_found_wherever_they_stand() -> None:
     source = """
 Txn((a,), (b,), (), "one")
 Txn((), (Txn((a,), (b,), ()),), (), label="two" if late else "three")
-Guarded(a, (b,), len(value), "four", proof=told)
+Guarded(a, (b,), "four", proof=told)
 Txn((), ops, (), writes[0].label if writes else "")
 replace(txn, success=(), label="five")
 """

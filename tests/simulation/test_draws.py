@@ -9,9 +9,10 @@ import pytest
 
 from distop.core.limits import DEFAULT, Limits
 from distop.core.model import CLUSTER_TABLE
+from distop.daemon.holding import GRAPH_LIMIT
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import Report, quietly
-from distop.testing.simulation.scenario import Fault, Scenario, Wish, expected, plain
+from distop.testing.simulation.scenario import CROWD, FORMS, Fault, Scenario, Wish, expected, plain
 
 SEEDS = range(1, 2001)
 
@@ -42,13 +43,54 @@ def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
 
 
 def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
-    small = [wanted for wanted in drawn if wanted.limits != DEFAULT]
+    alike = DEFAULT.finish_room  # it is drawn besides
+    small = [wanted for wanted in drawn if replace(wanted.limits, finish_room=alike) != DEFAULT]
     assert 0.45 * len(drawn) < len(small) < 0.55 * len(drawn)
     # Many partitions on one side or the other: what is divided is not only what is small anyway.
     assert sum(wanted.partitions > wanted.limits.cleaned for wanted in small) > 0.4 * len(small)
     assert any(wanted.namespace for wanted in drawn)
     assert any(wanted.past > wanted.history_limit for wanted in drawn)
     assert any(wish.table == CLUSTER_TABLE for wanted in drawn for wish in wanted.wishes)
+
+
+def test_callers_have_transactions_with_both_branches(drawn: list[Scenario]) -> None:
+    """Each branch runs first in some, and what is compared turns while copies may be on their way."""
+    turning = [wish for wanted in drawn for wish in wanted.wishes if wish.turns]
+    assert sum(any(wish.turns for wish in wanted.wishes) for wanted in drawn) > 0.1 * len(drawn)
+    assert sum(wish.turns[0] < wish.after for wish in turning) > 0.2 * len(turning)
+    assert sum(len(wish.turns) > 1 for wish in turning) > 0.6 * len(turning)
+
+
+def test_clients_race_for_the_place_of_what_has_not_begun(drawn: list[Scenario]) -> None:
+    """Those of one client share transactions: only several clients come between each other's reads and writes."""
+    races = [[wish for wish in wanted.wishes if wish.id == "hourly"] for wanted in drawn]
+    clients = [{wish.client for wish in race} for race in races if race]
+    assert len(clients) > 0.08 * len(drawn)
+    assert all(len(racing) >= 3 for racing in clients)
+    assert {wish.on_duplicate for race in races for wish in race} == {"replace", "combine"}
+    assert all(wish.client < wanted.clients for wanted in drawn for wish in wanted.wishes)
+
+
+def test_graphs_are_inserted_slowly_and_dependencies_are_added_late(drawn: list[Scenario]) -> None:
+    slow = [wish.pause for wanted in drawn for wish in wanted.wishes if wish.pause]
+    assert len(slow) > 0.03 * len(drawn)
+    assert sum(4 * pause > GRAPH_LIMIT - 10.0 for pause in slow) > 0.3 * len(slow)
+    added = [any(act.what.startswith("behind") for wish in wanted.wishes for act in wish.acts) for wanted in drawn]
+    assert sum(added) > 0.05 * len(drawn)
+    assert sum(any(fault.kind == "view-late" for fault in wanted.faults) for wanted in drawn) > 0.05 * len(drawn)
+
+
+def test_graphs_of_each_form_succeed_or_fail_in_part_or_as_a_whole(drawn: list[Scenario]) -> None:
+    graphs = [wish for wanted in drawn for wish in wanted.wishes if wish.graph]
+    assert {wish.form for wish in graphs} == set(FORMS)
+    assert sum(wish.failing == 0 for wish in graphs) > 50
+    assert sum(0 < wish.failing < wish.graph for wish in graphs) > 50
+    together = [wish for wish in graphs if wish.alike and wish.form == "chord" and wish.failing >= 2]
+    assert len(together) > 100
+    assert {wish.table == CLUSTER_TABLE for wish in together} == {True, False}
+    crowds = [wanted for wanted in drawn if any(wish.graph == CROWD for wish in wanted.wishes)]
+    assert {wanted.limits.finish_room for wanted in crowds} == {20, 40, DEFAULT.finish_room}
+    assert sum(wanted.limits.finishes == DEFAULT.finishes for wanted in crowds) > len(crowds) / 2
 
 
 def test_most_faults_begin_while_operations_are_expected_to_run(drawn: list[Scenario]) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from distop.testing.simulation.quorum import Member
 
+pytestmark = pytest.mark.malformed
+
 ALL = ("KV", "Lease", "Watch")
 FOR_EVER = 1_000_000.0
 """Seconds by which a member that stands still is behind."""

@@ -17,7 +17,7 @@ from distop.executor.role import Executor
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
 from tests.conftest import FIGURES
-from tests.simulation.planted_ids import BUGS, Planted
+from tests.simulation.planted_progress import BUGS, Planted
 from tests.simulation.planting import give, substitute, wrap
 from tests.simulation.searching import SEEDS, look_for, seeds
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.malformed
 @pytest.mark.parametrize(
     "planted",
     [pytest.param(planted, id=planted.name, marks=[pytest.mark.slow] * planted.slow) for planted in BUGS],

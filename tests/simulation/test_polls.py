@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from distop.core.jobs import Claim
+from distop.core.model import OperationRef
+from distop.core.txn import Put, Txn
 from distop.testing.simulation import Simulation, run
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, Wish, plain
@@ -37,3 +40,27 @@ def test_all_ends_where_no_watch_tells_anything(
     assert report.breaches == []
     assert (report.ended, report.claimed) == (1, 2), "both executors found work"
     assert sim.told.ended == {"a/check/1": "cancelled" if acts else "success"}
+
+
+def test_a_poll_gives_back_a_claim_that_its_holder_knows_nothing_of() -> None:
+    """However it came about: nobody else may take it while the session lives, and the operation would never end."""
+    wish = Wish(0, 0.5, "check", "a", {**argument(1, 12, 1.0), "trouble": 0.0}, None, "collect_all", ())
+    ref, job = OperationRef("a", "check", "", 1), 11
+    unknown: list[str] = []
+    with quietly():
+        sim = Simulation(plain(1, 2, [wish], poll=2.0))
+
+        def claim() -> None:
+            process, before = sim.machines[0].process, sim.etcd.revision
+            assert process is not None
+            assert sim.etcd.store.get(sim.keys.claim(ref, job)) is None
+            held = Claim(sim.machines[0].name, process.label, 1, 0)
+            sim.etcd.store.apply(Txn((), (Put(sim.keys.claim(ref, job), held.encode()),)))
+            sim.etcd._commit(before, process.label)
+            unknown.append(process.label)
+
+        sim.loop.world_at(2.0, claim)
+        report = sim.run()
+    assert unknown
+    assert report.breaches == []
+    assert sim.told.ended == {"a/check/1": "success"}

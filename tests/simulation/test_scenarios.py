@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from distop.core.jobs import Claim, JobState
+from distop.core.limits import DEFAULT
+from distop.core.model import CLUSTER_TABLE
 from distop.core.txn import Put, Txn
 from distop.executor.jobs import DISK_PAUSE
 from distop.testing.simulation import Scenario, Simulation, behaviors, simulate
@@ -17,7 +20,7 @@ from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.points import discover
 from distop.testing.simulation.references import references
 from distop.testing.simulation.run import quietly
-from distop.testing.simulation.scenario import Act, DrainAct, Fault, Wish, plain
+from distop.testing.simulation.scenario import CROWD, Act, DrainAct, Fault, Wish, plain
 from distop.testing.simulation.strikes import Strike, one_strike
 from distop.testing.simulation.worker import ANSWER
 
@@ -371,3 +374,37 @@ def test_a_job_whose_end_is_being_written_is_not_claimed_anew(monkeypatch: pytes
     assert retried
     assert report.breaches == []
     assert [effect.attempt for effect in sim.effects.of("a/check/1", 0)] == [1, 2]
+
+
+def failing_chords(seed: int, graphs: int = 3) -> Scenario:
+    """Chords of two parts that fail, submitted within 0.3 s, on one executor."""
+    chance = random.Random(seed)
+    chords = [
+        Wish(
+            *(0, 0.3 + 0.3 * chance.random(), "noop", CLUSTER_TABLE, argument(seed * 100, 1, 0.001), None, None, ()),
+            graph=2,
+            failing=2,
+            alike=True,
+        )
+        for _ in range(graphs)
+    ]
+    return plain(seed, 1, chords, slots=4)
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_two_predecessors_of_one_operation_fail_together(seed: int) -> None:
+    """What told a successor of the second failure went into one transaction with its end: etcd refused it for ever."""
+    report = simulate(seed, wanted=failing_chords(seed))
+    assert report.breaches == []
+    assert report.ended == 9
+
+
+def test_more_end_at_once_than_one_transaction_finishes() -> None:
+    """Those that are beyond it go with the next ones."""
+    wish = Wish(
+        *(0, 0.3, "noop", CLUSTER_TABLE, argument(1, 1, 0.0), None, None, ()), graph=CROWD, alike=True, form="group"
+    )
+    report = simulate(1, wanted=replace(plain(1, 2, [wish], slots=4), limits=replace(DEFAULT, finish_room=20)))
+    assert report.breaches == []
+    assert report.ended == CROWD + 1
+    assert report.courses["group of finishes"] > 5

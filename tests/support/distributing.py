@@ -41,6 +41,7 @@ LONGEST = (
     "tests/faults/test_etcd_faults.py",
     "tests/faults/test_index_faults.py",
     "tests/faults/test_spark_faults.py",
+    "tests/faults/test_spark_master.py",
     "tests/acceptance/test_spark_catalog_end_to_end.py",
     "tests/integration/test_low_level_claims.py",
     "tests/integration/test_worker_calls.py",

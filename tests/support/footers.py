@@ -1,14 +1,19 @@
-"""Parquet footers as writers made them before ``min_value`` and ``max_value``: Thrift's compact protocol, by hand."""
+"""Parquet footers and page headers, rewritten: Thrift's compact protocol, by hand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _STRUCT, _LIST, _SET, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 8, 7, 3, 1, 2
+_I32, _I64 = 5, 6
+_ROWS, _GROUP_OFFSET, _GROUP_COMPRESSED, _TYPE, _VALUES, _COMPRESSED = 3, 5, 6, 1, 5, 7
+_HEADER_UNCOMPRESSED, _NULLS, _CODEC = 2, 3, 4
+HADOOP_LZ4 = 5
+"""The codec whose blocks Hadoop frames in a way of its own."""
 _ROW_GROUPS, _COLUMN_ORDERS, _CREATED_BY = 4, 7, 6
 _CHUNKS, _META, _PATH, _STATISTICS = 1, 3, 3, 12
 _MAX, _MIN, _MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
@@ -21,22 +26,113 @@ def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], w
     """Rewrite the footer: each column's minimum and maximum stand in the deprecated fields alone, those of ``bounds``
     as given; the order of columns is not told.
     """
+
+    def change(footer: Fields) -> None:
+        del footer[_COLUMN_ORDERS]
+        footer[_CREATED_BY] = (_BINARY, writer.encode())
+        for _, group in footer[_ROW_GROUPS][1][1]:
+            for _, chunk in group[_CHUNKS][1][1]:
+                meta = chunk[_META][1]
+                name = ".".join(part.decode() for _, part in meta[_PATH][1][1])
+                found: Fields = meta[_STATISTICS][1]
+                low, high = bounds.get(name) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
+                for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
+                    found.pop(field, None)
+                found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
+
+    rewrite(path, change)
+
+
+def rewrite(path: Path, change: Callable[[Fields], None], *, padded: bool = False) -> None:
+    """Rewrite the footer as ``change`` leaves its fields; ``padded``: the file is as long as it was."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer, _ = _read_struct(data, len(data) - 8 - size)
-    del footer[_COLUMN_ORDERS]
-    footer[_CREATED_BY] = (_BINARY, writer.encode())
+    change(footer)
+    written = _struct(footer)
+    room = size - len(written)
+    assert room >= 0 or not padded, "the footer is longer than it was"
+    pages = data[: len(data) - 8 - size] + bytes(room if padded else 0)
+    path.write_bytes(pages + written + len(written).to_bytes(4, "little") + b"PAR1")
+
+
+def with_rows(path: Path, rows: int) -> None:
+    """The footer counts so many rows, whatever its row groups hold."""
+    rewrite(path, lambda footer: footer.update({_ROWS: (_I64, _whole(rows))}))
+
+
+def with_codec(path: Path, codec: int) -> None:
+    """By the footer, all pages are compressed with this codec."""
+    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_CODEC: (_I32, _whole(codec))})))
+
+
+def with_values(path: Path, values: int) -> None:
+    """The footer counts so many values of each column in each row group."""
+    rewrite(path, lambda footer: _each(footer, lambda meta: meta.update({_VALUES: (_I64, _whole(values))})))
+
+
+def with_nulls(path: Path, nulls: int) -> None:
+    """The footer counts so many NULLs of each column in each row group."""
+    rewrite(
+        path, lambda footer: _each(footer, lambda meta: meta[_STATISTICS][1].update({_NULLS: (_I64, _whole(nulls))}))
+    )
+
+
+def without_statistics(path: Path) -> None:
+    """The footer has no statistics."""
+    rewrite(path, lambda footer: _each(footer, lambda meta: meta.pop(_STATISTICS)))
+
+
+def _each(footer: Fields, change: Callable[[Fields], None]) -> None:
+    """Change the metadata of each column in each row group."""
     for _, group in footer[_ROW_GROUPS][1][1]:
         for _, chunk in group[_CHUNKS][1][1]:
-            meta = chunk[_META][1]
-            name = ".".join(part.decode() for _, part in meta[_PATH][1][1])
-            found: Fields = meta[_STATISTICS][1]
-            low, high = bounds.get(name) or (found[_MIN_VALUE][1], found[_MAX_VALUE][1])
-            for field in (_MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT):
-                found.pop(field, None)
-            found[_MIN], found[_MAX] = (_BINARY, low), (_BINARY, high)
-    written = _struct(footer)
-    path.write_bytes(data[: len(data) - 8 - size] + written + len(written).to_bytes(4, "little") + b"PAR1")
+            change(chunk[_META][1])
+
+
+def misplaced(path: Path, *, padded: bool = False) -> None:
+    """By the footer, the last column's pages take 16 MiB: readers that share a file out by the middle of its row groups
+    find that nowhere in it.
+    """
+
+    def change(footer: Fields) -> None:
+        for _, group in footer[_ROW_GROUPS][1][1]:
+            # Sums that writers may leave out.
+            for field in (_GROUP_OFFSET, _GROUP_COMPRESSED):
+                group.pop(field, None)
+            group[_CHUNKS][1][1][-1][1][_META][1][_COMPRESSED] = (_I64, _whole(1 << 24))
+
+    rewrite(path, change, padded=padded)
+
+
+def of_unknown_type(path: Path) -> None:
+    """By the footer, the first column's pages hold values of a type that is none: pyarrow ends the process over it."""
+
+    def change(footer: Fields) -> None:
+        footer[_ROW_GROUPS][1][1][0][1][_CHUNKS][1][1][0][1][_META][1][_TYPE] = (_I32, _whole(99))
+
+    rewrite(path, change)
+
+
+def with_huge_page(path: Path, size: int) -> None:
+    """By its header, the first page of a file of one column has ``size`` bytes once it is decompressed."""
+    data = path.read_bytes()
+    header, end = _read_struct(data, 4)
+    header[_HEADER_UNCOMPRESSED] = (_I32, _whole(size))
+    written = _struct(header)
+    path.write_bytes(data[:4] + written + data[end:])
+    more = len(written) - (end - 4)
+
+    def change(footer: Fields) -> None:
+        meta = footer[_ROW_GROUPS][1][1][0][1][_CHUNKS][1][1][0][1][_META][1]
+        (found, _) = _varint(meta[_COMPRESSED][1], 0)
+        meta[_COMPRESSED] = (_I64, _whole((found >> 1) + more))
+
+    rewrite(path, change)
+
+
+def _whole(value: int) -> bytes:
+    return _length(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -161,7 +161,7 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
         if op.stage is not Stage.OPEN or world.job_stage(ref, p) in (JobStage.SUCCESS, JobStage.FAILED):
             return None
         gate = world.gate(ref)
-        if name == "own" and (gate.options.limited or gate.where or (claim is not None and claim.permit >= 0)):
+        if name == "own" and (gate.options.limited or gate.where):
             return None  # that is for executors
         if claim is not None and not claim.waiting:
             if claim.incarnation in live or (claim.actor and chance(rng)):

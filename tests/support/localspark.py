@@ -7,6 +7,7 @@ from typing import Any
 FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM for a Spark that soon ends: making its best code would take longer than running what it has."""
 
+
 def local_spark(master: str, name: str) -> Any:
     """Its builder: on the loopback, without a page, and silent."""
     from pyspark.sql import SparkSession

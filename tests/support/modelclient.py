@@ -13,7 +13,7 @@ from distop.store.client import Listing
 from distop.testing import ModelStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from distop.core.txn import Get, GetResult, KeyValue, TxnResult
 
@@ -54,12 +54,26 @@ class ModelClient:
         await self._ask("read")
         return Listing(self.store.revision, tuple(self.store.range(start, end)))
 
+    async def parts(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = 0, revision: int = 0
+    ) -> AsyncIterator[Listing]:
+        yield await self.list(start, end)
+
+    async def pages(
+        self, start: str, end: str, *, keys_only: bool = False, page: int = 0, revision: int = 0
+    ) -> AsyncIterator[tuple[KeyValue, ...]]:
+        async for part in self.parts(start, end):
+            yield part.kvs
+
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
         self.committed.append(txn)
         fate = self.fates.popleft() if self.fates else self.store.apply
         await self._ask(txn.label)
         answer = fate(txn)
         return await answer if asyncio.iscoroutine(answer) else answer
+
+    async def alarms(self) -> tuple[str, ...]:
+        return ()
 
     def numbered(self) -> list[int]:
         """How many operations each applied start began."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from tests.support.servers import in_ci
 
-def in_ci() -> bool:
-    """Whether this run must not leave anything out (``CI=true``)."""
-    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+__all__ = ["in_ci", "need"]
 
 
 def need(condition: object, what: str) -> None:

@@ -39,6 +39,28 @@ def judged(made: Generated, context: Callable[[TableRecord], FakeContext], *, ba
     return run_operation(Validate(), table, {"checks": checks, **more}, context, batches=batches)
 
 
+BREAKING = (
+    "try_to_timestamp(i32, 'MM-dd-yyyy') IS NOT NULL",  # the analysis ends with an internal error
+    f"{'(' * 3_000}i32 > 0{')' * 3_000}",  # the parser's stack overflows
+)
+"""Expressions that Spark itself breaks on."""
+
+
+def mistakes_beside(made: Generated, context: Callable[[TableRecord], FakeContext]) -> list[str]:
+    """The same for a validate with an expression on which Spark breaks: the other checks are as without it."""
+    found = []
+    checks = [{**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)]
+    table = TableRecord("t", "parquet", str(made.directory))
+    for text in BREAKING:
+        arg = {"checks": [*checks, {"check": text, "name": "breaking"}], "statistics": "never", "sample": SAMPLED}
+        ran = run_operation(Validate(), table, arg, context, batches=2)
+        broken = ran.report["checks"].pop()
+        if (broken["verdict"], "\n" in (broken["error"] or "")) != ("error", False):
+            found.append(f"{text[:40]}: {broken}")
+        found += [f"beside {text[:40]}: {line}" for line in _inexact(made, ran, scanned=True)]
+    return found
+
+
 def expected(made: Generated, case: Case, where: Callable[[Row], bool] = lambda row: True) -> dict[str, int]:
     """Violations of a check by partition, among the rows that ``where`` picks."""
     return {

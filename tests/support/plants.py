@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.declaration import Retry, Rules
+from distop.core.declaration import Declaration, Retry, Rules
 from distop.core.digest import plan_digest
 from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import prefix_range
 from distop.core.links import Edge
-from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State
+from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State, TableRecord
 from distop.core.options import Options
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
+from distop.core.series import Series
 from distop.core.txn import Delete, Put, Txn
+from distop.core.watermarks import Watermark
+from tests.support.hours import pass_an_hour
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
 
 if TYPE_CHECKING:
@@ -546,6 +550,16 @@ def claimed_with_the_permit_of_another(world: World, ref: OperationRef) -> None:
 
 
 @plant(16)
+def a_permit_that_nobody_gave_back(world: World, ref: OperationRef) -> None:
+    _limited(world, ref, max_jobs=1)
+    world.tamper(
+        Put(world.keys.job(ref, 0, "state"), b"success"),
+        Put(world.keys.job(ref, 0, "outcome"), Outcome("p=0", "ex-a", "a", 1, TIME, TIME).encode()),
+        Delete(world.keys.claim(ref, 0)),
+    )
+
+
+@plant(16)
 def one_more_than_an_executor_may_run(world: World, ref: OperationRef) -> None:
     _limited(world, ref, max_jobs_per_executor=1)
     world.tamper(Put(world.keys.claim(ref, 1), Claim("ex-a", "a", 1, 0).encode()))
@@ -632,7 +646,38 @@ def a_request_is_forgotten_before_the_history(world: World, ref: OperationRef) -
 
 @plant(14)
 def a_request_outlives_the_history(world: World, ref: OperationRef) -> None:
-    world.tamper(Delete(world.keys.history(world.life(1))))
+    forgotten = world.life(1)
+    pass_an_hour(world.store, world.keys)
+    world.tamper(Delete(world.keys.history(forgotten)))
+
+
+@plant(19)
+def a_series_ends_without_its_next_operation(world: World, ref: OperationRef) -> None:
+    world.tamper(Put(world.keys.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode()))
+    world.tamper(Put(world.keys.behavior(TYPE), Declaration(TYPE).encode()))
+    one = world.next_ref()
+    new = t.NewOperation(one, replace(world.spec(one), series=Series(60.0, left=2).to_json()), b"{}", named=True)
+    world.do(t.starts(world.keys, world.counters(), [new]))
+    world.do(world.plan(one, 1))
+    world.do(world.claim(one, "a", [0]))
+    world.do(world.report(one, 0, JobState.SUCCESS))
+    world.do(world.decide(one))
+    world.do(world.finish(one))
+    world.do(world.end(one))
+
+
+@plant(14)
+def a_record_is_deleted_within_its_hour(world: World, ref: OperationRef) -> None:
+    pass_an_hour(world.store, world.keys)
+    young = world.life(1)
+    old = [(young, world.store.mod(world.keys.history(young)), f"request-{young}")]
+    mark = Watermark(0, world.store.revision + 1)
+    world.tamper(*(op for one in f.forget(world.keys, old, mark).success for op in one.success))
+
+
+@plant(14)
+def the_hour_of_a_watermark_never_ends(world: World, ref: OperationRef) -> None:
+    world.tamper(Put(world.keys.watermark(0), b""), Put(world.keys.young_watermark(0), b""))
 
 
 @plant(18)

@@ -6,6 +6,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from auditing.auditor import SecondAuditor
+from auditing.history import Revision as SecondRevision
+
 from distop.audit import Audit, history
 from distop.core import keys as K
 from distop.core.keys import Keys
@@ -14,6 +17,8 @@ from distop.store.config import EtcdConfig
 from distop.store.history import Beginning, Revision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from distop.core.model import OperationRef
     from distop.core.seen import Change
     from distop.store.history import Step
@@ -48,9 +53,32 @@ def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
 
 
 def violations(endpoint: str) -> list[str]:
-    """The first violation in the history of this etcd, with its story; empty when all invariants hold."""
-    found = audited(endpoint).violation
-    return [] if found is None else [f"{found}\n  " + "\n  ".join(found.story)]
+    """The first violation in the history of this etcd, with its story, and all that the second auditor finds; empty
+    where both find nothing.
+    """
+    return broken_rules(read_steps(endpoint))
+
+
+def broken_rules(steps: Iterable[Step]) -> list[str]:
+    """What the audit and the second auditor find in a history."""
+    steps, audit = list(steps), Audit(Keys())
+    for step in steps:
+        audit.take(step)
+    found = audit.violation
+    first = [] if found is None else ["\n  ".join([str(found), *found.story])]
+    return first + [f"second audit: {one}" for one in second_audit(steps).violations]
+
+
+def second_audit(steps: Iterable[Step], namespace: str = "") -> SecondAuditor:
+    """The second auditor, after it was given this history."""
+    auditor = SecondAuditor(namespace, clock=None)
+    for step in steps:
+        if isinstance(step, Beginning):
+            auditor.begin({kv.key: kv.value.decode() for kv in step.kvs})
+        elif isinstance(step, Revision):
+            written = {one.kv.key: None if one.deleted else one.kv.value.decode() for one in step.changes}
+            auditor.feed(SecondRevision(step.number, written))
+    return auditor
 
 
 class Written:

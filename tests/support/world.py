@@ -71,6 +71,10 @@ class World:
     def election(self):
         return t.election_guard(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
 
+    def finish_together(self, finals: Sequence[f.Final]) -> int:
+        """How many of these go in one transaction."""
+        return f.finish_together(self.keys, self.election, TABLE, [f.part(self.keys, one) for one in finals])
+
     def resign(self) -> Txn:
         return t.resign(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
 
@@ -210,8 +214,9 @@ class World:
         )
 
     def end_waiting(self, ref: OperationRef) -> Txn:
-        why = Cancel("user", "not wanted")
-        return w.end_waiting(self.keys, ref, self.mod(ref, "state"), self._ended(ref, State.CANCELLED), why)
+        why, spec = Cancel("user", "not wanted"), self.op(ref).spec
+        hold = spec.hold if spec is not None else ""
+        return w.end_waiting(self.keys, ref, self.mod(ref, "state"), self._ended(ref, State.CANCELLED), why, hold=hold)
 
     def signal(self, ref: OperationRef) -> Txn:
         op = self.op(ref)
@@ -396,7 +401,7 @@ class World:
                 over = Outcome(f"p={partition}", old.executor, old.incarnation, old.attempt, TIME, TIME, error="lost")
         claim = Claim(actor, "", attempt, failures, actor=actor, duration=5.0, grant=grant)
         gate = self.store.mod(self.keys.gate(ref)) or 1
-        return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over)])
+        return owning.own(self.keys, [owning.Taking(ref, gate, partition, claim, seen, dead, over, old)])
 
     def extend(self, ref: OperationRef, partition: int, duration: float = 5.0) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")

@@ -18,6 +18,7 @@ from distop.core.seen import Change
 from distop.core.txn import Delete, KeyValue, Put
 from distop.errors import NotFound
 from distop.store.history import Beginning, CaughtUp, Revision
+from tests.support.hours import pass_an_hour
 from tests.support.plants import PLANTS, opened
 from tests.support.world import TABLE, TYPE, World
 
@@ -89,7 +90,7 @@ def test_a_clean_history_is_summed_up(as_json: None, capsys: pytest.CaptureFixtu
     assert (told["operations"], told["jobs"], told["lost"], told["violation"]) == (2, 5, [], None)
     assert (told["first_revision"], told["last_revision"]) == (1, world.store.revision)
     assert told["revisions"] == len(world.store.history)
-    assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18]
+    assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
 def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +99,7 @@ def test_for_people_it_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert run(world) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"checked revisions 1 to {world.store.revision} (")
-    assert out.endswith("1 operation, 2 jobs, 17 invariants; no violation\n")
+    assert out.endswith("1 operation, 2 jobs, 18 invariants; no violation\n")
 
 
 def test_for_people_a_violation_is_a_sentence_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +156,7 @@ def test_an_operation_of_which_only_the_record_is_left_was_not_checked() -> None
 def test_the_end_of_its_record_does_not_make_it_checked() -> None:
     world = World()
     ref = world.life(1)
+    pass_an_hour(world.store, world.keys)
     dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
     with pytest.raises(NotFound, match="was checked"):
         told_of(ref, world, dropped)
@@ -253,7 +255,7 @@ def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[s
     gap = Beginning(at + 2, at + 1, tuple(world.store.listing()))
     checked = Audit(world.keys)
     asyncio.run(command.run(checked, told(*before, gap, CaughtUp(at + 2)), None))
-    assert capsys.readouterr().out.endswith(f" 17 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
+    assert capsys.readouterr().out.endswith(f" 18 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
     assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +153,17 @@ def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeyp
             while True:
                 pass
     assert sum(range(100_000)) == 4_999_950_000
+
+
+def test_a_reader_that_ends_as_it_is_stopped_is_struck_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strike on the way out of the block once left the watch behind, which then struck whatever came next."""
+    monkeypatch.setattr(avro, "STALLED", 0.0004)
+    for _ in range(1_000):
+        with suppress(Damaged), ManifestIO(None).watched():
+            until = time.monotonic() + 0.0004
+            while time.monotonic() < until:
+                pass
+    for thread in threading.enumerate():
+        if thread.name == avro.WATCHER:
+            thread.join(10)
+            assert not thread.is_alive()

@@ -11,7 +11,7 @@ from distop import logs
 from distop.core.keys import Keys
 from distop.core.model import Node
 from distop.core.view import ClusterView
-from distop.daemon.capability import MAY_RETURN, Capability
+from distop.daemon.capability import LONGEST_PAUSE, MAY_RETURN, PAUSE, Capability
 
 if TYPE_CHECKING:
     from tests.support.clock import StandingClock
@@ -91,6 +91,43 @@ def test_types_of_the_past_are_not_remembered(clock: StandingClock) -> None:
     clock.now += MAY_RETURN
     cluster.becomes("again", ABLE)
     assert not cluster.mine._left
+
+
+def test_what_is_missing_for_the_moment_is_left_to_others_for_a_while_longer_each_time(clock: StandingClock) -> None:
+    cluster, pauses = Cluster(other=ABLE), []
+    for _ in range(7):
+        assert cluster.mine.cannot_now("validate", WHY)
+        assert not cluster.mine.serves("validate")
+        began = clock.now
+        while not cluster.mine.serves("validate"):
+            assert cluster.mine.cannot_now("validate", WHY), "its other jobs that ran tell so, too"
+            clock.now += 1
+        assert not cluster.mine.unable
+        pauses.append(clock.now - began)
+    assert pauses == [PAUSE, 2 * PAUSE, 4 * PAUSE, 8 * PAUSE, 16 * PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert cluster.changes == len(pauses)
+    cluster.mine.succeeded("validate")
+    assert cluster.mine.cannot_now("validate", WHY)
+    clock.now += PAUSE
+    assert cluster.mine.serves("validate")
+
+
+def test_a_type_that_no_other_node_offers_is_retried_on_this_node(clock: StandingClock) -> None:
+    assert not Cluster().mine.cannot_now("validate", WHY)
+    cluster = Cluster(other=ABLE)
+    assert cluster.mine.cannot_now("validate", WHY)
+    cluster.becomes("other", UNABLE)
+    assert cluster.mine.serves("validate")
+    assert not cluster.mine.cannot_now("validate", WHY)
+
+
+def test_what_is_missing_for_good_stays_so(clock: StandingClock) -> None:
+    cluster = Cluster(other=ABLE)
+    assert cluster.mine.cannot_now("validate", "its JVM was killed")
+    assert cluster.mine.cannot("validate", WHY)
+    clock.now += LONGEST_PAUSE
+    assert not cluster.mine.serves("validate")
+    assert cluster.mine.unable == {"validate": WHY}
 
 
 def test_a_node_record_keeps_it() -> None:

@@ -278,6 +278,18 @@ def test_who_failed_a_job_leaves_it_to_others_at_first() -> None:
     assert look(mine, executor="ex-b").waiting == (0,)
 
 
+def test_who_failed_a_job_again_leaves_it_to_others_for_longer_however_short_its_pauses_are() -> None:
+    """A node on which everything fails has free slots again at once."""
+    tried = (Tried(1, "ex-a", "x"), Tried(2, "ex-b", "x"), Tried(3, "ex-a", "x"))
+    for former, left in ((tried[:1], d.LEFT_TO_OTHERS), (tried, 2 * d.LEFT_TO_OTHERS)):
+        mine = {0: Claim("ex-a", "", len(former), len(former), rfc3339(NOW), "x", tried=former)}
+        assert look(mine, patience=1.0).next_due == NOW + left
+        assert look(mine, patience=1.0, unchanged_for={0: left - 1}).next_due == NOW + 1
+        assert look(mine, patience=1.0, unchanged_for={0: left}).waiting == (0,)
+        assert look(mine, patience=1.0, executor="ex-b").waiting == (0,)
+        assert look(mine, patience=1.0, others=False).waiting == (0,)
+
+
 def test_a_clock_that_is_ahead_delays_no_longer_than_patience() -> None:
     claims = {0: Claim("ex-b", "", 1, 1, rfc3339(NOW + 3600))}
     assert look(claims).next_due == NOW + 60

@@ -23,7 +23,7 @@ from distop.core.txn import MAX_OPERATIONS, Delete, Put, Txn, TxnResult
 from distop.core.unique import Takes
 from distop.errors import Incompatible, InvalidArgument, UnreadableRecord
 from distop.submission.graph import start_graph
-from distop.submission.request import FOLLOW, Request, request
+from distop.submission.request import FOLLOW, Every, Request, request
 from distop.submission.starts import Starts
 from distop.submission.submit import Started, submit
 from tests.support.modelclient import ModelClient
@@ -325,6 +325,38 @@ def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> No
     run(work)
 
 
+@pytest.mark.parametrize("policy", ["replace", "combine", "join"])
+def test_L20_of_two_that_want_the_place_of_one_both_are_started_whenever_the_other_comes(policy: str) -> None:
+    """The other one may come between any two requests of the first, and be the holder of the id that it finds there:
+    under the number that it meant to take itself.
+    """
+
+    async def work(etcd: Etcd, moment: int) -> bool:
+        first = await etcd.start(delay=60, files=[1])
+        others: list[Started] = []
+        before = len(etcd.requests)
+        ask = etcd._ask
+
+        async def asked(what: str) -> None:
+            await ask(what)
+            if len(etcd.requests) - before == moment:
+                etcd._ask = ask  # type: ignore[method-assign]
+                other = wanted(policy="replace", delay=60, files=[2])
+                others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
+
+        etcd._ask = asked  # type: ignore[method-assign]
+        last = await submit(etcd, KEYS, wanted(policy=policy, delay=60, files=[3]))  # type: ignore[arg-type]
+        given = [first, last, *others]
+        assert [str(ref) for ref in {one.ref for one in given} if etcd.state(ref) == "pending"] == [etcd.holder()]
+        assert etcd.holder() in (str(last.ref), *(str(one.ref) for one in others))
+        return bool(others)
+
+    moment = 1
+    while run(lambda etcd: work(etcd, moment)):  # noqa: B023  # it is run before the next one
+        moment += 1
+    assert moment > 3
+
+
 def test_a_late_copy_of_a_start_that_replaced_changes_nothing() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(delay=60)
@@ -474,7 +506,7 @@ def test_P3_between_two_of_a_series_its_id_is_not_free(policy: str) -> None:
 
 def test_P3_a_series_that_does_not_go_on_gives_back_its_id_with_its_last_keys() -> None:
     async def work(etcd: Etcd) -> None:
-        first = await etcd.start(every=60, delay=60)
+        first = await etcd.start(every=Every(60, times=1), delay=60)
         etcd.succeed(first.ref)
         after = asyncio.ensure_future(etcd.start(delay=60))
         etcd.clean(first.ref)
@@ -490,7 +522,7 @@ def test_P3_a_series_that_does_not_go_on_gives_back_its_id_with_its_last_keys() 
 def test_P3_the_audit_sees_an_id_that_is_kept_beyond_the_last_of_a_series() -> None:
     async def main() -> list[int]:
         etcd = Etcd()
-        first = await etcd.start(every=60, delay=60)
+        first = await etcd.start(every=Every(60, times=1), delay=60)
         etcd.succeed(first.ref)
         etcd.apply(f.end(KEYS, first.ref, etcd.election(first.ref), etcd.store.mod(KEYS.of(first.ref, "state"))))
         return [found.invariant for found in check(KEYS, etcd.store.history)]

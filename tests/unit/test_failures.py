@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distop.errors import Compacted, EtcdRejected, LeaseNotFound, PermissionDenied
+from distop.errors import Compacted, EtcdRejected, LeaseNotFound, MalformedRequest, PermissionDenied
 from distop.store.failures import Failure, Fate, classify, rejection
 
 
@@ -43,7 +43,7 @@ def test_fates(code: str, detail: str, fate: Fate) -> None:
         ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted),
         ("UNAUTHENTICATED", "etcdserver: no", PermissionDenied),
         ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", PermissionDenied),
-        ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", EtcdRejected),
+        ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", MalformedRequest),
     ],
 )
 def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdRejected]) -> None:

@@ -17,7 +17,7 @@ from distop.core.jobs import JobState
 from distop.core.limits import DEFAULT, Limits
 from distop.core.states import Stage
 from distop.core.txn import Txn, TxnResult
-from distop.errors import EtcdRejected
+from distop.errors import MalformedRequest
 from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.world import World
@@ -204,7 +204,7 @@ def test_those_that_were_told_to_go_alone_wait_for_nothing(
             return one.client.store.apply(txn)
 
         def rejected(txn: Txn) -> TxnResult:
-            raise EtcdRejected("request is too large")
+            raise MalformedRequest("request is too large")
 
         one.client.fates += [rejected, slow]
         async with asyncio.timeout(30):
@@ -303,7 +303,7 @@ def test_nothing_is_finished_under_an_election_that_is_over() -> None:
 def test_what_etcd_refuses_together_is_tried_apart() -> None:
     async def too_many(one: Coordinator) -> None:
         def refuse(txn: Txn) -> TxnResult:
-            raise EtcdRejected("too many operations in txn request")
+            raise MalformedRequest("too many operations in txn request")
 
         one.client.fates.append(refuse)
         assert await one.all() == [True] * 3

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from distop import Start
+from distop import Start, chord
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.due import ended_waiting
+from distop.core.invariants import check
 from distop.core.links import Edge, Hold, HoldState
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State
 from distop.core.series import Series
@@ -26,6 +27,7 @@ from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
 MANY = 100
 """Operations of more than one transaction."""
+WHY = Cancel("aborted", "what it waited for failed")
 
 
 def spec_of(etcd: Etcd, ref: str) -> Spec:
@@ -200,6 +202,73 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
     run(work)
 
 
+def test_nobody_is_made_to_wait_for_an_operation_of_the_graph_that_is_gone() -> None:
+    """A coordinator of a release that does not look for the hold ended it between two pages."""
+
+    async def work(etcd: Etcd) -> None:
+        gone = KEYS.own_range(OperationRef.parse("t/noop/1"))
+
+        def ended(txn: Txn) -> TxnResult:
+            etcd.store.apply(Txn((), (Delete(*gone), Delete(KEYS.pending(OperationRef.parse("t/noop/1"))))))
+            return etcd.store.apply(txn)
+
+        etcd.fates.extend([etcd.store.apply] * 5 + [ended])  # the hold, and four pages of operations
+        parts = [noop() for _ in range(MANY)]
+        with pytest.raises(OperationStartError, match="ended while it was inserted"):
+            await etcd.client.start_operations(chord(parts, noop()))
+        assert etcd.store.range(*gone) == []
+        assert [one.state for one in holds(etcd).values()] == [HoldState.DENIED]
+        etcd.store.history.clear()  # that release broke what is checked
+
+    run(work)
+
+
+# ------------------------------------------------------------------ invariants
+
+
+def breaches(etcd: Etcd) -> list[str]:
+    return [f"{found.invariant}: {found.text}" for found in check(KEYS, etcd.store.history)]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_edge_to_what_has_ended_is_found(gone: bool) -> None:
+    async def main() -> list[str]:
+        etcd = Etcd()
+        first, second = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(2)]
+        edges = w.link(KEYS, first.parts, second.parts, "end")
+        etcd.store.apply(Txn((), edges))
+        assert breaches(etcd) == []
+        etcd.store.apply(Txn((), tuple(Delete(put.key) for put in edges)))
+        before = breaches(etcd)
+        await (end_for_good(etcd, first.parts) if gone else first.cancel())
+        etcd.store.apply(Txn((), (edges[0],)))
+        return [one for one in breaches(etcd) if one not in before]
+
+    found = asyncio.run(main())
+    assert [one for one in found if one.startswith("15: ")] == [
+        f"15: made to wait for t/noop/1, which is {'not there' if gone else 'cancelled'}"
+    ]
+
+
+def test_an_end_under_the_hold_of_a_graph_that_is_being_inserted_is_found() -> None:
+    async def main() -> list[str]:
+        etcd = Etcd()
+
+        def ended(txn: Txn) -> TxnResult:
+            ref = OperationRef.parse("t/noop/1")
+            history = ended_waiting(ref, spec_of(etcd, str(ref)), State.CANCELLED, "2013-01-01T00:00:00.000Z", WHY)
+            mod = etcd.store.mod(KEYS.of(ref, "state"))
+            assert etcd.store.apply(w.end_waiting(KEYS, ref, mod, history, WHY)).succeeded
+            return etcd.store.apply(txn)
+
+        etcd.fates.extend([etcd.store.apply] * 5 + [ended])
+        await etcd.client.start_operations([noop() for _ in range(MANY)])
+        return breaches(etcd)
+
+    found = asyncio.run(main())
+    assert sum(one.startswith("15: ended while its graph is being inserted, under the hold ") for one in found) == 1
+
+
 # ---------------------------------------------------------------- two callers
 
 
@@ -321,6 +390,37 @@ def test_what_ends_while_very_many_edges_are_written_counts_as_it_ended(ends_wel
             with pytest.raises(OperationStartError, match="could never begin"):
                 await etcd.client.start_operation("noop", TABLE, {}, after=given)
             assert [found.state for found in holds(etcd).values()] == [HoldState.DENIED]
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["start", "graph", "transaction", "prepare"])
+def test_what_has_ended_before_the_start_is_written_is_not_waited_for(how: str) -> None:
+    """An edge to it would never go: who ended has told all that it knew of."""
+
+    async def work(etcd: Etcd) -> None:
+        (before,) = await some(etcd, 1)
+        one = OperationRef.parse(before)
+
+        async def meanwhile(txn: Txn) -> TxnResult:
+            etcd.fates.clear()
+            await end_for_good(etcd, one)
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(meanwhile)
+        wanted = Start("noop", TABLE, {}, after=[After(one, "end")])
+        if how == "start":
+            last = (await etcd.client.start_operation("noop", TABLE, {}, after=wanted.after)).parts
+        elif how == "graph":
+            last = (await etcd.client.start_operations([noop(), wanted]))[1].parts
+        elif how == "transaction":
+            last = (await etcd.client.transaction(start=wanted)).operations[0].parts
+        else:
+            prepared = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="x", after=wanted.after)
+            last = prepared.parts
+        assert not etcd.fates
+        assert etcd.store.range(*KEYS.edges_range(last, "after")) == []
+        assert etcd.store.range(*KEYS.edges_range(one, "next")) == []
 
     run(work)
 

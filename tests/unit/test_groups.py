@@ -254,11 +254,12 @@ def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gate_mod: int,
     world = World()
     history = History("x", State.SUCCESS, TIME, TIME, 1, 1, 0, None, (), [], "r")
     finals = [f.Final(ref, 5, decision_mod, history, False, gate_mod=gate_mod) for ref in refs(*range(1, 60))]
-    count = f.finish_together(world.keys, finals)
+    count = world.finish_together(finals)
     assert count == most
     fits, larger = (f.finish(world.keys, world.election, {TYPE: 60}, 3, finals[:n]) for n in (count, count + 1))
     assert operations(fits) <= MAX_OPERATIONS < operations(larger)
     world.store.apply(fits)  # the store counts for itself
     large = replace(history, report={"x": "y" * 400_000})
-    assert f.finish_together(world.keys, [replace(one, history=large) for one in finals]) == 2
-    assert f.finish_together(world.keys, [replace(finals[0], history=replace(large, report="y" * 2_000_000))]) == 1
+    assert world.finish_together([replace(one, history=large) for one in finals]) == 2
+    huge = replace(finals[0], history=replace(large, report="y" * 2_000_000))
+    assert world.finish_together([huge, finals[1]]) == 1

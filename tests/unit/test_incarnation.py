@@ -58,6 +58,7 @@ def incarnation(folder: Path, record: Record) -> Any:
     one: Any = Incarnation(ExecutorConfig(EtcdConfig(), folder), None, "ann", logs.get())  # type: ignore[arg-type]
     one.session, one._caught_up = record, True
     one.executor = one.elections = SimpleNamespace(busy=False)
+    one.worker = SimpleNamespace(trouble="")
     return one
 
 

@@ -533,7 +533,7 @@ def test_files_that_cannot_be_read_are_named_and_left_to_lookups(indexes: Indexe
     report = indexes.build(columns=["k"])
     assert (report.files, report.not_indexed_files) == (2, 3)
     assert [f.file for f in report.not_indexed] == ["2.parquet", "3.parquet", "4.parquet"]
-    assert "is no readable Parquet file" in report.not_indexed[1].why
+    assert "is not a readable Parquet file" in report.not_indexed[1].why
     assert "2.parquet cannot be read" in report.not_indexed[0].why
     found = find(indexes.record, "i", [7])
     assert ([Path(f[0]).stem for f in found.named], len(found.uncovered)) == (["0"], 3)

@@ -15,6 +15,7 @@ from distop.core.jobs import JobState
 from distop.core.model import Cancel, OperationRef, State
 from distop.core.txn import Delete, Put
 from distop.core.violation import NUMBERS
+from tests.support.hours import pass_an_hour
 from tests.support.plants import EMPTY, GARBAGE, PLANTS, SPOILED, begin, opened
 from tests.support.world import TABLE, World
 
@@ -262,7 +263,8 @@ def test_what_has_ended_takes_no_memory() -> None:
 def test_a_request_is_forgotten_with_its_history() -> None:
     world = World()
     ref = world.life(1)
-    world.do(f.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
+    mark = pass_an_hour(world.store, world.keys)
+    world.do(f.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")], mark))
     assert found(world) == []
     world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))
     assert 14 not in numbers(world)

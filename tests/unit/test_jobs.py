@@ -19,6 +19,7 @@ from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
 from distop.core.txn import Put, Txn
 from distop.core.view import ClusterView
+from distop.daemon.capability import Capability
 from distop.errors import EtcdUnavailable
 from distop.executor.jobs import Jobs
 from distop.executor.suspicion import Suspicion
@@ -26,6 +27,7 @@ from distop.node.context import Context
 from distop.node.doing import Doing
 from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.openop import Held, OpenOperation
+from distop.node.refusals import Refusals
 from distop.node.reporter import Reporter
 from distop.testing import ModelStore
 from distop.worker.model import JobEnded
@@ -99,8 +101,10 @@ class Here(Context):
         self.worker: Any = self.child
         self.session: Any = type("Session", (), {"deadline": 0.0})
         self.doing = Doing(lambda: 1, lambda: None)
+        self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
-        self.reporter = Reporter(self.client, self.lost, self.log)
+        self.refusals = Refusals(self.log, lambda: None)
+        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.refusals)
         files = RunFiles(directory)
         files.names()
         self.local = LocalJobs(files, "me")
@@ -248,6 +252,29 @@ async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_
         assert claim is not None
         assert (claim.waiting, claim.failures) == (True, failures)
         assert from_rfc3339(claim.retry_at) - clock.now == share * pause
+
+
+async def test_what_is_missing_for_the_moment_is_left_to_another_node_and_blames_no_job(tmp_path: Path) -> None:
+    here = Here(tmp_path, Rules(cleans=False))
+    here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    assert here.claim(0) == Claim("ex-me", "", 1, 0)
+    assert not here.capability.serves("noop")
+    assert here.capability.unable == {"noop": "its Spark session did not start"}
+
+
+async def test_what_is_missing_for_the_moment_counts_as_an_attempt_where_nobody_else_can_run_the_job(
+    tmp_path: Path,
+) -> None:
+    here = Here(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    claim = here.claim(0)
+    assert claim is not None
+    assert (claim.failures, claim.error, here.capability.unable) == (1, "its Spark session did not start", {})
 
 
 @pytest.mark.parametrize("can_fail", [True, False])

@@ -8,6 +8,7 @@ from distop.core.invariants import check
 from distop.core.jobs import JobState
 from distop.core.model import Spec
 from distop.core.txn import GetResult
+from tests.support.hours import pass_an_hour
 from tests.support.world import World
 
 
@@ -50,7 +51,8 @@ def test_it_is_written_with_the_record_and_read_back() -> None:
 def test_it_goes_with_the_record() -> None:
     world, keys = failed_life()
     (ref,) = refs(world.keys, [kv for kv in world.store.listing() if kv.key in keys])
-    world.store.apply(finishing.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]))
+    old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]
+    world.store.apply(finishing.forget(world.keys, old, pass_an_hour(world.store, world.keys)))
     assert not [kv.key for kv in world.store.listing() if kv.key.startswith(("distOpHistory.", "distOpRequest."))]
     assert not check(world.keys, world.store.history)
 

@@ -120,6 +120,8 @@ def test_every_key_parses_back(keys: Keys, ref: OperationRef, p: int, incarnatio
     check(keys.behavior(ref.type), K.BEHAVIOR, type=ref.type)
     check(keys.unique(ref.table, ref.type, incarnation), K.UNIQUE, table=ref.table, type=ref.type, id=incarnation)
     check(keys.request(ref.table, ref.type, incarnation), K.REQUEST, table=ref.table, type=ref.type, id=incarnation)
+    check(keys.watermark(3), K.WATERMARK, chunk=3)
+    check(keys.young_watermark(3), K.WATERMARK, chunk=3, name="young")
     check(keys.table(ref.table), K.TABLE, table=ref.table)
     check(keys.node(incarnation), K.NODE, id=incarnation)
 

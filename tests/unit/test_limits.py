@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.core import claiming, decide
+from distop.claims.candidates import takings
+from distop.core import claiming, decide, owning
 from distop.core import transitions as t
+from distop.core.declaration import Retry, Rules
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.model import Node, Spec
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
 
 
-def limited(most: int, jobs: int = 6, *, each: int = 0) -> tuple[World, OperationRef]:
+def limited(most: int, jobs: int = 6, *, each: int = 0, attempts: int = 3) -> tuple[World, OperationRef]:
     """An open operation of so many jobs, of which so many may run at once; executors a and b."""
-    world = World()
+    world = World(rules=Rules(retry=Retry(attempts=attempts)))
     world.join("a")
     world.join("b")
     ref = world.next_ref()
@@ -148,6 +150,26 @@ def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -
     world.do(world.finish_at_once(ref))
     world.do(world.end(ref))
     assert world.store.range(*world.keys.permits_range(ref)) == []
+    assert check(world.keys, world.store.history) == []
+
+
+@pytest.mark.parametrize(("attempts", "ends"), [(1, True), (3, False)])
+def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int, ends: bool) -> None:
+    """The limit was removed while the job ran. ``ends``: the job was lost once too often."""
+    world, ref = limited(1, attempts=attempts)
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.alter(ref, Options()))
+    world.die("b")
+    plan, chunks = planned(6)
+    op = OpenOperation.planned(ref, world.own_spec(ref), {}, plan, chunks)
+    op.reopened(world.store.mod(world.keys.gate(ref)), world.gate(ref))
+    lost = Seen(world.claim_of(ref, 0), world.fence(ref, 0))
+    op.again = {0: (lost, True)}
+    world.do(owning.own(world.keys, takings(op, "w", 1, 9.0, lambda claim, p: True)))
+    assert (world.claim_of(ref, 0) is None) == ends
+    world.do(world.alter(ref, Options(max_jobs=2)))
+    world.do(world.claim(ref, "a", [1, 2]))
+    assert len(held(world, ref)) == 2
     assert check(world.keys, world.store.history) == []
 
 

@@ -174,7 +174,7 @@ def test_C13_to_confirm_twice_is_to_confirm_once() -> None:
         assert etcd.store.revision == revision
         with pytest.raises(NotAllowed, match="was confirmed: cancel it"):
             await op.abandon()
-        with pytest.raises(NotFound, match="nothing is prepared under the external id 'tx-18'"):
+        with pytest.raises(NotFound, match="no operation is prepared under the external id 'tx-18'"):
             await etcd.client.confirm("tx-18")
 
     run(work)
@@ -335,7 +335,8 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
         ({"verify_after": "soon"}, "number of seconds"),
         ({"verify_attempts": 0}, "1 to 1000"),
         ({"verify_attempts": True}, "1 to 1000"),
-        ({"verify_pause": -1}, "from 0 to 300"),
+        ({"verify_pause": -1}, "0 or more"),
+        ({"verify_pause": 301}, "from 0 to 300"),
         ({"every": 5}, "every is no option"),
         ({"request_id": "x"}, "request_id is no option"),
         ({"colour": "red"}, "no such options"),

@@ -25,6 +25,10 @@ NODE = Node("e1", "h", 2, ("noop",))
 CAPABLE = {"i1": NODE}
 DRAINED = {"i1": replace(NODE, state=NodeState.DRAINED)}
 PARTLY = {**CAPABLE, "i2": Node("e2", "h", 2, ("noop",), state=NodeState.DRAINING)}
+STARVED = {
+    "i1": Node("e1", "h", 2, ("noop",), spark="no cores from Spark: x"),
+    "i2": Node("e2", "h", 2, ("noop",)),
+}
 UNABLE = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
 SPEC = Spec("r", rfc3339(NOW), "me", Rules())
 PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
@@ -34,7 +38,9 @@ PENDING = replace(PLANNING, state=State.PENDING, phase=Phase.WAITING)
 CANCELLING = replace(OPEN, state=State.CANCELLING, phase=Phase.CANCELLING)
 COMPLETING = replace(OPEN, decision=Decision(State.SUCCESS, 4, 4, 0))
 BROKEN = Decision(State.SUCCESS, 4, 4, 0, attempts=1, error="no")
+STOPPED = Decision(State.CANCELLED, 4, 1, 0)
 HELD = Claim("e1", "i1", 1, 0)
+HELD_TOO = Claim("e2", "i2", 1, 0)
 LOST = Claim("e9", "i9", 1, 0)
 RELEASED = Claim("e1", "", 2, 0)
 AGAIN = Claim("e1", "", 2, 1, rfc3339(NOW + 50), "disk full")
@@ -49,6 +55,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("space-alarm", {"snapshot": OPEN, "alarms": ("NOSPACE",)}, "the space alarm of etcd to be cleared"),
     ("newer-release", {"snapshot": replace(OPEN, spec=replace(SPEC, version=2))}, "its records are of version 2"),
     ("unreadable-records", {"snapshot": OPEN, "unreadable": "the record at x"}, "executors can read: the record at x"),
+    ("refused-by-etcd", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, refused={"t/noop/1": "reports: too large"})}},
+     "etcd to accept a write of executor e1, which retries with back-off: reports: too large"),
     ("paused", {"snapshot": PAUSED}, "resume"),
     ("pausing", {"snapshot": replace(PAUSED, claims={0: HELD})}, "1 job to finish"),
     ("no-executor", {"snapshot": OPEN, "nodes": {}}, "an executor that offers `noop`"),
@@ -56,6 +64,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("drained", {"snapshot": OPEN, "nodes": DRAINED}, "is not drained (`distop drain e1 --undo`)"),
     ("labels", {"snapshot": replace(OPEN, spec=replace(SPEC, where={"zone": "a"}))},
      "an executor that offers `noop` and has the labels zone=a"),
+    ("without-code", {"snapshot": CANCELLING, "nodes": {"i1": Node("e1", "h", 2, ("other",))}, "coordinated": False},
+     "an executor that offers `noop`; if none starts within a minute, it ends without running its completion code"),
+    ("without-code", {"snapshot": replace(CANCELLING, spec=replace(SPEC, where={"zone": "a"}), decision=STOPPED)},
+     "an executor that offers `noop` and has the labels zone=a; if none starts"),
+    ("no-executor", {"snapshot": CANCELLING, "nodes": {}}, "an executor that offers `noop`"),
     ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
     ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},
      f"its time, {rfc3339(NOW + 60)}"),
@@ -91,6 +104,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      f"retry of 1 job, the next at {rfc3339(NOW + 50)}"),
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "at most 1 job of it at once"),
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "at most 1 job"),
+    ("no-cores", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": STARVED}, "Spark cores on e1 (no cores from"),
+    ("partly-no-cores", {"snapshot": replace(OPEN, claims={0: HELD, 1: HELD_TOO}), "nodes": STARVED},
+     "Spark cores on e1 ("),
 ]  # fmt: skip
 
 
@@ -149,6 +165,27 @@ def test_advice_names_the_operation_as_a_shell_takes_it() -> None:
         view = {k: v for k, v in case[1].items() if k not in ("snapshot", "nodes", "alarms", "unreadable")}
         base = view_of(case[1]["snapshot"], case[1].get("nodes", CAPABLE), NOW)
         assert not [r for r in reasons(replace(base, **view)) if "{" in r.advice or not r.advice]
+
+
+def test_advice_to_cancel_is_given_where_a_cancel_is_accepted_and_ends_the_operation() -> None:
+    labelled = replace(SPEC, where={"zone": "a"})
+
+    def advice(snapshot: Snapshot, nodes: Any = CAPABLE) -> str:
+        return " ".join(reason.advice for reason in reasons(view_of(snapshot, nodes, NOW)))
+
+    for snapshot in (PENDING, PLANNING, OPEN, PAUSED):
+        assert "distop cancel t/noop/1" in advice(replace(snapshot, spec=labelled))
+        assert "distop cancel t/noop/1" in advice(snapshot, UNABLE)
+    for snapshot in (CANCELLING, COMPLETING):
+        assert "distop cancel" not in advice(replace(snapshot, spec=labelled))
+        assert "distop cancel" not in advice(snapshot, UNABLE)
+    newer = replace(OPEN, spec=replace(SPEC, version=2))
+    assert "distop cancel" not in advice(newer), "executors of this release leave it alone, cancelled or not"
+
+
+def test_what_ends_without_its_code_waits_for_no_coordinator() -> None:
+    gone = {"i1": Node("e1", "h", 2, ("other",))}
+    assert [code for code, _ in judged(CANCELLING, gone, coordinated=False)] == ["without-code", "completion"]
 
 
 def test_nothing_holds_up_what_runs_or_is_being_cleaned_up() -> None:

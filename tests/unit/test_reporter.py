@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any
 
+import pytest
+
+from distop.core import claiming
+from distop.core import finishing as f
+from distop.core import waiting as w
 from distop.core.claiming import Guarded
+from distop.core.keys import Keys
 from distop.core.limits import Limits
-from distop.core.txn import Put, Txn, TxnResult, absent
+from distop.core.links import Edge
+from distop.core.model import OperationRef, State
+from distop.core.txn import Put, Txn, TxnResult, absent, flaw
+from distop.errors import MalformedRequest
 from distop.logs import ContextLogger
+from distop.node.refusals import Refusals
 from distop.node.reporter import Reporter
 from tests.support.modelclient import ModelClient
+from tests.support.world import TABLE, TYPE, World
 
 
 def report(n: int) -> Guarded:
     key = f"k{n}"
-    return Guarded(absent(key), (Put(key, b"1"), Put(f"{key}.a", b"1"), Put(f"{key}.b", b"1")), 1, "report")
+    return Guarded(absent(key), (Put(key, b"1"), Put(f"{key}.a", b"1"), Put(f"{key}.b", b"1")), "report")
 
 
 def written(txn: Txn) -> int:
@@ -31,7 +43,8 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, lost, log, Limits(reports=3))  # type: ignore[arg-type]
+        refusals = Refusals(log, lambda: None)
+        reporter = Reporter(client, Keys(), lost, log, refusals, Limits(reports=3))  # type: ignore[arg-type]
         held, applied = asyncio.Event(), list[int]()
 
         async def late(txn: Txn) -> TxnResult:
@@ -54,5 +67,129 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         assert list(map(written, client.committed)) == [1, 3, 1]
         assert len(applied) == 5
         assert all(applied)
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------- what etcd refuses
+
+KEYS = Keys()
+
+
+def job(partition: int, fence: int = 0, value: bytes = b"") -> Guarded:
+    """A checkpoint of a job of ``t/noop/1``."""
+    return claiming.checkpoint(KEYS, OperationRef("t", "noop", "", 1), partition, fence, value, 0)
+
+
+class Picky:
+    """A client of an etcd that does not take some keys; a reporter on it, and what was answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *refused: str) -> None:
+        monkeypatch.setattr("distop.node.refusals.PAUSE", (0.001, 0.001))
+        self.client = ModelClient()
+        self.refused = set(refused)
+        self.answers: dict[int, int] = {}
+        log = ContextLogger(logging.getLogger("tests"), {})
+        self.refusals = Refusals(log, lambda: None)
+        self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.reporter = Reporter(self.client, KEYS, self.lost, log, self.refusals)  # type: ignore[arg-type]
+        self.client.fates.append(self._take)
+
+    def _take(self, txn: Txn) -> TxnResult:
+        self.client.fates.append(self._take)
+        if any(getattr(op, "key", "") in self.refused for op in txn.success):
+            raise MalformedRequest("the progress was refused: too large", detail="too large")
+        return self.client.store.apply(txn)
+
+    def submit(self, *partitions: int) -> None:
+        self.reporter.submit([(job(p, value=b"x"), functools.partial(self.answers.__setitem__, p)) for p in partitions])
+
+
+def progress(partition: int) -> str:
+    return KEYS.job(OperationRef("t", "noop", "", 1), partition, "progress")
+
+
+def test_a_write_that_etcd_does_not_take_is_set_aside_told_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group in which one was refused by its form was sent as it was for ever, and all behind it waited."""
+
+    async def main() -> None:
+        one = Picky(monkeypatch, progress(2), progress(5))
+        one.submit(*range(8))
+        await one.reporter.drain()
+        assert sorted(one.answers) == [0, 1, 3, 4, 6, 7]
+        assert all(one.answers.values())
+        assert dict(one.refusals.told) == {"t/noop/1": "reports: the progress was refused: too large"}
+        one.submit(8, 9)
+        await one.reporter.drain()
+        assert {8, 9} <= one.answers.keys()
+        known = len(one.client.committed)
+        await one.client.until(lambda: len(one.client.committed) > known + 3)  # they are tried again
+        one.refused.clear()
+        await asyncio.wait(set(one.reporter._aside), timeout=20)
+        assert sorted(one.answers) == list(range(10))
+        assert all(one.answers.values())
+        assert (one.refusals.told, one.reporter._aside) == ({}, set())
+
+    asyncio.run(main())
+
+
+def test_a_write_whose_fence_goes_while_etcd_does_not_take_it_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        one = Picky(monkeypatch, progress(1))
+        one.submit(0, 1)
+        await one.reporter.drain()
+        assert one.refusals.told
+        one.client.store.apply(Txn((), (Put(KEYS.claim(OperationRef("t", "noop", "", 1), 1), b"x"),)))
+        one.refused.clear()
+        await asyncio.wait(set(one.reporter._aside), timeout=20)
+        assert one.answers[1] == 0
+        assert not one.refusals.told
+
+    asyncio.run(main())
+
+
+def test_what_is_set_aside_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        one = Picky(monkeypatch, progress(1))
+        one.submit(0, 1)
+        await one.reporter.drain()
+        aside = set(one.reporter._aside)
+        one.reporter.close()
+        await asyncio.wait(aside)
+        assert not one.reporter._aside
+        assert 1 not in one.answers
+
+    asyncio.run(main())
+
+
+def test_writes_of_one_key_go_in_transactions_of_their_own() -> None:
+    """The end of an operation deletes what the signal of another one writes to it: etcd refuses the two together."""
+
+    async def main() -> None:
+        client = ModelClient()
+        lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        log = ContextLogger(logging.getLogger("tests"), {})
+        reporter = Reporter(client, KEYS, lost, log, Refusals(log, lambda: None))  # type: ignore[arg-type]
+        world, answers = World(), list[int]()
+        world.join("a")
+        world.do(world.elect("a"))
+        before, after = world.next_ref(), OperationRef(TABLE, TYPE, "", 2)
+        world.do(world.start(before))
+        world.do(world.submit(after, before))
+        world.do(world.plan(before, 0))
+        world.do(world.finish_at_once(before))
+        world.do(world.end_waiting(after))
+        links = {edge: Edge(str(after), "success") for edge in world.op(before).next}
+        signal = w.signal(KEYS, before, world.election, world.mod(before, "state"), State.FAILED, links)
+        end = f.end(KEYS, after, world.election, world.mod(after, "state"))
+        assert flaw(claiming.group([claiming.guarded(signal), claiming.guarded(end)])) is not None
+        client.store = world.store
+        reporter.submit([(claiming.guarded(one), answers.append) for one in (signal, end)])
+        await reporter.drain()
+        assert [txn.label for txn in client.committed] == ["signal", "end"]
+        assert len(answers) == 2
+        assert all(answers)
 
     asyncio.run(main())

@@ -21,10 +21,10 @@ from distop.submission.earlier import find_earlier
 from distop.submission.request import Request, request
 from distop.submission.submit import submit
 from distop.testing import ModelStore
+from tests.support.hours import pass_an_hour
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 
 LONG = "é" * 200
-ODD = "a lone \udc80"
 
 
 def asked(request_id: str | None, arg: bytes = b"{}") -> Request:
@@ -47,14 +47,14 @@ async def end(etcd: Etcd, ref: OperationRef, *, void: bool = False) -> None:
 def forget(etcd: Etcd, ref: OperationRef, request_id: str) -> None:
     """Its history record is too old."""
     old = [(ref, etcd.store.mod(KEYS.history(ref)), request_id)]
-    assert etcd.store.apply(finishing.forget(KEYS, old)).succeeded
+    assert etcd.store.apply(finishing.forget(KEYS, old, pass_an_hour(etcd.store, KEYS))).succeeded
 
 
 def named(etcd: Etcd) -> dict[str, str]:
     return {kv.key: kv.value.decode() for kv in etcd.store.range(*KEYS.family("distOpRequest"))}
 
 
-@pytest.mark.parametrize("request_id", ["r", "nightly/2013-01-01 18:00", LONG, ODD, "sha256:x", f"{MADE}mine"])
+@pytest.mark.parametrize("request_id", ["r", "nightly/2013-01-01 18:00", LONG, "sha256:x", f"{MADE}mine"])
 def test_a_request_starts_one_operation_as_long_as_anything_is_known_of_it(request_id: str) -> None:
     async def work(etcd: Etcd) -> None:
         first = await submit(etcd, KEYS, asked(request_id))  # type: ignore[arg-type]
@@ -140,6 +140,7 @@ def test_of_two_starts_of_one_request_at_the_same_time_one_starts_it(delays: int
     run(work)
 
 
+@pytest.mark.malformed
 def test_etcd_refuses_two_of_one_request_in_one_transaction() -> None:
     """They would write the same key: what would start both is refused, not noticed afterwards."""
     spec = Spec("r", "2013-01-01T00:00:00.000Z", "me", Rules())

@@ -14,6 +14,7 @@ from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
+from distop.core.grouping import together
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.keys import UNIQUE
@@ -236,6 +237,7 @@ ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
     Event.BEGIN: frozenset({waiting, waiting_of_an_id}),
     Event.BEGIN_PLANNED: frozenset({waiting, waiting_of_an_id}),
     Event.JOIN: frozenset({waiting, waiting_of_an_id}),
+    Event.END_WAITING: frozenset({waiting, waiting_for_another, waiting_of_an_id, waiting_behind_one_of_its_id}),
     Event.SIGNAL: frozenset({cleaning_awaited}),
     Event.END: frozenset({cleaning, cleaning_at_once, cleaning_cancelled}),
     Event.REAP: frozenset({cancelling_claimed}),
@@ -243,7 +245,7 @@ ABLE: dict[Event, frozenset[Callable[[], tuple[World, OperationRef]]]] = {
     Event.FINISH_AT_ONCE: frozenset({open_, open_done, open_of_an_id, *UNDECIDED}),
     Event.FINISH_AND_END: frozenset({open_, open_done, open_of_an_id}),
 }
-"""Events that need more than the stage: a claim to reap, no claim left, nothing left that is waited for."""
+"""Events that need more than the stage: a claim to reap, no claim left, nothing left that is waited for, no hold."""
 
 PAIRS = [(stage, event, place) for stage, places in PLACES.items() for place in places for event in Event]
 
@@ -630,6 +632,94 @@ def test_a_late_chunk_and_a_late_plan_are_refused() -> None:
     assert not world.store.apply(late_plan).succeeded
 
 
+def test_what_opens_a_gate_says_what_the_options_say() -> None:
+    """Whoever builds it before the options change is refused: the gate would say the former ones."""
+    world, ref = ready(planned_first=False)
+    plan, first = world.plan(ref, JOBS), world.plan_and_claim(ref, "a", [0])
+    world.do(world.alter(ref))
+    assert [world.store.apply(txn).succeeded for txn in (plan, first)] == [False, False]
+    world.do(world.plan(ref, JOBS))
+    world.do(world.pause(ref))
+    resume = world.resume(ref)
+    world.do(world.alter(ref))
+    assert not world.store.apply(resume).succeeded
+    world, ref = waiting()
+    begin = world.begin(ref, JOBS)
+    world.do(world.alter(ref))
+    assert not world.store.apply(begin).succeeded
+    assert world.do(world.begin(ref, JOBS)).succeeded
+
+
+def test_no_gate_opens_with_claims_after_the_planning_was_given_up() -> None:
+    world, ref = ready(planned_first=False)
+    late = world.plan_and_claim(ref, "a", [0])
+    world.do(world.give_up(ref))
+    assert not world.store.apply(late).succeeded
+
+
+def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "a", [0]))
+    world.die("a")
+    take_over, fail = world.claim(ref, "b", [0]), world.fail_lost(ref, "b", 0)
+    world.die("b")
+    assert [world.store.apply(txn).succeeded for txn in (take_over, fail)] == [False, False]
+
+
+@pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel"])
+def test_what_a_pause_refused_stays_refused_when_it_is_over(what: str) -> None:
+    """Its sender was told so, and has done something else since (T9)."""
+    world, ref = ready(planned_first=what != "alter")
+    if what == "fail_fast":
+        world.do(world.claim(ref, "a", [0]))
+        world.do(world.report(ref, 0, JobState.FAILED))
+    late = getattr(world, what)(ref)
+    world.do(world.pause(ref))
+    assert not world.store.apply(late).succeeded
+    world.do(world.resume(ref))
+    assert not world.store.apply(late).succeeded
+
+
+def test_nothing_is_left_of_the_attempts_to_plan_once_there_is_a_plan() -> None:
+    for first in (False, True):
+        world, ref = ready(planned_first=False)
+        world.do(world.plan_attempt(ref))
+        world.do(world.plan_and_claim(ref, "a", [0]) if first else world.plan(ref, JOBS))
+        assert world.store.get(world.keys.of(ref, "planning")) is None
+
+
+def test_an_actor_takes_all_jobs_that_it_asks_for() -> None:
+    world, ref = ready()
+    takes = [op for p in range(JOBS) for op in world.own(ref, "w", p).success]
+    assert all(one.succeeded for one in world.do(Txn((), tuple(takes), (), "own")).responses)
+    assert [claim and claim.actor for claim in (world.claim_of(ref, p) for p in range(JOBS))] == ["w"] * JOBS
+
+
+def test_operations_that_wait_end_together_each_as_it_ends_alone() -> None:
+    world, first = waiting()
+    second = world.next_ref()
+    world.do(world.submit(second))
+    world.do(together([world.end_waiting(first), world.end_waiting(second)]))
+    assert [world.stage(ref) for ref in (first, second)] == [Stage.CLEANING] * 2
+    assert not check(world.keys, world.store.history)
+
+
+def test_of_several_ends_each_is_refused_alone_that_is_too_early() -> None:
+    """An operation that is not over, and one whose successor was not told, stay; the third one goes."""
+    world, open_ref = ready()
+    told, over_ = world.next_ref(), None
+    world.do(world.start(told))
+    behind = world.next_ref()
+    world.do(world.submit(behind, told))
+    over_ = world.next_ref()
+    world.do(world.start(over_))
+    for ref in (told, over_):
+        world.do(world.plan(ref, 0))
+        world.do(world.finish_at_once(ref))
+    ends = claiming.one_by_one([claiming.guarded(world.end(ref)) for ref in (open_ref, told, over_)])
+    assert [one.succeeded for one in world.do(ends).responses] == [False, False, True]
+
+
 # ---------------------------------------------------------------- limits (T1)
 
 
@@ -696,7 +786,7 @@ def test_the_largest_groups_with_ids_fit() -> None:
         world.do(world.start_of(f"x{n}", waits=False))
         world.do(world.plan(refs[-1], 0))
     finals = [replace(one, one_at_a_time=True) for one in world.finals(refs)]
-    fit = f.finish_together(world.keys, finals)
+    fit = world.finish_together(finals)
     assert 15 < fit < f.FINISHES_PER_TXN
     counts = world.counters()
     txn = f.finish(world.keys, world.election, counts.run_ops, counts.run_ops_mod, finals[:fit])

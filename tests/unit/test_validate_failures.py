@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distop_behaviors.validate import failures
 from distop_behaviors.validate.failures import _GONE_TASK, _STOPPED
 
 _LOST = (
@@ -48,3 +49,56 @@ def test_words_that_are_quoted_prove_nothing(text: str) -> None:
 )
 def test_a_stopped_context(text: str) -> None:
     assert _STOPPED.match(text)
+
+
+_FILE = (
+    "org.apache.spark.SparkException",
+    "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///t/a.",
+)
+
+
+@pytest.mark.parametrize(
+    ("causes", "why"),
+    [
+        (
+            [
+                (
+                    "java.lang.IllegalArgumentException",
+                    "java.net.URISyntaxException: Relative path in absolute URI: .a:b",
+                ),
+                ("java.net.URISyntaxException", "Relative path in absolute URI: .a:b.parquet.crc"),
+            ],
+            "its name has a ':', which Hadoop does not read in the name of a file: rename it",
+        ),
+        (
+            [("x.BadConfigurationException", "Class org.apache.hadoop.io.compress.BrotliCodec was not found")],
+            "Spark has no codec Brotli (the class org.apache.hadoop.io.compress.BrotliCodec)",
+        ),
+        (
+            [("org.apache.spark.SparkUnsupportedOperationException", "Unsupported encoding: BYTE_STREAM_SPLIT")],
+            "Spark does not read the encoding BYTE_STREAM_SPLIT",
+        ),
+        (
+            [("org.apache.parquet.crypto.ParquetCryptoRuntimeException", "Null File Decryptor\nmore")],
+            "it is encrypted: Null File Decryptor",
+        ),
+        (
+            [("org.apache.spark.sql.AnalysisException", "Invalid Spark read type: expected a map\n  of things")],
+            "Spark does not read its schema: Invalid Spark read type: expected a map",
+        ),
+        (
+            [
+                ("java.io.IOException", "Expected 1 values at file:/t/a.parquet offset 19"),
+                ("java.io.EOFException", "the end"),
+            ],
+            "it is damaged, or not written as Spark reads it (IOException: Expected 1 values offset 19: the end)",
+        ),
+        (
+            [("java.lang.NullPointerException", "")],
+            "it is damaged, or not written as Spark reads it (NullPointerException)",
+        ),
+        ([], ""),
+    ],
+)
+def test_why_a_file_cannot_be_read(causes: list[tuple[str, str]], why: str) -> None:
+    assert failures.explained([_FILE, *causes]) == why

@@ -25,7 +25,9 @@ from distop.core.model import Cancel, OperationRef, Spec
 from distop.core.seen import Change
 from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.core.view import ClusterView, TypeView
-from distop.errors import EtcdRejected
+from distop.errors import MalformedRequest
+from distop.logs import ContextLogger
+from distop.node.refusals import Refusals
 from tests.support.starting import KEYS, TABLE, Etcd
 
 REF = OperationRef(TABLE, "noop", "", 1)
@@ -46,6 +48,7 @@ class Coordinator:
         ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
             config=SimpleNamespace(poll=30.0), commit=self._send,
+            refusals=Refusals(ContextLogger(logging.getLogger("distop.test"), {}), lambda: None),
         )  # fmt: skip
         self.waiters = Waiters(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached)
 
@@ -202,7 +205,7 @@ def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.Monkey
         def picky(txn: Txn) -> TxnResult:
             coordinator.etcd.fates.append(picky)
             if any(getattr(op, "key", "") == KEYS.history(bad) for op in txn.success):
-                raise EtcdRejected("no", code="INVALID_ARGUMENT", detail="no")
+                raise MalformedRequest("no", code="INVALID_ARGUMENT", detail="no")
             return apply(txn)
 
         coordinator.etcd.fates.append(picky)
@@ -213,6 +216,39 @@ def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.Monkey
             )
         )
         assert coordinator.etcd.value(KEYS.of(bad, "state")) == b"pending"
+
+    run_many(work)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_what_etcd_does_not_take_of_one_is_told_tried_again_and_holds_up_no_other(
+    joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose begin was refused was tried first, again and again, and none behind it ever began."""
+    monkeypatch.setattr("distop.node.refusals.PAUSE", (0.001, 0.001))
+    monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
+
+    async def work(coordinator: Many) -> None:
+        etcd, wanted = coordinator.etcd, b"success" if joins else b"running"
+        refs = [coordinator.add(n, joins=joins) for n in range(1, 13)]
+        bad, refused = refs[0], [True]
+        refusals = coordinator.waiters._ctx.refusals
+
+        def picky(txn: Txn) -> TxnResult:
+            etcd.fates.append(picky)
+            if refused[0] and any(getattr(op, "key", "") == KEYS.of(bad, "state") for op in txn.success):
+                raise MalformedRequest("the write was refused by etcd: request is too large")
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(picky)
+        coordinator.sees_operations()
+        await coordinator.until(lambda: [etcd.value(KEYS.of(ref, "state")) for ref in refs[1:]] == [wanted] * 11)
+        assert etcd.value(KEYS.of(bad, "state")) == b"pending"
+        await coordinator.until(lambda: str(bad) in refusals.told)
+        assert refusals.told[str(bad)] == "what begins or ends it: the write was refused by etcd: request is too large"
+        refused[0] = False
+        await coordinator.until(lambda: etcd.value(KEYS.of(bad, "state")) == wanted)
+        assert not refusals.told
 
     run_many(work)
 
@@ -293,8 +329,9 @@ def test_what_stops_waits_for_what_is_under_way() -> None:
         coordinator.sees_operations()
         await begun.wait()
         role = Role.__new__(Role)
-        role._driving, role._timers, role._watching = {}, {}, None
+        role._driving, role._timers, role._watching, role._malformed = {}, {}, None, set()
         role._waiters, role._placing = coordinator.waiters, SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        role._ending = role._placing  # type: ignore[assignment]
 
         async def close_feeds() -> None:
             return None
@@ -305,6 +342,30 @@ def test_what_stops_waits_for_what_is_under_way() -> None:
         assert ended.is_set()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_one_whose_predecessor_failed_is_not_ended_under_a_hold_that_is_not_seen(
+    comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph is being inserted: others of it are made to wait for it yet, and nobody would ever tell them."""
+    monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
+
+    async def work(coordinator: Many) -> None:
+        etcd, ref = coordinator.etcd, coordinator.add(1, hold="g")
+        etcd.put(KEYS.hold("g"), Hold("graph").encode())
+        coordinator.break_edge(ref)
+        coordinator.sees_operations()
+        await etcd.until(lambda: etcd.requests.count("end_waiting") == 2)
+        assert etcd.value(KEYS.of(ref, "state")) == b"pending"
+        if comes:
+            coordinator.sees_holds()
+            await asyncio.gather(*coordinator.waiters.under_way())
+        etcd.store.apply(Txn((), (Delete(KEYS.hold("g")),)))
+        coordinator.sees_holds()
+        await coordinator.until(lambda: etcd.value(KEYS.of(ref, "state")) == b"cancelled")
+
+    run_many(work)
 
 
 def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,87 @@ def test_C10_a_late_copy_of_one_that_was_told_to_be_refused_never_applies() -> N
     run(work)
 
 
+def test_C9_C10_a_repetition_does_not_run_success_after_the_first_copy_ran_failure() -> None:
+    """The first copy's answer was lost, and the caller's compare came to hold before the second one arrived."""
+
+    async def work(etcd: Etcd, request_id: str | None) -> None:
+        def twice(txn: Txn) -> TxnResult:
+            etcd.store.apply(txn)
+            etcd.put("mine", b"1")
+            return replace(etcd.store.apply(txn), repeated=True)
+
+        etcd.fates.append(twice)
+        done = await etcd.client.transaction(
+            compare=[value_is("mine", b"1")], success=[Put("won", b"")], failure=[Put("lost", b"")], start=noop(),
+            request_id=request_id,
+        )  # fmt: skip
+        assert (done.committed, list(done.operations), done.answers) == (False, [], ())
+        assert (etcd.value("won"), etcd.value("lost")) == (None, b"")
+        assert etcd.operations() == []
+
+    run(lambda etcd: work(etcd, None))
+    run(lambda etcd: work(etcd, "mine"))
+
+
+def test_C10_a_request_whose_failure_branch_wrote_is_decided_for_whoever_repeats_it() -> None:
+    async def work(etcd: Etcd) -> None:
+        async def call() -> Any:
+            return await etcd.client.transaction(
+                compare=[value_is("mine", b"1")], success=[Put("won", b"")], failure=[Put("lost", b""), Get("mine")],
+                start=noop(), request_id="mine",
+            )  # fmt: skip
+
+        first = await call()
+        assert (first.committed, first.earlier, len(first.answers)) == (False, False, 2)
+        etcd.put("mine", b"1")
+        again = await call()
+        assert (again.committed, again.earlier, again.answers) == (False, True, ())
+        assert etcd.value("won") is None
+        assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C10_a_request_id_of_a_later_start_decides_as_well() -> None:
+    async def work(etcd: Etcd) -> None:
+        async def call() -> Any:
+            return await etcd.client.transaction(
+                compare=[value_is("mine", b"1")], success=[Put("won", b"")], failure=[Put("lost", b"")],
+                start=[noop(), Start("noop", "@cluster", options={"request_id": "mine"})],
+            )  # fmt: skip
+
+        assert not (await call()).committed
+        etcd.put("mine", b"1")
+        again = await call()
+        assert (again.committed, again.earlier) == (False, True)
+        assert etcd.value("won") is None
+        assert etcd.operations() == []
+
+    run(work)
+
+
+def test_C10_a_request_whose_failure_branch_only_read_may_be_tried_again() -> None:
+    async def work(etcd: Etcd) -> None:
+        for value, committed in ((b"0", False), (b"1", True)):
+            etcd.put("mine", value)
+            done = await etcd.client.transaction(
+                compare=[value_is("mine", b"1")], failure=[Get("mine")], start=noop(), request_id="mine"
+            )
+            assert (done.committed, done.earlier) == (committed, False)
+        assert etcd.operations() == ["t/noop/1"]
+
+    run(work)
+
+
+def test_C10_nothing_is_left_of_a_failure_branch_whose_request_id_nobody_knows() -> None:
+    async def work(etcd: Etcd) -> None:
+        done = await etcd.client.transaction(compare=[absent(KEYS.table(TABLE))], failure=[Put("k", b"")], start=noop())
+        assert not done.committed
+        assert etcd.store.range("distOpHold.", "distOpHold/") == []
+
+    run(work)
+
+
 def test_C9_an_outcome_that_stays_unknown_is_found_out_by_the_same_request() -> None:
     async def work(etcd: Etcd, applied: bool) -> None:
         def cut(txn: Txn) -> TxnResult:
@@ -425,5 +506,22 @@ def test_C8_a_type_that_nobody_offers_and_a_table_that_is_not_there_are_refused(
             await etcd.client.submission(Start("nothing", TABLE))
         with pytest.raises(NotFound, match="no table"):
             await etcd.client.submission(Start("noop", "nowhere"))
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([Put("mine", b"1"), Put("mine", b"2")], "puts 'mine' twice, or puts and deletes it"),
+        ([Delete("m", "n"), Txn((), (Put("mine", b"1"),))], "puts 'mine' twice"),
+        ([Get("")], "has an empty key"),
+    ],
+)
+def test_what_etcd_refuses_by_its_form_is_said_before_it_is_sent(own: list[Any], words: str) -> None:
+    async def work(etcd: Etcd) -> None:
+        with pytest.raises(InvalidArgument, match=words):
+            await etcd.client.transaction(success=own, start=noop())
+        assert etcd.committed == []
 
     run(work)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan
-from distop.errors import FatalError, InvalidArgument
+from distop.errors import FatalError, InvalidArgument, TableUnavailable
 from distop.worker.spark import SparkUnavailable
 from tests.support.running import Child, kinds
 
@@ -89,6 +89,20 @@ def test_a_batch_without_spark_says_so_of_all_at_once(tmp_path: Path) -> None:
     ends = Child(behavior, tmp_path).ends("abcdefgh")
     assert {(end.kind, end.error) for end in ends.values()} == {("unable", "Java is missing")}
     assert behavior.batches == ["abcdefgh"], "no half of it could do better"
+
+
+def test_a_table_that_cannot_be_reached_ends_its_batch_at_once(tmp_path: Path) -> None:
+    """Each half would ask the store anew, for minutes, to hear the same of each file."""
+
+    def refused(name: str) -> None:
+        if name == "c":
+            raise TableUnavailable("the store refuses all files: access is denied")
+
+    behavior = Breaking(then=refused)
+    ends = Child(behavior, tmp_path).ends("abcdefgh")
+    assert kinds(ends) == "a:success b:success c:error d:error e:error f:error g:error h:error"
+    assert {end.error for end in ends.values()} == {"", "the store refuses all files: access is denied"}
+    assert behavior.batches == ["abcdefgh"]
 
 
 class Staging(Behavior):

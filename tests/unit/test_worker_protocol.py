@@ -71,3 +71,11 @@ def test_items_in_pages_are_messages_like_any_other(rows: list[str], limit: int)
     assert [m.pop("more") for m in got] == [True] * (len(got) - 1) + [False]
     rest = {k: v for k, v in message.items() if k not in ("items", "more")}
     assert all(m == rest for m in got)
+
+
+def test_a_lone_surrogate_comes_back_as_it_was() -> None:
+    # A file's name that is no UTF-8 reads so, and records of earlier releases may hold others.
+    message = {"t": "status", "run": 1, "partition": 0, "text": "a\udcffb"}
+    assert list(Decoder().feed(encode(message))) == [message]  # type: ignore[arg-type]
+    (paged,) = protocol.encode_paged(message, [protocol.row("\udcff")])  # type: ignore[arg-type]
+    assert list(Decoder().feed(paged)) == [{**message, "items": ["\udcff"], "more": False}]

@@ -53,7 +53,7 @@ class Authors:
                     self._waits.discard(key.ref)
         for key, change in parsed:
             if key.ref is None:
-                self._cluster(key, change)
+                self._cluster(key, change, sender)
             elif key.partition >= 0:
                 self._job(key.ref, key, change, sender)
             elif key.ref not in started:
@@ -62,10 +62,13 @@ class Authors:
             if key.family == K.CLAIM and key.ref is not None:
                 self._claim(key.ref, key, change)
 
-    def _cluster(self, key: ParsedKey, change: Change) -> None:
+    def _cluster(self, key: ParsedKey, change: Change, sender: str) -> None:
         if key.family == K.COORDINATOR:
             if change.deleted:
-                self._elections.pop((key.table, key.type), None)
+                holder = self._elections.pop((key.table, key.type), sender)
+                if holder != sender:
+                    text = f"{sender} resigned from what {holder} was elected for"
+                    self._found("not the coordinator", change.kv.key, text, "", -1)
             else:
                 self._elections[key.table, key.type] = change.kv.value.decode()
         elif key.family == K.NODE:

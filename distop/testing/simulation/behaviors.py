@@ -22,6 +22,9 @@ _COMBINE = {
     "objects": "last", "follows": "first",
 }  # fmt: skip
 
+RARE = "rare"
+"""A type that one executor offers at most (``leaving``)."""
+
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
     for d in (
@@ -36,13 +39,14 @@ TYPES: Mapping[str, Declaration] = {
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
         Declaration("join", completes=False, joins=True),
+        Declaration(RARE, can_fail=False, failure_policy="collect_all", retry=_RETRY),
     )
 }  # fmt: skip
 """One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
 report, whose lost jobs fail; one whose name begins like another's; one that is started on no table as well; and one
-that only waits.
+that only waits; and one that hardly anybody offers.
 """
-DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins)
+DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name != RARE)
 """Those that scenarios are drawn of."""
 
 
@@ -68,7 +72,9 @@ def _mixed(x: int) -> int:
 
 
 def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
-    """How this attempt at this job goes. Some partitions fail at each attempt; a poisoned one kills its child."""
+    """How this attempt at this job goes. Some partitions fail at each attempt, of an operation that ``fails``
+    all of them; a poisoned one kills its child.
+    """
     seed, pace = arg["seed"], float(arg.get("pace", 0.1))
     fate = draw(seed, "fate", partition)
     luck = draw(seed, "luck", partition, attempt)
@@ -76,7 +82,9 @@ def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int)
     steps = 1 + int(4 * draw(seed, "steps", partition)) if TYPES[type_name].resumable else 1
     trouble = float(arg.get("trouble", 0.0))
     end = "success"
-    if fate < trouble * 0.15 and TYPES[type_name].can_fail:
+    if arg.get("fails") and TYPES[type_name].can_fail:
+        end = "verdict"
+    elif fate < trouble * 0.15 and TYPES[type_name].can_fail:
         end = "crash" if fate < trouble * 0.05 else "error" if fate < trouble * 0.1 else "verdict"
     elif luck < trouble * 0.25:
         end = "crash" if luck < trouble * 0.06 else "error"

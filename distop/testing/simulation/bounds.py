@@ -41,6 +41,17 @@ def _bounded(chance: random.Random, wish: Wish, hosts: Sequence[Host]) -> Wish:
     return replace(wish, options=options, acts=tuple(acts))
 
 
+def come_and_go(chance: random.Random, wishes: Sequence[Wish], actors: int) -> tuple[Wish, ...]:
+    """In half of the seeds with actors, which take no permits, a limit is set, removed and set again while jobs run."""
+    if not actors or chance.random() < 0.5:
+        return tuple(wishes)
+    n = chance.randrange(len(wishes))
+    limits = [most for _ in range(chance.randint(1, 3)) for most in (0, chance.choice((1, 1, 2)))]
+    acts = tuple(Act(chance.uniform(0.1, 1.5), _alter({"max_jobs": most})) for most in limits)
+    limited = replace(wishes[n], options={**wishes[n].options, "max_jobs": 1}, acts=(*acts, *wishes[n].acts))
+    return (*wishes[:n], limited, *wishes[n + 1 :])
+
+
 def _options(chance: random.Random, *, anew: bool = False) -> dict[str, Any]:
     """``anew``: what was said may be taken back."""
     found: dict[str, Any] = {}

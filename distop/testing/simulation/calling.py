@@ -78,8 +78,8 @@ class Calling(Keeping):
         """A call takes its time; some fail."""
         chance = self._machine.chance
         await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
-        if type_name in self._machine.unable:
-            raise WorkerError("unable", behaviors.UNABLE)
+        if (lacks := self._machine.lacks(type_name)) is not None:
+            raise WorkerError(lacks, behaviors.UNABLE)
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)
         if behaviors.draw(arg["seed"], what) < trouble * 0.04:

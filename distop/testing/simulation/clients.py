@@ -24,10 +24,12 @@ from distop.errors import (
     UnknownBehavior,
     WaitTimeout,
 )
-from distop.graphs import Start, chord
+from distop.graphs import Start, chain, chord, group
 from distop.submission import prepared
-from distop.submission.request import After
+from distop.submission.request import After, Every
 from distop.testing.simulation.bounds import altered
+from distop.testing.simulation.branching import refused_within, start_with_branches
+from distop.testing.simulation.inserting import slow
 from distop.testing.simulation.preparing import PATIENCE, decide
 from distop.testing.simulation.reruns import Rerun
 
@@ -57,6 +59,8 @@ class Told:
         self.of_ids: dict[str, str] = {}
         """Request → the id for which it may have been told of an operation that another one had begun."""
         self.reruns: list[Rerun] = []
+        self.branches: dict[str, list[bool]] = {}
+        """Request → whether its client's own transaction was committed, each time that it was told."""
         self.refused = 0
         self.surprises: list[str] = []
         self.senders: dict[str, str] = {}
@@ -138,8 +142,14 @@ async def _undrain(client: Client, executor: str) -> None:
         await _insist(client.undrain, executor)
 
 
-async def let_go(config: ClientConfig, over: Callable[[], bool], drained: Callable[[], tuple[str, ...]]) -> None:
-    """After all faults: resume whatever somebody paused and left so, and let the ``drained`` executors work.
+async def let_go(
+    config: ClientConfig,
+    over: Callable[[], bool],
+    drained: Callable[[], tuple[str, ...]],
+    forsaken: Callable[[], tuple[str, ...]],
+) -> None:
+    """After all faults: resume whatever somebody paused and left so, let the ``drained`` executors work, and cancel the
+    ``forsaken`` operations, whose executor is gone for good and whose client perhaps, too.
 
     What is paused is resumed once no job of it runs, so that a pause is seen to come about; or after a while, since an
     actor that is gone holds its jobs for as long.
@@ -157,6 +167,9 @@ async def let_go(config: ClientConfig, over: Callable[[], bool], drained: Callab
                 pass
             for executor in drained():
                 await _undrain(client, executor)
+            for op in forsaken() if n * 2.0 > PAUSING / 2 else ():
+                with contextlib.suppress(DistopError):
+                    await client.operation(op).cancel()
             await asyncio.sleep(2.0)
 
 
@@ -262,6 +275,8 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
         after = [After(OperationRef.parse(name), on) for name, on in known if name]
         break
     delay = wish.delay or None
+    if wish.every:
+        options["every"] = Every(wish.every, times=wish.times)
     if wish.id:
         options |= {"id": wish.id, "on_duplicate": wish.on_duplicate}
     for _ in range(TRIES):
@@ -271,10 +286,15 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
                     wish.type, wish.table, dict(wish.arg), external_id=request, verify=wish.verifier, delay=delay,
                     after=after, **PATIENCE, **options,
                 )  # fmt: skip
+            if wish.turns:
+                return await start_with_branches(client, request, wish, options, told)
             if wish.within:
                 return await _start_within(client, request, wish, options)
             if wish.graph:
-                return await _start_graph(client, request, wish, options, told)
+                if wish.pause:
+                    slowly = slow(client, wish.pause)
+                    return client.operation((await _start_graph(slowly, request, wish, options, told, after)).ref)
+                return await _start_graph(client, request, wish, options, told, after)
             return await client.start_operation(
                 *(wish.type, wish.table, dict(wish.arg)), request_id=request, delay=delay, after=after, **options
             )
@@ -287,12 +307,20 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
     return None
 
 
-async def _start_graph(client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told) -> Operation:
-    """The operation, behind others that are started with it."""
+async def _start_graph(
+    client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told, after: list[After]
+) -> Operation:
+    """The operation, with others of its graph, of which the first waits for what the wish is behind."""
     small = {**wish.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
-    parts = [Start("noop", CLUSTER_TABLE, small) for _ in range(wish.graph)]
+    type_name, table = (wish.type, wish.table) if wish.alike else ("noop", CLUSTER_TABLE)
+    fails = wish.graph - wish.failing
+    parts = [
+        Start(type_name, table, {**small, "fails": n >= fails}, after=() if n else tuple(after))
+        for n in range(wish.graph)
+    ]
     last = Start(wish.type, wish.table, dict(wish.arg), options=options)
-    graph = chord(parts, last)
+    forms = {"chord": lambda: chord(parts, last), "chain": lambda: chain(*parts, last)}
+    graph = forms.get(wish.form, lambda: group(*parts, last))()
     if wish.hurried:
         await _give_up(client, client.start_operations(graph, request_id=request))
     started = await client.start_operations(graph, request_id=request)
@@ -319,6 +347,7 @@ async def _start_within(client: Client, request: str, wish: Wish, options: dict[
     with contextlib.suppress(OperationStartError):  # an earlier life has done it
         other = await client.submission(start, request_id=f"{request}-other")
         await other.committed()
+        await refused_within(client, request, start)
     own = [Get(client.keys.table(wish.table))]
     done = await client.transaction(success=own, start=start, request_id=request)
     started: Operation = done.operations[0]

@@ -30,6 +30,7 @@ ALL = (
     "taken from an actor",
     "replaced",
     "followed",
+    "next of a series",
 )
 """Courses that a small operation with the usual limits does not take, and how they are called."""
 
@@ -50,13 +51,14 @@ class Courses:
         """One revision, whole."""
         put: Counter[str] = Counter()
         gone: Counter[str] = Counter()
-        follows = False
+        follows = again = False
         claimed: set[OperationRef] = set()
         for key, change in parsed:
             if key.family == K.OP:
                 what = "chunk" if key.chunk >= 0 else f"job {key.name}" if key.partition >= 0 else key.name
                 (gone if change.deleted else put)[what] += 1
                 follows = follows or (what == "spec" and not change.deleted and b'"follows"' in change.kv.value)
+                again = again or (what == "spec" and not change.deleted and b'#next"' in change.kv.value)
             elif key.family == K.HISTORY:
                 if not key.name:
                     (gone if change.deleted else put)["history"] += 1
@@ -74,6 +76,7 @@ class Courses:
         self.count["group of finishes"] += put["history"] > 1
         self.count["replaced"] += put["spec"] > 0 and put["history"] > 0
         self.count["followed"] += follows
+        self.count["next of a series"] += again
         self.count["claims of several operations"] += len(claimed) > 1
         self.count["own plan"] += put["plan"] > 0 and put["spec"] > 0
         self.count["chunk"] += put["chunk"] > 0 and not put["plan"]

@@ -11,7 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distop.core.txn import Get, GetResult, KeyValue, TxnResult
+from distop.core.txn import MAX_REQUEST_BYTES, Flaw, Get, GetResult, KeyValue, Txn, TxnResult
+from distop.core.versions import parse_version
 from distop.errors import EtcdRejected
 from distop.store._proto import rpc_pb2 as rpc
 from distop.testing.model_store import ModelStore
@@ -25,15 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from distop.core.seen import Change
-    from distop.core.txn import Txn
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.quorum import Member
 
 LEAST_TTL = 2
-MAX_REQUEST = 1536 * 1024
-"""Bytes of a request that the server takes (T2)."""
-MAX_MESSAGE = MAX_REQUEST + 512 * 1024
-"""Bytes that it reads at all."""
+MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
+"""Bytes of a request that the server reads at all."""
 EXPIRY_CHECK = 0.5
 """Seconds between two looks at the leases (L4)."""
 CLUSTER = 0xD15709
@@ -63,8 +61,9 @@ class Lease:
 
 
 class SimEtcd:
-    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once. ``election``: seconds
-    of an election timeout. ``quota``: bytes of the database.
+    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once, and ``refused(flaw,
+    sender)`` at each transaction whose form no etcd takes. ``election``: seconds of an election timeout. ``quota``:
+    bytes of the database.
     """
 
     def __init__(
@@ -91,9 +90,14 @@ class SimEtcd:
         """Seconds by which leases are revoked late (L4)."""
         self.renews_revoked = False
         """Renewals of revoked leases are acknowledged, as by old servers (L2)."""
+        self.told_past = 0
+        """Reads that were answered as of the past."""
+        self.never_stale: frozenset[str] = frozenset()
+        """Senders to whom that does not happen."""
         self.committed: Callable[[int, tuple[Change, ...], str], None] | None = None
+        self.refused: Callable[[Flaw, str], None] | None = None
         self.watching = WatchServer(self, batch)
-        self.users = Users()
+        self.users = Users(parse_version(version))
         self._versions: dict[str, list[KeyValue]] = {}
         self._expiring = False
 
@@ -160,7 +164,7 @@ class SimEtcd:
     def decode(self, path: str, request: Any) -> Any:
         """What a request asks for, as it is when it is sent: its message may be changed afterwards."""
         if path == "/etcdserverpb.KV/Txn":
-            if (size := request.ByteSize()) > MAX_REQUEST:
+            if (size := request.ByteSize()) > MAX_MESSAGE:
                 return size
             return wire.decode_txn(request)
         if path == "/etcdserverpb.KV/Range":
@@ -178,24 +182,47 @@ class SimEtcd:
             if path in _PATIENT or not self.quorum.knows_no_leader(member):
                 raise Waits
             raise StatusError("UNAVAILABLE", "etcdserver: no leader")
-        response = answer(self, member, asked, sender)
+        stale = self._stale(member, asked, sender)
+        response = answer(self, member, asked, sender) if stale is None else stale
         response.header.CopyFrom(self.header(member))
+        if stale is not None:
+            response.header.revision = member.stale
+        return response
+
+    def _stale(self, member: Member, asked: Any, sender: str) -> Any:
+        """A read as of the past, by a member that stood still and does not notice what it missed (etcd#20418)."""
+        if sender in self.never_stale or not self.compacted < member.stale < self.store.revision:
+            return None
+        if isinstance(asked, tuple) and not asked[1]:
+            response: Any = wire.encode_range(self._at(member.stale, asked[0]))
+        elif isinstance(asked, Txn) and not _writes(asked):
+            everything = self._at(member.stale, Get("", range_end="\U0010ffff")).kvs
+            response = wire.encode_txn(ModelStore.holding(member.stale, everything).apply(asked))
+        else:
+            return None
+        self.told_past += 1
         return response
 
     def _txn(self, member: Member, txn: Any, sender: str) -> Any:
         if isinstance(txn, int):
-            if txn > MAX_MESSAGE:
-                detail = f"grpc: received message larger than max ({txn} vs. {MAX_MESSAGE})"
-                raise StatusError("RESOURCE_EXHAUSTED", detail)
-            raise StatusError("INVALID_ARGUMENT", "etcdserver: request is too large")
+            detail = f"grpc: received message larger than max ({txn} vs. {MAX_MESSAGE})"
+            self._refuse(Flaw(detail, f"a transaction has {txn} bytes"), sender)
+            raise StatusError("RESOURCE_EXHAUSTED", detail)
         before, fits = self.store.revision, self._admit(self.space.cost(txn))
+        known = len(self.store.refused)
         try:
             result: TxnResult = self.store.apply(txn)
         except EtcdRejected as error:
+            for one in self.store.refused[known:]:
+                self._refuse(one, sender)
             raise StatusError(error.code, error.detail) from None
         self._commit(before, sender)
         self._account(fits)
         return wire.encode_txn(result)
+
+    def _refuse(self, found: Flaw, sender: str) -> None:
+        if self.refused is not None:
+            self.refused(found, sender)
 
     def _admit(self, cost: int) -> bool:
         """Whether there is room for a request, which is applied in either case. Raises StatusError where it is not."""
@@ -309,6 +336,10 @@ class SimEtcd:
         left = max(int(lease.expires - self.loop.now), 0)
         return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=left, grantedTTL=lease.ttl)
 
+    def renewal_refusal(self, lease_id: int, token: str) -> tuple[str, str] | None:
+        """How a renewal is refused before it is looked at; None: it is not."""
+        return self.users.renewal_refusal(token, keys=bool(self.store.leases.get(lease_id)))
+
     def renew(self, lease_id: int, answer: Callable[[int], None]) -> None:
         """A renewal that has reached the leader; ``answer(ttl)`` is called when it is answered: at once, or after the
         revocation of a lease that has expired (L3).
@@ -329,6 +360,11 @@ class SimEtcd:
             waiting, lease.waiting = lease.waiting, []
             for answer in waiting:
                 answer(lease.ttl)
+
+
+def _writes(txn: Txn) -> bool:
+    """Whether a branch of it has something that is not a read: it then goes through the log."""
+    return any(_writes(op) if isinstance(op, Txn) else not isinstance(op, Get) for op in (*txn.success, *txn.failure))
 
 
 def cut(found: list[KeyValue], get: Get) -> GetResult:

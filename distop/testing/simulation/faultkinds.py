@@ -49,8 +49,12 @@ KINDS: dict[str, tuple[int, float, float]] = {
 FURTHER: dict[str, tuple[int, float, float]] = {
     "client-again": (3, 0.05, 6.0),  # F1, F29
     "suspend": (2, 0.5, 9.0),  # F20, F34
+    "events-lost": (1, 0.5, 6.0),  # etcd#20573
+    "stale-reads": (1, 0.05, 3.0),  # etcd#20418
 }
 """As above. These are drawn by themselves, so that a seed stands for the same faults of the others."""
+LOSING = frozenset({"events-lost"})
+"""After which events are missing that no stream brings again."""
 OF_USERS: dict[str, tuple[int, float, float]] = {
     "tokens": (3, 0.0, 0.0),  # F14
     "role": (2, 0.2, 4.0),  # F14
@@ -60,10 +64,15 @@ OF_DISKS: dict[str, tuple[int, float, float]] = {
     "disk": (1, 0.3, 8.0),
 }
 """What happens to the disks of nodes, drawn by itself like the others."""
+OF_VIEWS: dict[str, tuple[int, float, float]] = {
+    "view-late": (1, 0.5, 90.0),
+}
+"""What happens to what nodes see of the cluster (holds, nodes, gates), while they see what happens to operations."""
 BESIDES = (
     ("further faults", FURTHER, 0.3, (1, 1, 2)),
     ("users", OF_USERS, 0.15, (1, 2, 4)),
     ("disks", OF_DISKS, 0.1, (1, 2, 3)),
+    ("views", OF_VIEWS, 0.1, (1, 1, 2)),
 )
 """Each drawn by itself, so that it shifts no other draw: name of the draw, kinds, the share of the seeds in which some
 happen, and how many.
@@ -74,7 +83,7 @@ def draw_faults(
     chance: random.Random, busy: Sequence[tuple[float, float]], focus: Sequence[str] = ()
 ) -> tuple[Fault, ...]:
     """Up to a dozen, of these kinds alone, if some are named; most of them within one of these times."""
-    kinds = {**KINDS, **FURTHER, **OF_USERS, **OF_DISKS}
+    kinds = {**KINDS, **FURTHER, **OF_USERS, **OF_DISKS, **OF_VIEWS}
     some = {kind: kinds[kind] for kind in focus} if focus else KINDS
     count = chance.choices((0, 1, 2, 4, 7, 11), (3, 9, 26, 32, 20, 10))[0]
     return _drawn(chance, busy, some, max(count, 6) if focus else count)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_DISKS, OF_USERS
+from distop.core import keys as K
+from distop.testing.simulation.faultkinds import FURTHER, KINDS, OF_DISKS, OF_USERS, OF_VIEWS
 from distop.testing.simulation.links import EVERYTHING
 from distop.testing.simulation.network import CLOSED, Fate
 from distop.testing.simulation.users import DENIED
@@ -33,7 +34,8 @@ class Injector:
         self.struck: Counter[str] = Counter()
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
-            name: getattr(self, f"_{name.replace('-', '_')}") for name in (*KINDS, *FURTHER, *OF_USERS, *OF_DISKS)
+            name: getattr(self, f"_{name.replace('-', '_')}")
+            for name in (*KINDS, *FURTHER, *OF_USERS, *OF_DISKS, *OF_VIEWS)
         }
         sim.network.fate = self._fate
 
@@ -329,6 +331,14 @@ class Injector:
         self.count["slow-watches"] += 1
         self._sim.etcd.watching.fall_behind(self._member(fault))
 
+    def _view_late(self, fault: Fault) -> None:
+        """One watch of a machine is silent: that of the cluster, to which holds belong."""
+        process, network = self._machine(fault).process, self._sim.network
+        links = network.links(process) if process is not None else []
+        self.count["view-late"] += bool(links)
+        holds = [network.hold(link, muted=(self._sim.keys.family(K.HOLD)[0],)) for link in links]
+        self._later(fault, lambda: network.release(holds))
+
     def _watches_end(self, fault: Fault) -> None:
         for link in self._links(fault):
             for stream in list(link.streams):
@@ -341,6 +351,27 @@ class Injector:
         watching.refuses = DENIED
         self._watches_end(fault)
         self._later(fault, lambda: setattr(watching, "refuses", ""))
+
+    def _events_lost(self, fault: Fault) -> None:
+        """Watches break, and those that follow them begin some revisions later than they were asked to: nobody can
+        know what they missed until it is listed again.
+        """
+        watching = self._sim.etcd.watching
+        watching.skips = 1 + int(fault.aim[3] * 8)
+        for link in self._sim.network.links():
+            for stream in list(link.streams):
+                stream.fail(None)
+        self.count["events-lost"] += 1
+        self._later(fault, lambda: setattr(watching, "skips", 0))
+
+    def _stale_reads(self, fault: Fault) -> None:
+        """A member stands still for a moment, and answers reads as of then afterwards. Whoever has seen more takes it
+        for an etcd that was restored, and ends.
+        """
+        member = self._member(fault)
+        self.count["stale-reads"] += 1
+        member.stale = self._sim.etcd.revision
+        self._later(fault, lambda: setattr(member, "stale", 0))
 
     def _compaction(self, fault: Fault) -> None:
         etcd, loop = self._sim.etcd, self._sim.loop
@@ -391,13 +422,15 @@ class Injector:
         self._later(fault, lambda: setattr(network, "deposed", False))
 
     def _revoke(self, fault: Fault) -> None:
-        """Somebody revokes a lease by hand: its holder does not know, so what it promises of side effects is off, until
-        it does.
+        """Somebody revokes the lease of a session by hand. Its holder does not know, so what it promises of side
+        effects is off, until it does. Leases of age watermarks are left alone: their end is the end of an hour.
         """
         etcd = self._sim.etcd
-        if etcd.leases and etcd.quorum.leader is not None:
+        young = {kv.lease for kv in etcd.store.range(*self._sim.keys.family(K.WATERMARK))}
+        sessions = [lease for lease in etcd.leases if lease not in young]
+        if sessions and etcd.quorum.leader is not None:
             self.count["revoke"] += 1
-            lease = list(etcd.leases)[int(fault.aim[0] * len(etcd.leases))]
+            lease = sessions[int(fault.aim[0] * len(sessions))]
             for key in etcd.store.leases[lease]:
                 self._sim.effects.forsake(self._sim.keys.parse(key).id)
             etcd.end_lease(lease)

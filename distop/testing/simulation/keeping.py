@@ -34,6 +34,12 @@ class Keeping:
         await asyncio.sleep(self._machine.chance.uniform(0.01, 0.1))
         return self._machine.declarations
 
+    trouble = ""
+    """Its Spark has none."""
+
+    def on_trouble(self, changed: Callable[[], None]) -> None:
+        """Nothing is to be told."""
+
     def set_deadline(self, boottime: float) -> None:
         self._deadline = boottime
         self._loop.world_at(self._loop.now + PIPE, self._machine.guard, self, boottime)

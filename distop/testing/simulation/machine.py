@@ -8,7 +8,7 @@ import errno
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop import logs
 from distop.clock import source
@@ -18,6 +18,7 @@ from distop.daemon.binding import Binding, BindingFile
 from distop.daemon.process import serve
 from distop.errors import ClusterChanged
 from distop.node.localjobs import LocalRun, RunFiles
+from distop.store import server_clock
 from distop.store.transport import channels
 from distop.testing.simulation import behaviors
 from distop.testing.simulation.children import GUARDIAN_LATE, Child
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
     from distop.core.declaration import Declaration
     from distop.core.limits import Limits
     from distop.core.model import OperationRef
-    from distop.store.config import EtcdConfig
+    from distop.store.config import Endpoint, EtcdConfig
     from distop.testing.simulation.effects import Effects
     from distop.testing.simulation.keeping import Keeping
     from distop.testing.simulation.loop import VirtualLoop
     from distop.testing.simulation.network import Network
     from distop.worker.model import WorkerConfig
-
 Step: TypeAlias = "Callable[[Process, str], Callable[[], None]]"
 """Called before a process does something that is no request; what it returns, once that was done."""
+
+RESTART = 1.0
+"""Seconds until what has ended by itself is started again."""
 
 
 def nothing() -> None:
@@ -137,6 +140,7 @@ class Machine:
         skew: float,
         completed: Any,
         unable: Sequence[str] = (),
+        recovers: float = 0.0,
         step: Step = unobserved,
         namespace: str = "",
         history_limit: int = 1000,
@@ -153,6 +157,7 @@ class Machine:
         self.types: Mapping[str, Declaration] = behaviors.TYPES
         self.unable = frozenset(unable)
         """Types that it offers and cannot run."""
+        self._recovers = recovers
         self.declarations = tuple(behaviors.TYPES[t] for t in types)
         self.process: Process | None = None
         self.worker: SimWorker | None = None
@@ -168,6 +173,7 @@ class Machine:
         self._context: contextvars.Context | None = None
         self._stop: asyncio.Event | None = None
         self.suspended = False
+        self.left = False
         self._put_off: list[Keeping] = []
         """Those whose guardian would have killed their children, had it not stood still."""
         self._living: list[Child] = []
@@ -177,15 +183,24 @@ class Machine:
 
     # ------------------------------------------------------------------ daemon
 
+    def lacks(self, type_name: str) -> Literal["unable", "unavailable"] | None:
+        """Whether this host cannot run a type: for good, or for the moment."""
+        if type_name not in self.unable:
+            return None
+        if not self._recovers:
+            return "unable"
+        return "unavailable" if self.loop.now < self._recovers else None
+
     def start(self) -> None:
-        """Start the daemon; nothing if it runs."""
-        if self.process is not None:
+        """Start the daemon; nothing if it runs, or the host is gone."""
+        if self.process is not None or self.left:
             return
         self._starts += 1
         process = self.process = Process(f"{self.name}#{self._starts}")
         context = self._context = contextvars.Context()
         context.run(source.set, self.source)
         context.run(channels.set, self.network.channel)
+        context.run(server_clock.reading.set, self._read_clock)
         stop = self._stop = asyncio.Event()
 
         async def live() -> None:
@@ -193,12 +208,19 @@ class Machine:
                 log, binding = logs.get("distop.executor"), Binding.load(self._remembered, self._config.namespace)
                 await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self.disk)
             except ClusterChanged as error:
-                self.loop.troubles.append(f"{self.name}: {error}")
+                if self.network.etcd.told_past:
+                    self.loop.world_at(self.loop.now + RESTART, self.start)
+                else:
+                    self.loop.troubles.append(f"{self.name}: {error}")
             finally:
                 if self.process is process:
                     self._gone(process)
 
         self.loop.spawn(process, live(), context)
+
+    async def _read_clock(self, config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
+        """The clocks of etcd's members are right."""
+        return self.source.skew
 
     def _gone(self, process: Process) -> None:
         self.process = None
@@ -224,6 +246,12 @@ class Machine:
         if self.worker is not None:
             late = self.chance.uniform(0.0, GUARDIAN_LATE)
             self.loop.world_at(self.loop.now + late, self.worker.killed_by_guardian, "daemon-gone")
+
+    def leave(self) -> None:
+        """The host is gone for good."""
+        self.left = True
+        self.go_on()
+        self.crash()
 
     def freeze(self) -> Process | None:
         """SIGSTOP: the daemon stands still; children and guardian go on."""

@@ -1,4 +1,6 @@
-"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten."""
+"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten, and a
+watermark that tells so.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +30,5 @@ def past(keys: Keys, wanted: Scenario) -> Iterator[Txn]:
             record = History(str(ref), State.SUCCESS, finished, finished, 1, 1, 0)
             following = Put(keys.next_instance(table, "check"), word(str(instance + 1)))
             yield Txn((), (Put(keys.history(ref), record.encode()), following))
+    if wanted.past:
+        yield Txn((), (Put(keys.watermark(0), b""),))

@@ -36,6 +36,8 @@ class Member:
         """When it lost its leader, where it has none."""
         self.applied = 1
         """The revision that it shows."""
+        self.stale = 0
+        """The revision as of which it answers reads, which should be of the present (etcd#20418); 0: it does not."""
         self.waiting: list[Callable[[], None]] = []
         """What it goes on with once it has a leader."""
 

@@ -170,8 +170,10 @@ def _waiting() -> dict[str, Reference]:
             through=("hold", "start", "deny", "hold", "start", "release_hold", "forget_hold"),
         ),
         "within a transaction": replace(
-            one.having(wishes=(replace(wish, within=True),)), through=("withdraw", "transaction", "begin")
+            one.having(wishes=(replace(wish, within=True),)),
+            through=("withdraw", "transaction", "forget_receipt", "transaction", "begin"),
         ),
+        "a transaction whose compares fail": one.having(wishes=(replace(wish, within=True, turns=(0.2,)), wish)),
         "a type is declared by a client": one.having(wishes=(replace(wish, acts=(Act(0.1, "register"),)),)),
         "claims by actors": one.having(
             actors=2, wishes=(replace(wish, type="check", arg={**wish.arg, "partitions": 6, "pace": 0.5}),), hosts=hosts

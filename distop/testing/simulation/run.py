@@ -18,17 +18,22 @@ from distop.core.invariants import Checker
 from distop.core.keys import Keys
 from distop.core.model import OperationRef, Spec
 from distop.core.orphans import orphans
-from distop.errors import InvalidArgument
+from distop.errors import ClusterChanged, InvalidArgument
 from distop.store.config import EtcdConfig
 from distop.store.transport import channels
 from distop.testing.simulation.actors import act
 from distop.testing.simulation.authors import Authors
+from distop.testing.simulation.behaviors import RARE
+from distop.testing.simulation.branching import CALLERS, Branches, turn_some
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
 from distop.testing.simulation.completions import Completions
 from distop.testing.simulation.courses import Courses
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
+from distop.testing.simulation.faultkinds import LOSING
 from distop.testing.simulation.faults import Injector
+from distop.testing.simulation.inserting import Holds
+from distop.testing.simulation.leaving import leaves
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
@@ -37,6 +42,7 @@ from distop.testing.simulation.past import past
 from distop.testing.simulation.preparing import Prepared
 from distop.testing.simulation.promises import broken
 from distop.testing.simulation.registry import Registry
+from distop.testing.simulation.remembering import Remembering
 from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
 from distop.testing.simulation.source import SimSource
@@ -49,12 +55,19 @@ if TYPE_CHECKING:
 
     from distop.core.keys import ParsedKey
     from distop.core.seen import Change
+    from distop.core.txn import Flaw
 
 LIVENESS = 180.0
 """Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended, a job that
 saved its progress), within which all has to end, or something has to get on again. A step of a job takes 44 s at most;
 after 300 s feeds are listed anew, which would mend what was lost of them.
 """
+LISTED_AGAIN = 330.0
+"""Seconds after which each feed was listed again; added where etcd loses events, which nothing else mends."""
+WENT_BACK = "went back from revision"
+"""Is said of an etcd that answers a read as of the past."""
+HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
+"""Processes of the world that are not tried, and so not started again."""
 LAST_WORD = 20
 """So many times as long after the last fault a run is over, though something gets on: that may be so for ever."""
 
@@ -127,9 +140,11 @@ class Simulation:
         addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
         self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
         self.etcd.watching.fragments = wanted.fragments
+        self.etcd.never_stale = HELPERS
         for txn in past(self.keys, wanted):
             self.etcd.preset(txn)
         self.etcd.committed = self._committed
+        self.etcd.refused = self._refused
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
         self.stepping: Step = unobserved
         """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
@@ -151,14 +166,19 @@ class Simulation:
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
+        self._remembering = Remembering(wanted.limits.history_kept, lambda: self.loop.now, self._found)
         self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
         self._prepared = Prepared()
+        self._branches = Branches()
+        self._holds = Holds(self.loop.time, self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
         """Operation → the request that began it."""
         self._ids: dict[str, str] = {}
+        self._forsaken: set[str] = set()
+        """Operations for which only executors may work that go for good."""
         self._ended: dict[str, str] = {}
         self._busy = 0
         self._got_on = 0.0
@@ -184,9 +204,13 @@ class Simulation:
         self._stopping.step(revision, parsed, sender)
         self._offers.step(revision, parsed, sender)
         self.registry.step(parsed)
+        self._remembering.step(parsed)
         self._authors.step(parsed, sender)
         self._courses.step(parsed, sender)
         self._prepared.step(parsed)
+        self._holds.step(parsed, sender)
+        for key, text in self._branches.step(changes):
+            self._found("two branches", key, text)
         for change in changes:
             key = change.kv.key
             if self.etcd.users.enabled and tells_of_users(change.kv.value):
@@ -202,6 +226,12 @@ class Simulation:
             elif key.endswith(".spec") and not change.deleted:
                 ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
+                if leaves(OperationRef.parse(ref).type, spec.where):
+                    self._forsaken.add(ref)
+
+    def _refused(self, found: Flaw, sender: str) -> None:
+        """Nobody sends what etcd refuses by its form, whoever may write what: it would be sent again, for ever."""
+        self._found("progress", found.key, f"{sender or 'somebody'} sent what etcd refuses by its form: {found.text}")
 
     def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
         for change in changes:
@@ -209,6 +239,8 @@ class Simulation:
                 yield self.keys.parse(change.kv.key), change
 
     def _unexpected(self, text: str, op: str, partition: int) -> None:
+        if self.etcd.told_past and WENT_BACK in text:
+            return  # as far as anybody can know, it was restored
         self._found("unexpected error", "", text, op, partition)
 
     def _end_of(self, key: str, change: Change) -> None:
@@ -224,7 +256,9 @@ class Simulation:
     # --------------------------------------------------------------------- run
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any], *, waits: bool = True) -> Process:
-        """``waits``: it has to come to its end."""
+        """``waits``: it has to come to its end. A client that takes etcd for restored, since it was answered as of the
+        past, is run once more.
+        """
         process = Process(name)
         context = contextvars.Context()
         context.run(source.set, SimSource(self.loop, random.Random(f"{self.scenario.seed}/{name}")))
@@ -234,6 +268,11 @@ class Simulation:
         async def live() -> None:
             try:
                 await work
+            except ClusterChanged as error:
+                if self.etcd.told_past:
+                    self.run_again(process)
+                else:
+                    self.loop.troubles.append(f"{name}: {error}")
             except Exception as error:
                 self.loop.troubles.append(f"{name}: {told(error)}")
             self._busy -= waits
@@ -249,12 +288,14 @@ class Simulation:
             machine = Machine(
                 host.name, self.loop, self.network, self.effects, self._config.etcd, str(wanted.seed), types=host.types,
                 slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
-                unable=host.unable, step=lambda process, what: self.stepping(process, what),
+                unable=host.unable, recovers=host.recovers, step=lambda process, what: self.stepping(process, what),
                 namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
                 labels=host.labels,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
+            if host.leaves:
+                self.loop.world_at(host.leaves, self._leave, machine)
         self._spawn("set-up", set_up(self._config, wanted.tables))
         for n in range(wanted.clients):
             self._begin_client(n)
@@ -265,6 +306,8 @@ class Simulation:
             self.clients.append(self._operator)
         if wanted.removals:
             self._spawn("registrar", remove_some(self._config, wanted.removals, self._over), waits=False)
+        if turning := [(n, wish) for n, wish in enumerate(wanted.wishes) if wish.turns]:
+            self._spawn("rival", turn_some(self._config, turning), waits=False)
         self._injector.schedule(wanted.faults)
         try:
             with listening(Listener(self._unexpected)):
@@ -278,6 +321,10 @@ class Simulation:
             self._executors(self._courses.claimed), self._executors(self._courses.elected),
             dict(self._courses.count), self.log,
         )  # fmt: skip
+
+    def _leave(self, machine: Machine) -> None:
+        self.note(f"{machine.name} is gone for good")
+        machine.leave()
 
     def _begin_client(self, n: int) -> None:
         wishes = [(number, wish) for number, wish in enumerate(self.scenario.wishes) if wish.client == n]
@@ -296,7 +343,8 @@ class Simulation:
 
     def _begin_actor(self, n: int) -> None:
         lives = sum(number == n for number in self._actors.values())
-        name, types = f"actor-{n}#{lives + 1}", tuple({wish.type: None for wish in self.scenario.wishes})
+        name = f"actor-{n}#{lives + 1}"
+        types = tuple({wish.type: None for wish in self.scenario.wishes if wish.type != RARE})
         process = self._spawn(
             name,
             act(self._config, name, types, self._over, lambda text: self._found("void and not", "", text)),
@@ -309,14 +357,15 @@ class Simulation:
         self.loop.run(self._all_quiet, self.scenario.calm)
         self._begin_calm()
         calm = self._got_on = self.loop.now
-        while not self.loop.run(self._over, self._got_on + LIVENESS):
-            if self.loop.now >= calm + LAST_WORD * LIVENESS:
+        within = LIVENESS + LISTED_AGAIN * any(fault.kind in LOSING for fault in self.scenario.faults)
+        while not self.loop.run(self._over, self._got_on + within):
+            if self.loop.now >= calm + LAST_WORD * within:
                 self._not_over(
                     "liveness: still at it", f"has not ended {self.loop.now - calm:g} s after the last fault"
                 )
                 break
-            if self.loop.now >= self._got_on + LIVENESS:
-                self._not_over("liveness", f"has not ended, and nothing got on for {LIVENESS:g} s")
+            if self.loop.now >= self._got_on + within:
+                self._not_over("liveness", f"has not ended, and nothing got on for {within:g} s")
                 break
         self._look_back()
 
@@ -356,7 +405,13 @@ class Simulation:
             machine.go_on()
             machine.start()
         self._stopping.calm()
-        self._spawn("janitor", let_go(self._config, self._over, self._left_drained), waits=False)
+        left = let_go(self._config, self._over, self._left_drained, self._left_alone)
+        self._spawn("janitor", left, waits=False)
+
+    def _left_alone(self) -> tuple[str, ...]:
+        """Operations that go on, for which only executors that are gone may work."""
+        going_on = {str(self.keys.parse(key).ref) for key in self._open}
+        return tuple(sorted(self._forsaken & going_on))
 
     def _left_drained(self) -> tuple[str, ...]:
         """Executors that nobody else will let work again."""
@@ -387,13 +442,16 @@ class Simulation:
             self._found(kind, op, text, op)
         for op, text in self._prepared.broken(self.told.senders, self._ended):
             self._found("two phases", op, text, op)
+        for key, text in self._branches.broken(self.told):
+            self._found("told wrong", key, text)
         for op in sorted(self._accepted - self._ended.keys()):
             if not any(str(self.keys.parse(key).ref) == op for key in self._open):
                 self._found("lost", op, f"{op} was accepted and is gone without a history", op)
         for key, text, op in judge(self.etcd.store, self.keys, self.told.reruns):
             self._found("rerun of others", key, text, op)
         if not self._open:
-            for text in orphans(self.keys, [kv.key for kv in self.etcd.store.listing()]):
+            found = [kv.key for kv in self.etcd.store.listing() if not kv.key.startswith(CALLERS)]
+            for text in orphans(self.keys, found):
                 self._found("invariant 9", "", text)
         for text in dict.fromkeys([*self.loop.troubles, *self.loop.unnoticed()]):
             self._found("trouble", "", text)

@@ -18,6 +18,10 @@ TABLES = ("a", "a.b", "ab")
 """Names that are prefixes of each other, with a delimiter in one (fault 19)."""
 MOST_RECORDS = 20
 """History records that a run makes in one table at most: where no more are kept, all that are forgotten are old."""
+FEW_RECORDS = (1, 2, 5)
+"""History records that are kept where a run makes more: none of its own may be forgotten within the hour."""
+HOURS_WRONG = 5.0
+"""Hours by which the clock of an executor is wrong at most, ahead or behind."""
 BEGINS = 0.2
 """Seconds until an operation that somebody wants has begun, about."""
 SHORTEST, LONGEST = 0.5, 20.0
@@ -25,12 +29,15 @@ SHORTEST, LONGEST = 0.5, 20.0
 
 LARGE_GRAPH = 22
 """Operations of a graph that is more than one transaction takes."""
+CROWD = 45
+"""Operations that end at the same time, more than one transaction finishes."""
+FORMS = ("chord", "chain", "group")
 
 
 @frozen
 class Host:
     """One executor. ``skew``: how far its wall clock is wrong, in seconds. ``unable``: types that it offers, and turns
-    out not to be able to run.
+    out not to be able to run: for good, or until ``recovers`` (seconds from the beginning).
     """
 
     name: str
@@ -38,7 +45,10 @@ class Host:
     slots: int
     skew: float
     unable: tuple[str, ...] = ()
+    recovers: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    leaves: float = 0.0
+    """When it goes for good, in seconds; 0: never."""
 
 
 @frozen
@@ -72,7 +82,17 @@ class Wish:
     behind: tuple[tuple[int, str], ...] = ()
     """The wishes whose operations it waits for, by their numbers, and for what: "success" or "end"."""
     graph: int = 0
-    """It is started together with so many others, of which it waits for all: one job each, on no table."""
+    """It is started together with so many others, of one job each."""
+    form: str = "chord"
+    """Of that graph: it waits for all others (``chord``), each waits for the one before it (``chain``), or nobody waits
+    (``group``).
+    """
+    failing: int = 0
+    """So many of those, the last ones, end with the verdict that they failed."""
+    alike: bool = False
+    """They are of its own type and on its table; else they are no-ops on no table."""
+    pause: float = 0.0
+    """Seconds for which the caller of that graph pauses after each transaction."""
     prepared: str = ""
     """It is prepared, and its sender then ``confirms`` it, does so ``late`` (its verifier is asked meanwhile), ``dies``
     before, or ``abandons`` it; "": it is started.
@@ -84,6 +104,12 @@ class Wish:
     on_duplicate: str = "join"
     within: bool = False
     """It is started in a transaction of its client's own, after another one that was withdrawn."""
+    turns: tuple[float, ...] = ()
+    """When what that transaction compares comes to hold or ceases to, in turn (``branching``): it holds at first."""
+    every: float = 0.0
+    """Seconds from its end until another one like it begins; 0: none does."""
+    times: int = 1
+    """So many operations its series has in all."""
     hurried: bool = False
     """Its client gives up to start it when it has just begun to, and starts it again."""
 
@@ -161,9 +187,9 @@ class Scenario:
 
     @property
     def executors(self) -> int:
-        """Those that offer something that is started."""
+        """Those that offer something that is started, and stay."""
         wanted = {wish.type for wish in self.wishes}
-        return sum(not wanted.isdisjoint(host.types) for host in self.hosts)
+        return sum(not wanted.isdisjoint(host.types) and not host.leaves for host in self.hosts)
 
     @property
     def workers(self) -> int:
@@ -205,8 +231,12 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
-    from distop.testing.simulation.bounds import draw_limits
+    from distop.testing.simulation.bounds import come_and_go, draw_limits
+    from distop.testing.simulation.branching import with_branches
     from distop.testing.simulation.faultkinds import draw_besides, draw_faults
+    from distop.testing.simulation.inserting import added_later, inserted_slowly
+    from distop.testing.simulation.leaving import draw_leaving
+    from distop.testing.simulation.racing import racing
 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
@@ -223,22 +253,42 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         listed = tuple(sorted((*listed, *besides), key=lambda fault: fault.at))
     # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
     people = random.Random(f"people/{seed}")
-    some = _unable(people, some)
+    some = _recovering(random.Random(f"recovering/{seed}"), _unable(people, some))
     wishes = tuple(_insistent(people, wish) for wish in wishes)
     drains = _drains(people, some)
     wishes, some = draw_limits(random.Random(f"bounds/{seed}"), wishes, some)
     sizes = random.Random(f"sizes/{seed}")
     history_limit = sizes.choice((MOST_RECORDS, 1000))
     limits = _limits(sizes)
+    clocks = random.Random(f"clocks/{seed}")
+    kept = clocks.choice((history_limit, *FEW_RECORDS)) if history_limit == MOST_RECORDS else history_limit
+    if faults and clocks.random() < 0.25:
+        some = tuple(_wrong_clock(clocks, host) for host in some)
     at_once = random.Random(f"at once/{seed}")
     wishes = (*wishes, *_at_once(at_once, wishes))
     # A clock that is set back puts a time off, by as much: that is what a time is.
-    steady = not any(fault.kind == "clock" for fault in listed)
+    steady = not any(fault.kind == "clock" for fault in listed) and all(host.skew > -60.0 for host in some)
     wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
     wishes = _prepared(random.Random(f"prepared/{seed}"), wishes)
+    graphs = random.Random(f"graphs/{seed}")
+    wishes = (*(_formed(graphs, wish) for wish in wishes), *_graphs(graphs, wishes))
     wishes = _submitted_otherwise(
         random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), wishes)
     )
+    # The next time of a series is told by one clock and judged by another: one that is ahead puts it off as well.
+    if steady and all(host.skew < 60.0 for host in some):
+        wishes = _recurring(random.Random(f"recurring/{seed}"), wishes)
+    wishes = (
+        *wishes,
+        *with_branches(random.Random(f"branches/{seed}"), wishes),
+        *racing(random.Random(f"races/{seed}"), wishes, timed=steady),
+        *inserted_slowly(random.Random(f"slow graphs/{seed}"), wishes),
+        *(added_later(random.Random(f"added/{seed}"), wishes, some) if steady else ()),
+    )
+    actors = random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0]
+    wishes = come_and_go(random.Random(f"limits that come and go/{seed}"), wishes, actors)
+    if faults:
+        wishes, some = draw_leaving(random.Random(f"leaving/{seed}"), wishes, some)
     if any(wish.graph for wish in wishes):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
     if limits != DEFAULT:
@@ -247,6 +297,8 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         )
         small = random.Random(f"small/{seed}")
         limits = replace(limits, unlearned=small.choice((1, 2, DEFAULT.together)), moment=small.choice((0.1, 100.0)))
+    if limits != DEFAULT or any(wish.alike for wish in wishes):
+        limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
     return Scenario(
         seed,
         some,
@@ -257,7 +309,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         chance.choice((1, 3, 10)),
         chance.choice((0, 0, 1, 2, 5)),
         tables,
-        clients,
+        max(clients, *(wish.client + 1 for wish in wishes)),
         wishes,
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
@@ -267,8 +319,8 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         limits,
         sizes.choice(("", "", "prod")),
         sizes.randint(1, 2 * MOST_RECORDS) if history_limit == MOST_RECORDS else 0,
-        history_limit,
-        random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0],
+        kept,
+        actors,
     )
 
 
@@ -290,6 +342,41 @@ def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> t
     return tuple(found)
 
 
+def _formed(chance: random.Random, wish: Wish) -> Wish:
+    """A graph of any form, of which some parts may fail."""
+    if not wish.graph:
+        return wish
+    return replace(wish, form=chance.choice(FORMS), failing=chance.choice((0, 0, 1, 2)))
+
+
+def _graphs(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """In some seeds a client wants graphs of operations that are alike: of these the predecessors fail, and end, at
+    about the same time, on the same coordinator as what waits for them. Some are many.
+    """
+    if chance.random() >= 0.15:
+        return ()
+    model = chance.choice(wishes)
+    if chance.random() < 0.5:
+        model = replace(model, type="noop", table=CLUSTER_TABLE)
+    arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}
+    arg |= {"partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": chance.choice((0.0, 0.001, 0.02, 0.1))}
+    model = replace(
+        model, arg=arg, names=None, acts=(), rerun="", callers=1, behind=(), delay=0.0, prepared="", verifier=""
+    )
+    size = chance.choices((2, 3, 6, CROWD), (50, 15, 15, 20))[0]
+    return tuple(
+        replace(
+            model,
+            after=model.after + chance.choice((0.0, 0.0, chance.uniform(0.0, 0.5))),
+            graph=size,
+            form=chance.choices(FORMS, (70, 15, 15))[0],
+            failing=chance.choices((0, size // 2, size), (20, 20, 60))[0],
+            alike=True,
+        )
+        for _ in range(chance.randint(2, 4) if size < CROWD else 1)
+    )
+
+
 def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
     """In some seeds operations are submitted in two phases."""
     if chance.random() < 0.7:
@@ -304,6 +391,16 @@ def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]
         else wish
         for wish in wishes
     )
+
+
+def _recurring(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """In a sixth of the seeds an operation comes again a few times."""
+    simple = [n for n, wish in enumerate(wishes) if not (wish.graph or wish.prepared or wish.rerun or wish.id)]
+    if chance.random() >= 1 / 6 or not simple:
+        return tuple(wishes)
+    chosen = chance.choice(simple)
+    again = replace(wishes[chosen], every=chance.choice((0.1, 0.5, 2.0)), times=chance.randint(2, 4))
+    return (*wishes[:chosen], again, *wishes[chosen + 1 :])
 
 
 def _of_one_id(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
@@ -360,10 +457,10 @@ def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float,
 
 
 def _lasts(wish: Wish, hosts: Sequence[Host]) -> float:
-    slots = sum(host.slots for host in hosts if wish.type in host.types)
+    slots = max(1, sum(host.slots for host in hosts if wish.type in host.types))
     kind = TYPES[wish.type]
     jobs = len(wish.names) if wish.names is not None else int(wish.arg["partitions"])
-    rounds = 1 if kind.batch else -(-jobs // slots)
+    rounds = 1 if kind.batch else -(-jobs // max(1, slots))  # of graphs all hosts are given the type, later
     steps = 2.5 if kind.resumable else 1.0
     people = sum(act.after for act in wish.acts)
     work = 2 * float(wish.arg["calls"]) + rounds * steps * 1.2 * float(wish.arg["pace"]) + people / 2
@@ -392,6 +489,13 @@ def _hosts(chance: random.Random, wishes: Sequence[Wish], *, skewed: bool) -> tu
         )
         for n in range(count)
     )
+
+
+def _wrong_clock(chance: random.Random, host: Host) -> Host:
+    """Half of the hosts have a clock that is wrong by hours."""
+    if chance.random() < 0.5:
+        return host
+    return replace(host, skew=chance.choice((-1, 1)) * chance.uniform(1.0, HOURS_WRONG) * 3600.0)
 
 
 def _limits(chance: random.Random) -> Limits:
@@ -493,6 +597,12 @@ def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     return tuple(replace(host, unable=tuple(unable.get(host.name, ()))) for host in hosts)
 
 
+def _recovering(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """Half of those that cannot run a type only cannot do so for a while: their Spark does not start, say."""
+    while_ = [chance.uniform(0.5, 60.0) if chance.random() < 0.5 else 0.0 for _ in hosts]
+    return tuple(replace(host, recovers=at) if host.unable else host for host, at in zip(hosts, while_, strict=True))
+
+
 def _insistent(chance: random.Random, wish: Wish) -> Wish:
     """Half of the pauses do not wait for running jobs; some of what ends is run again."""
     acts: list[Act] = []
@@ -509,9 +619,8 @@ def _removals(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Removal, .
     """Only of tables on which nothing is to begin later than its client asks for it (what follows, what is run again):
     that would be refused for good, and rightly so.
     """
-    tables = sorted(
-        {wish.table for wish in wishes} - {CLUSTER_TABLE} - {w.table for w in wishes if w.rerun or "follows" in w.arg}
-    )
+    later = {wish.table for wish in wishes if wish.rerun or wish.every or "follows" in wish.arg}
+    tables = sorted({wish.table for wish in wishes} - {CLUSTER_TABLE} - later)
     if not tables or chance.random() >= 0.2:
         return ()
     return tuple(

@@ -195,6 +195,8 @@ class SimStream:
 
             if (error := self._network.renewal_error()) is not None:
                 self.fail(error)
+            elif (refused := etcd.renewal_refusal(lease, self._token)) is not None:
+                self.fail(failure(*refused))
             else:
                 etcd.renew(lease, answer)
         elif message.HasField("create_request"):

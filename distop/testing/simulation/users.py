@@ -7,9 +7,14 @@ import re
 DENIED = "etcdserver: permission denied"
 STALE = "etcdserver: invalid auth token"
 NEEDS_ROLE = frozenset({"/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range"})
-"""What always looks at keys. (A lease can be granted and renewed without a role, and revoked while it has no key.)"""
+"""What always looks at keys. (A lease can be granted without a role, and revoked while it has no key.)"""
 OPEN = frozenset({"/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Lease/LeaseKeepAlive"})
-"""What is answered without a token."""
+"""What is answered without a token; renewals are looked at one by one (:meth:`Users.renewal_refusal`)."""
+
+
+def checks_renewals(version: tuple[int, ...]) -> bool:
+    """Whether a renewal needs a token, and a role for the keys on the lease (CVE-2026-33413)."""
+    return version >= (3, 6, 9) or (3, 5, 28) <= version < (3, 6) or (3, 4, 42) <= version < (3, 5)
 
 
 _TOLD = re.compile(rb"permission denied|not permit|auth token")
@@ -23,7 +28,8 @@ def tells_of_users(value: bytes) -> bool:
 class Users:
     """One user. ``enabled``: requests need a token; ``denied``: its role is taken away."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: tuple[int, ...] = ()) -> None:
+        self._checks_renewals = checks_renewals(version)
         self.enabled = False
         self.denied = False
         self._tokens: set[str] = set()
@@ -48,5 +54,16 @@ class Users:
             return None
         if token in self._tokens and not (self.denied and path in NEEDS_ROLE):
             return None
+        return self._refuse(token)
+
+    def renewal_refusal(self, token: str, *, keys: bool) -> tuple[str, str] | None:
+        """How the renewal of a lease, with keys or without, is refused; None: it is not."""
+        if not self.enabled or not self._checks_renewals:
+            return None
+        if token in self._tokens and not (self.denied and keys):
+            return None
+        return self._refuse(token)
+
+    def _refuse(self, token: str) -> tuple[str, str]:
         self.refused += 1
         return ("PERMISSION_DENIED", DENIED) if token in self._tokens else ("UNAUTHENTICATED", STALE)

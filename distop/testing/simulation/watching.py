@@ -31,7 +31,7 @@ FRAGMENT = 2 * 1024 * 1024
 class Watch:
     """One watch on one stream. ``send(response)`` puts a response on the stream."""
 
-    __slots__ = ("end", "fragment", "key", "member", "next", "open", "send", "synced")
+    __slots__ = ("end", "fragment", "key", "member", "next", "open", "send", "start", "synced")
 
     def __init__(self, member: Member, request: Any, send: Callable[[rpc.WatchResponse], None]) -> None:
         self.member = member
@@ -39,7 +39,8 @@ class Watch:
         self.end = wire.to_text(request.range_end)
         self.fragment = request.fragment
         self.send = send
-        self.next = request.start_revision or member.applied + 1
+        self.start = request.start_revision
+        self.next = self.start or member.applied + 1
         self.synced = self.next > member.applied
         self.open = True
 
@@ -60,6 +61,8 @@ class WatchServer:
         """Events in one response at most, for watches that take fragments; 0: as many as its size allows."""
         self.resends = False
         """A watch that begins in a member's future gets what comes before its beginning as well (W9)."""
+        self.skips = 0
+        """So many revisions a watch that begins in the past passes over: its events are lost (etcd#20573)."""
         self.refuses = ""
         """Why the next watches fail to be created (W7), if they do."""
         self._ordered = orders_requested_progress(parse_version(etcd.version))
@@ -73,6 +76,8 @@ class WatchServer:
         watch = Watch(member, request, send)
         if self.resends and watch.next > member.applied + 1:
             watch.next = member.applied + 1
+        if self.skips and not watch.synced:
+            watch.next = min(watch.next + self.skips, member.applied + 1)
         send(self._response(member, created=True))
         if request.start_revision and request.start_revision < etcd.compacted:
             send(
@@ -97,10 +102,11 @@ class WatchServer:
             watches.remove(watch)
 
     def progress(self, member: Member, watches: list[Watch], send: Callable[[rpc.WatchResponse], None]) -> None:
-        """Progress was asked for. Newer servers answer once all of the stream's watches have caught up; older ones at
-        once, ahead of events that are on their way (W3).
+        """Progress was asked for. Newer servers answer where all of the stream's watches have caught up and none starts
+        beyond the member's revision (W8a), and drop the request else; older ones answer at once, ahead of events that
+        are on their way (W3).
         """
-        if not self._ordered or all(watch.synced for watch in watches):
+        if not self._ordered or all(watch.synced and watch.start <= member.applied for watch in watches):
             send(self._response(member, watch_id=-1))
 
     def advanced(self, member: Member) -> None:

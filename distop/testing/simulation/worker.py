@@ -149,9 +149,9 @@ class SimWorker(Calling):
         started()
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
-        if request.type in machine.unable:
+        if (lacks := machine.lacks(request.type)) is not None:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
-            self._over(child, run, effect, JobEnded(p, "unable", None, behaviors.UNABLE, began, machine.source.time()))
+            self._over(child, run, effect, JobEnded(p, lacks, None, behaviors.UNABLE, began, machine.source.time()))
             return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
         done = int(item.progress or 0)

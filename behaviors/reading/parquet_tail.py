@@ -1,0 +1,91 @@
+"""The last bytes of a Parquet file: its footer as it was written, which pyarrow then parses.
+
+What is encrypted is found out here. Of an encrypted file whose footer is plain, pyarrow ends the whole process where it
+is asked for an encrypted column; so nothing of such a footer may be looked at through it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop_behaviors.reading.facts import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST_READ = 64 * 1024
+"""Bytes read at first: nearly every footer is shorter."""
+_END = 8
+"""Bytes behind a footer: its length, and the magic."""
+_ENCRYPTED = b"PARE"
+_SIGNATURE = 28
+"""Bytes between a footer and its length where columns are encrypted and the footer is plain: nonce and tag (Parquet
+Modular Encryption 5.2)."""
+_KEYS = "distop has no keys: validate a copy that is not encrypted"
+
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_remote(path: str) -> bool:
+    """It is a URL, not a local path."""
+    return _REMOTE.match(path) is not None
+
+
+@frozen
+class Footer:
+    """A file's metadata as pyarrow has them, and the file's size in bytes."""
+
+    metadata: Any
+    size: int
+
+
+def read(path: str) -> Footer:
+    """The footer of a file. Raises Unreadable where it is encrypted, cut off, or no footer, and OSError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if is_remote(path):
+        from pyarrow import fs
+
+        filesystem, inner = fs.FileSystem.from_uri(path)
+        with filesystem.open_input_file(inner) as file:
+            size = file.size()
+            tail = _tail(path, size, lambda count: bytes(file.read_at(count, size - count)))
+    else:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            tail = _tail(path, size, lambda count: os.pread(descriptor, count, size - count))
+        finally:
+            os.close(descriptor)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+    except (pa.ArrowException, OSError, ValueError) as e:
+        reason = str(e).strip().split("\n")[0]
+        raise Unreadable(f"the file {path} is not a readable Parquet file: {reason}") from e
+    if _length(tail) - metadata.serialized_size == _SIGNATURE:
+        raise Unreadable(f"the file {path} cannot be read: its columns are encrypted, and {_KEYS}")
+    return Footer(metadata, size)
+
+
+def _tail(path: str, size: int, last: Callable[[int], bytes]) -> bytes:
+    """The end of a file, from its footer on or earlier. Raises Unreadable where that is encrypted, or cut off."""
+    tail = last(min(size, FIRST_READ))
+    if tail.endswith(_ENCRYPTED):
+        raise Unreadable(f"the file {path} cannot be read: it is encrypted, and {_KEYS}")
+    if len(tail) < _END or not tail.endswith(b"PAR1"):
+        return tail  # pyarrow says what it is not
+    wanted = _length(tail) + _END
+    if wanted > size:
+        raise Unreadable(
+            f"the file {path} is not a readable Parquet file: its last bytes give a footer length of "
+            f"{wanted - _END} bytes, but the file has only {size}"
+        )
+    return last(wanted) if wanted > len(tail) else tail
+
+
+def _length(tail: bytes) -> int:
+    return int.from_bytes(tail[-_END:-4], "little")

@@ -1,0 +1,134 @@
+"""Causes for which a store refuses all files alike: access, credentials, the bucket, the network.
+
+They are told by classes, error numbers and codes, as far as a library has any.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING, Any
+
+from distop.jvm import thrown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DENIED = "access is denied"
+CREDENTIALS = "the credentials are not accepted, or there are none"
+BUCKET = "there is no such bucket"
+CONNECTION = "the connection fails"
+NAME = "the name of the host cannot be resolved"
+SILENT = "there is no answer"
+FAILING = "the service answers with errors of its own"
+SCHEME = "no file system for this kind of location is installed"
+
+PROBED = 3
+"""Files that are asked for one by one, to tell a cause of all files from one of a single file."""
+
+_OF_JAVA = {
+    **dict.fromkeys(
+        (
+            *("java.nio.file.AccessDeniedException", "org.apache.hadoop.security.AccessControlException"),
+            *("org.apache.iceberg.exceptions.ForbiddenException", "java.security.AccessControlException"),
+        ),
+        DENIED,
+    ),
+    **dict.fromkeys(
+        (
+            *("org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException", "javax.security.sasl.SaslException"),
+            *("org.apache.hadoop.fs.s3a.CredentialInitializationException", "org.ietf.jgss.GSSException"),
+            *("org.apache.hadoop.fs.s3a.auth.NoAwsCredentialsException", "javax.security.auth.login.LoginException"),
+            "org.apache.hadoop.security.authentication.client.AuthenticationException",
+            "org.apache.hadoop.security.token.SecretManager$InvalidToken",
+            *("org.apache.iceberg.exceptions.NotAuthorizedException", "javax.net.ssl.SSLHandshakeException"),
+            "org.apache.hadoop.fs.azurebfs.contracts.exceptions.KeyProviderException",
+        ),
+        CREDENTIALS,
+    ),
+    **dict.fromkeys(
+        (
+            "org.apache.hadoop.fs.s3a.UnknownStoreException",
+            "software.amazon.awssdk.services.s3.model.NoSuchBucketException",
+        ),
+        BUCKET,
+    ),
+    **dict.fromkeys(("java.net.ConnectException", "java.net.NoRouteToHostException"), CONNECTION),
+    **dict.fromkeys(("java.net.UnknownHostException", "java.nio.channels.UnresolvedAddressException"), NAME),
+    "java.net.SocketTimeoutException": SILENT,
+    "org.apache.hadoop.fs.UnsupportedFileSystemException": SCHEME,
+}
+"""Classes of Java by their names; those that extend one of them count as it."""
+_SUPERCLASSES = 10
+_STATUS = re.compile(r"\bstatus code:? (401|403)\b", re.IGNORECASE)
+_OF_STATUS = {"401": CREDENTIALS, "403": DENIED}
+_SERVICE = re.compile(r"(?:software\.amazon|com\.amazonaws|com\.google\.cloud|org\.apache\.hadoop\.fs\.azurebfs)\.")
+_MISSING_CLASS = re.compile(r"(?:java\.lang\.ClassNotFoundException: )?Class \S+ not found")
+_OF_TASK = re.compile(
+    r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
+    r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: ([\w.$]+)"
+)
+"""How Spark quotes the exception of a task, where it is no cause of its own. What comes behind may be data."""
+
+_OF_ERRNO = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), DENIED),
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN), CONNECTION),
+    errno.ETIMEDOUT: SILENT,
+}
+_OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
+    # The codes of Amazon's, Google's and Microsoft's services and of curl, as pyarrow passes them on.
+    (re.compile(r"AWS Error (?:INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID)"), CREDENTIALS),
+    (re.compile(r"AWS Error (?:EXPIRED_TOKEN|MISSING_AUTHENTICATION_TOKEN|INVALID_SIGNATURE)"), CREDENTIALS),
+    (re.compile(r"AWS Error ACCESS_DENIED|Status\(PERMISSION_DENIED|AuthorizationFailure"), DENIED),
+    (re.compile(r"Status\(UNAUTHENTICATED|AuthenticationFailed|InvalidAuthenticationInfo"), CREDENTIALS),
+    (re.compile(r"AWS Error NO_SUCH_BUCKET|ContainerNotFound"), BUCKET),
+    (re.compile(r"HTTP status 50[0234]"), FAILING),
+    (re.compile(r"curlCode: 6\b|CURL error \[6\]|UnknownHostException"), NAME),
+    (re.compile(r"curlCode: 28\b|CURL error \[28\]|SocketTimeoutException"), SILENT),
+    (re.compile(r"AWS Error NETWORK_CONNECTION|CURL error \[(?:7|35|56)\]|ConnectException"), CONNECTION),
+)
+
+
+def of_spark(error: Exception) -> str | None:
+    """The cause of an error of Spark's; None where it says nothing of the store. Raises what the connection to the JVM
+    raises.
+    """
+    for one in thrown(error):
+        text = str(one.getMessage() or "")
+        for name in _classes(one):
+            if name in _OF_JAVA:
+                return _OF_JAVA[name]
+            if _SERVICE.match(name) and (status := _STATUS.search(text)) is not None:
+                return _OF_STATUS[status[1]]
+        if _MISSING_CLASS.match(text) and "FileSystem" in text:
+            return SCHEME
+        quoted = _OF_TASK.match(text)
+        if quoted is not None and quoted[1] in _OF_JAVA:
+            return _OF_JAVA[quoted[1]]
+    return None
+
+
+def _classes(one: Any) -> Iterator[str]:
+    found = one.getClass()
+    for _ in range(_SUPERCLASSES):
+        if found is None:
+            return
+        yield str(found.getName())
+        found = found.getSuperclass()
+
+
+def of_python(error: BaseException | None) -> str | None:
+    """The cause of an error of Python's or pyarrow's; None where it says nothing of the store."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _OF_ERRNO:
+        return _OF_ERRNO[error.errno]
+    text = str(error)
+    return next((cause for code, cause in _OF_CODES if code.search(text)), None)
+
+
+def spread(files: Sequence[Any], count: int = PROBED) -> list[Any]:
+    """So many of the files, from the first to the last."""
+    if len(files) <= count:
+        return list(files)
+    return [files[n * (len(files) - 1) // (count - 1)] for n in range(count)]

@@ -1,0 +1,46 @@
+"""Texts of callers: no lone surrogates in what is stored, and bounded quotations of values in error messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from distop.errors import InvalidArgument
+
+MAX_SHOWN = 200
+"""Characters of a value that an error message quotes."""
+
+_LONE = re.compile(r"[\ud800-\udfff]")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+
+
+def shown(value: object, limit: int = MAX_SHOWN) -> str:
+    """The value's ``repr`` for an error message, at most ``limit`` characters of it. Never raises."""
+    if isinstance(value, str | bytes):
+        quoted = repr(value[:limit])
+        return quoted if len(value) <= limit and len(quoted) <= 2 * limit else f"{quoted[: limit + 1]}…"
+    try:
+        text = repr(value)
+    except Exception:  # an int of over 4,300 digits, or an object of the caller's own
+        return f"a value of type {type(value).__name__}"
+    text = text.replace("\n", " ")
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def check_encodable(value: Any, what: str) -> None:
+    """Raises InvalidArgument where a text in this JSON value, or a key, holds a lone surrogate: etcd's records are
+    UTF-8, which has no code for one.
+    """
+    found = _LONE.search(value if isinstance(value, str) else _ENCODER.encode(value))
+    if found is not None:
+        raise InvalidArgument(
+            f"{what} holds the lone surrogate {found[0]!r}, which is no character: remove it, or encode its bytes in "
+            "another way (a name that is not UTF-8 reads so in Python)"
+        )
+
+
+def check_encoded(value: bytes, what: str) -> None:
+    """As :func:`check_encodable`, of a value that is JSON already, as ``codec.dumps`` writes it."""
+    if b"\\ud" in value or b"\\uD" in value:
+        check_encodable(json.loads(value), what)

@@ -1,0 +1,65 @@
+"""Compares this machine's wall clock with that of an etcd member, and reports a clock that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.logs import ContextLogger
+    from distop.store.client import EtcdClient
+
+TOLERATED = 60.0
+"""Seconds by which the two clocks may differ."""
+EVERY = 600.0
+"""Seconds between two comparisons."""
+
+
+class ClockCheck:
+    """Of one incarnation. ``changed()`` is called when ``ahead`` changes."""
+
+    def __init__(self, client: EtcdClient, log: ContextLogger, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._log = log
+        self._changed = changed
+        self.ahead = 0
+        """Seconds that this machine's clock is ahead of etcd's (less than 0: behind); 0 where they agree."""
+
+    async def run(self) -> None:
+        """For ever: compare the clocks now and then."""
+        while True:
+            await self.agrees()
+            await asyncio.sleep(EVERY)
+
+    async def agrees(self) -> bool:
+        """Compare the clocks; true also where etcd's cannot be read. A difference is logged once, and so is its end."""
+        from distop.store import server_clock  # a daemon is ready before it loads an HTTP client
+
+        transport = self._client.transport
+        try:
+            ahead = await server_clock.ahead(self._client.config, transport.address)
+        except server_clock.Untold:
+            return not self.ahead
+        before = self.ahead
+        if abs(ahead) <= TOLERATED:
+            self.ahead = 0
+        elif abs(ahead - before) > TOLERATED:
+            self.ahead = round(ahead)
+        if self.ahead != before:
+            self._report()
+            self._changed()
+        return not self.ahead
+
+    def _report(self) -> None:
+        if not self.ahead:
+            self._log.warning("the clock of this machine agrees with etcd's again")
+            return
+        where = "ahead of" if self.ahead > 0 else "behind"
+        self._log.error(
+            "This machine's clock is %d s %s etcd's. Scheduled operations start at wrong times, and history is not "
+            "deleted by age. Set the clock (NTP)",
+            abs(self.ahead),
+            where,
+        )

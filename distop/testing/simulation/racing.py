@@ -1,0 +1,41 @@
+"""Clients that race for the place of what has not begun: of one id, at the same moment, each to replace it or to be
+combined with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.testing.simulation.behaviors import TYPES
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from distop.testing.simulation.scenario import Wish
+
+RACERS = 3
+"""Clients that race: those of one client share transactions instead."""
+
+
+def racing(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> tuple[Wish, ...]:
+    """In some seeds, with clocks that are not set (``timed``), several clients want an operation of one id at the same
+    time, again and again.
+    """
+    from distop.testing.simulation.scenario import Wish
+
+    if chance.random() >= 0.15 or not timed:
+        return ()
+    model = chance.choice(wishes)
+    policies = ("replace", "replace", "combine") if TYPES[model.type].combine else ("replace",)
+    arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")} | {"partitions": 1}
+    begin, due = chance.uniform(0.2, 2.0), chance.uniform(3.0, 5.0)
+    found: list[Wish] = []
+    for n in range(chance.randint(1, 2)):
+        at = begin + n * chance.uniform(0.1, 0.8)
+        for client in range(RACERS):
+            after = at + chance.choice((0.0, chance.uniform(0.0, 0.02)))
+            one = Wish(client, after, model.type, model.table, arg, None, model.policy, ())
+            found.append(replace(one, delay=due - after, id="hourly", on_duplicate=chance.choice(policies)))
+    return tuple(found)

@@ -1,0 +1,37 @@
+"""Whether history records, and the request ids in them, are kept for their hour: by the simulation's own time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distop.core.keys import ParsedKey
+    from distop.core.seen import Change
+
+
+class Remembering:
+    """Judges each deletion of a history record. ``kept``: the seconds for which a record has to be kept at least."""
+
+    def __init__(self, kept: float, now: Callable[[], float], found: Callable[[str, str, str], None]) -> None:
+        self._kept = kept
+        self._now = now
+        self._found = found
+        self._written: dict[str, float] = {}
+        """When each record of this run was written; those that stood there before are older."""
+
+    def step(self, parsed: Iterable[tuple[ParsedKey, Change]]) -> None:
+        """Take the changes of one revision."""
+        for key, change in parsed:
+            if key.family != K.HISTORY or key.name:
+                continue
+            if not change.deleted:
+                self._written[change.kv.key] = self._now()
+            elif (written := self._written.pop(change.kv.key, None)) is not None:
+                age = self._now() - written
+                if age < self._kept:
+                    text = f"deleted {age:.1f} s after its operation ended; it is kept for {self._kept:g} s"
+                    self._found("forgotten", change.kv.key, text)

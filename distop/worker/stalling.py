@@ -1,0 +1,131 @@
+"""What a stalled Spark session waits for, and whether a new session would help.
+
+A session that waits for cores looks the same whatever it waits for. On a busy cluster nothing is wrong: another session
+would wait as long. A standalone master that was restarted without ``spark.deploy.recoveryMode`` has forgotten the
+application: its workers have ended the executors, and the driver never registers again. So the master is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from distop.core.frozen import frozen
+from distop.worker.explain import headline
+from distop.worker.probing import trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("distop.child")
+
+STANDALONE = "spark://"
+NO_CORES = "no cores from Spark"
+
+
+@frozen
+class Activity:
+    """What Spark's status tracker shows at one moment."""
+
+    jobs: int = 0
+    """Spark jobs that have not ended."""
+    running: bool = False
+    """A Spark task runs."""
+    executors: int = 0
+    """On a cluster; 0 in local mode."""
+    stages: Mapping[int, int] | None = None
+    """How many tasks of each active stage have ended, whatever came of them."""
+
+
+@frozen
+class StallCause:
+    """What is wrong. ``replace_session``: this session will get nothing done any more, and another one may."""
+
+    text: str
+    replace_session: bool
+
+
+class Stall:
+    """Seconds for which a session has had Spark jobs, and no task of them ran or ended."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._stages: Mapping[int, int] = {}
+
+    def add(self, seen: Activity, seconds: float) -> None:
+        """Add the seconds since the last look, or start again from 0 where Spark has made progress."""
+        stages = seen.stages or {}
+        ended = any(stages.get(stage, count + 1) > count for stage, count in self._stages.items())
+        ended = ended or any(count for stage, count in stages.items() if stage not in self._stages)
+        self._stages = stages
+        self.seconds = 0.0 if not seen.jobs or seen.running or ended else self.seconds + seconds
+
+
+def activity(session: SparkSession) -> Activity:
+    """Raises what the connection to the JVM raises."""
+    context: Any = session.sparkContext._jsc.sc()
+    tracker = context.statusTracker()
+    jobs = len(tracker.getActiveJobIds())
+    if not jobs:
+        return Activity()
+    stages: dict[int, int] = {}
+    for stage in tracker.getActiveStageIds():
+        info = tracker.getStageInfo(stage)
+        if info.isDefined():
+            if info.get().numActiveTasks():
+                return Activity(jobs, running=True)
+            stages[stage] = info.get().numCompletedTasks() + info.get().numFailedTasks()
+    # One of them is the driver.
+    return Activity(jobs, False, len(tracker.getExecutorInfos()) - 1, stages)
+
+
+def judge(session: SparkSession, seen: Activity, patience: float) -> StallCause | None:
+    """What is wrong with a session that gets nothing done; None where nothing is. ``patience``: seconds for a tiny job.
+    Waits for answers of the cluster. Raises what the connection to the JVM raises.
+    """
+    master = session.sparkContext.master or ""
+    if master.startswith(STANDALONE):
+        known = known_to(session, master.removeprefix(STANDALONE).split(","))
+        if known is False:
+            return StallCause(
+                f"{NO_CORES}: the master {master} does not know this application; it may have been restarted", True
+            )
+        if known is None and not seen.executors:
+            return StallCause(f"{NO_CORES}: the master {master} does not answer", False)
+        if not seen.executors:
+            return StallCause(f"{NO_CORES}: the master {master} has not granted this application any cores", False)
+    elif not master.startswith("local") and not seen.executors:
+        return StallCause(
+            f"{NO_CORES}: the cluster manager of {master} has not granted this application any cores", False
+        )
+    if why := trouble(session, patience):
+        return StallCause(f"Spark completes no tasks: {why}", True)
+    return None
+
+
+def known_to(session: SparkSession, masters: list[str]) -> bool | None:
+    """Whether a standalone master that is in charge knows the session's application; None: none told.
+
+    The message is the one by which the master's own page asks for its state; it changes nothing. Of several masters one
+    is in charge; one that recovers still collects what it has to know.
+    """
+    jvm: Any = session.sparkContext._jvm
+    context: Any = session.sparkContext._jsc.sc()
+    request = getattr(getattr(jvm, "org.apache.spark.deploy.DeployMessages$RequestMasterState$"), "MODULE$")
+    kind = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
+    known: bool | None = None
+    for address in masters:
+        host, _, port = address.rpartition(":")
+        try:
+            where = jvm.org.apache.spark.rpc.RpcAddress(host, int(port))
+            state = context.env().rpcEnv().setupEndpointRef(where, "Master").askSync(request, kind)
+            if context.applicationId() in [app.id() for app in state.activeApps()]:
+                return True
+            if state.status().toString() == "ALIVE":
+                known = False
+        except Exception as error:
+            # It is down, or of another release. The others may tell.
+            log.debug("Spark's master %s did not tell its state: %s", address, headline(error))
+    return known

@@ -1,0 +1,95 @@
+"""The second auditor: the rules of the documented contract, held against each revision of etcd's history.
+
+The rules are written from docs/contract.md and the tables of docs/architecture.md alone, and share no code with
+``distop.core``: so a mistake in the one audit is not a mistake in the other.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from auditing import cluster_rules, job_rules, operation_rules, waiting_rules
+from auditing.content import Content, Step
+from auditing.records import BadRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from auditing.content import Changes, Finding
+    from auditing.history import Revision
+    from auditing.records import OperationName
+
+OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
+    operation_rules.states,
+    operation_rules.written_once,
+    operation_rules.gate_or_pending,
+    operation_rules.history,
+    operation_rules.request_ids,
+    operation_rules.ids,
+    waiting_rules.beginning,
+    waiting_rules.aborted,
+    waiting_rules.edges,
+    waiting_rules.successors,
+    job_rules.claims,
+    job_rules.reports,
+    job_rules.limits,
+)
+OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Iterator[Finding]], ...] = (
+    cluster_rules.instance_numbers,
+    cluster_rules.running_operations,
+    cluster_rules.elections,
+)
+
+
+class Violation(NamedTuple):
+    """A rule that a revision broke; ``subject`` is an operation, one of its jobs, or a key."""
+
+    rule: str
+    revision: int
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.subject}, revision {self.revision}: {self.text}"
+
+
+class SecondAuditor:
+    """Takes in revisions in order, and collects violations."""
+
+    def __init__(self, namespace: str = "", *, clock: Callable[[], float] | None = time.monotonic) -> None:
+        """``clock`` gives seconds, of which only differences count; None: the history was written long ago, and the
+        age of its records cannot be judged.
+        """
+        self.violations: list[Violation] = []
+        self.revision = 0
+        """The last one that was taken in."""
+        self._content = Content(namespace, clock)
+
+    @property
+    def operations(self) -> int:
+        """How many operations were seen."""
+        return len(self._content.operations)
+
+    def begin(self, content: Mapping[str, str]) -> None:
+        """Take a store as it is; nothing of it is judged."""
+        self._content.take(content)
+
+    def feed(self, revision: Revision) -> None:
+        """Judge the next revision."""
+        self.revision = revision.number
+        try:
+            for finding in self._judge(revision.changes):
+                self.violations.append(Violation(finding.rule, revision.number, finding.subject, finding.text))
+        except (BadRecord, KeyError, TypeError, ValueError) as error:
+            text = f"{type(error).__name__}: {error}"
+            self.violations.append(Violation("readable records", revision.number, ", ".join(revision.changes), text))
+
+    def _judge(self, changes: Mapping[str, str | None]) -> Iterator[Finding]:
+        touched = self._content.take(changes)
+        for name, changed in touched.items():
+            step = Step(self._content, name, self._content.operations[name], changed)
+            for rule in OF_AN_OPERATION:
+                yield from rule(step)
+        for shared in OF_THE_CLUSTER:
+            yield from shared(self._content, touched)

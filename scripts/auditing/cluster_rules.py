@@ -1,0 +1,56 @@
+"""Rules of what operations share: the counters of a table, and elections."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from auditing.content import STATE, Finding
+from auditing.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from auditing.content import Changes, Content
+    from auditing.records import OperationName
+
+
+def instance_numbers(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """The operations of a type on a table are numbered without gaps or repeats."""
+    created: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for name, changed in touched.items():
+        if STATE in changed and changed[STATE].before is None:
+            created[name.table, name.type].append(name.instance)
+    for key, before in content.replaced.items():
+        parts = key.split(".")
+        if parts[0] == "distOp" and parts[-1] == "nextInstanceId":
+            numbers = range(int(before or 1), int(content.others.get(key) or 1))
+            started = sorted(created.pop((unquote(parts[1]), parts[2]), []))
+            if started != list(numbers):
+                yield Finding("instance numbers", key, f"counted {list(numbers)}, and {started} were started")
+    for (table, type_), started in created.items():
+        yield Finding("instance numbers", f"{table}/{type_}", f"{started} were started without the counter")
+
+
+def running_operations(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """``runOps`` counts exactly the operations that are running, paused or cancelling."""
+    keys = {unquote(key.split(".")[1]): key for key in content.others if key.endswith(".runOps")}
+    tables = {name.table for name, changed in touched.items() if STATE in changed}
+    tables |= {table for table, key in keys.items() if key in content.replaced}
+    for table in tables:
+        counted = record(content.others[keys[table]]) if table in keys else {}
+        if +Counter(counted) != +content.active[table]:
+            yield Finding("runOps", table, f"says {counted}, and active are {dict(+content.active[table])}")
+
+
+def elections(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
+    """An election passes from nobody who is alive, to who is alive."""
+    for key, former in content.replaced.items():
+        elected = content.others.get(key)
+        if not key.startswith("distOpCoordinator.") or elected is None or elected == former:
+            continue
+        if former is not None and content.node_lived(former):
+            yield Finding("elections", key, f"went from {former}, which is alive, to {elected}")
+        if content.node(elected) is None:
+            yield Finding("elections", key, f"was won by {elected}, which is not alive")

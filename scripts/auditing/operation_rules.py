@@ -1,0 +1,160 @@
+"""Rules of a whole operation: states, what is written once, gate or pending key, history, request ids, ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from auditing.content import ARG, GATE, HISTORY, PENDING, PLAN, SPEC, STATE, Finding
+from auditing.records import ACTIVE, TERMINAL, quoted, record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from auditing.content import Step
+
+HOUR = 3600.0
+"""Seconds for which a history record is kept at least."""
+
+TRANSITIONS: dict[str | None, frozenset[str | None]] = {
+    None: frozenset({"pending", "running"}),
+    "pending": frozenset({"pending", "running", "success", "cancelled"}),
+    "running": frozenset({"paused", "cancelling", "success", "failed", None}),
+    "paused": frozenset({"paused", "running", "cancelling", "success", "failed"}),
+    "cancelling": frozenset({"cancelling", "cancelled", "failed", "success"}),
+    **dict.fromkeys(TERMINAL, frozenset[str | None]({None})),
+}
+"""A state → the states that may follow it. An operation of one job may go from ``running`` to its end at once."""
+
+PENDING_VALUES = {
+    "pending": {"waiting"},
+    "running": {"planning", "completing"},
+    "paused": {"paused", "halted", "completing"},
+    "cancelling": {"cancelling", "completing"},
+    **{state: {"cleaning"} for state in TERMINAL},
+}
+"""A state → what the key ``distOpPending…`` may say beside it."""
+
+
+def states(step: Step) -> Iterator[Finding]:
+    """A state follows only those that the table of states allows; of some types one operation runs at a time."""
+    if STATE not in step.changed:
+        return
+    content, name, operation = step.content, step.name, step.operation
+    before, after = step.changed[STATE]
+    if after not in TRANSITIONS.get(before, frozenset()):
+        yield Finding("states", str(name), f"the state went from {before or 'absent'} to {after or 'absent'}")
+    if after in ACTIVE and operation.spec.get("one_at_a_time"):
+        for other, twin in content.operations.items():
+            if other[:3] == name[:3] and other != name and twin.state in ACTIVE:
+                yield Finding("one at a time", str(name), f"runs beside {other}")
+
+
+def written_once(step: Step) -> Iterator[Finding]:
+    """Argument, spec, plan and history record never change; chunks of a plan only before the plan is there."""
+    planned_before = PLAN in step.operation.keys and PLAN not in step.changed
+    for (family, rest), (before, after) in step.changed.items():
+        if after is None:
+            continue
+        chunk = family == "distOp" and rest.startswith("plan.")
+        if chunk and planned_before:
+            yield Finding("written once", str(step.name), f"{rest} was written after the plan")
+        fixed = (family, rest) in (ARG, SPEC, PLAN) or family == "distOpHistory"
+        if fixed and before is not None:
+            yield Finding("written once", str(step.name), f"{family} {rest or 'record'} was written again")
+
+
+def gate_or_pending(step: Step) -> Iterator[Finding]:
+    """An operation has a gate or a pending key, never both, and it fits the state; after its end nothing is left."""
+    operation, name = step.operation, str(step.name)
+    state, gate, pending = operation.state, GATE in operation.keys, operation.keys.get(PENDING)
+    if state is None:
+        stray = sorted({f"{family} {rest}" for family, rest in operation.keys if family != "distOpHistory"})
+        if stray:
+            yield Finding("nothing is left", name, f"has no state, and still {', '.join(stray[:5])}")
+    elif gate == (pending is not None):
+        yield Finding("gate or pending", name, "has both" if gate else "has neither")
+    elif gate and (state != "running" or PLAN not in operation.keys):
+        yield Finding("gate or pending", name, f"has a gate in the state {state}")
+    elif pending is not None and pending not in PENDING_VALUES.get(state, set()):
+        yield Finding("gate or pending", name, f"is {pending} in the state {state}")
+
+
+def history(step: Step) -> Iterator[Finding]:
+    """An end and its history record are one revision; the record agrees with the jobs, and is kept for an hour."""
+    name = str(step.name)
+    before, after = step.change(STATE)
+    written = step.change(HISTORY)
+    ends = STATE in step.changed and before not in TERMINAL and (after in TERMINAL or after is None)
+    created = written.before is None and written.after is not None
+    if ends and not created:
+        yield Finding("history", name, "ended without a history record of the same revision")
+    if created and not ends:
+        yield Finding("history", name, "has a history record, and did not end in its revision")
+    if ends and written.after is not None:
+        yield from _record(step, record(written.after), after or step.operation.ended)
+    if written.before is not None and written.after is None:
+        yield from _removal(step, record(written.before))
+
+
+def _record(step: Step, kept: dict[str, Any], state: str) -> Iterator[Finding]:
+    told, name, jobs = kept.get("jobs", {}), str(step.name), step.operation.jobs
+    counts = (told.get("success"), told.get("failed"))
+    if kept.get("state") != state:
+        yield Finding("history", name, f"says {kept.get('state')}, and the state is {state}")
+    if counts != (jobs["success"], jobs["failed"]):
+        yield Finding("history", name, f"counts {counts}, and the jobs ended as {dict(jobs)}")
+    if state == "success":
+        if told.get("failed") and not step.operation.options.get("max_failed"):
+            yield Finding("history", name, f"succeeded with {told['failed']} failed jobs")
+        if jobs.total() != told.get("total"):
+            yield Finding("history", name, f"succeeded with {told.get('total')} jobs, of which {jobs.total()} ended")
+
+
+def _removal(step: Step, kept: dict[str, Any]) -> Iterator[Finding]:
+    content, name, operation = step.content, step.name, step.operation
+    content.requests[name.table, name.type, str(kept.get("request_id", ""))].discard(name)
+    if content.clock is not None and operation.recorded is not None:
+        age = content.clock() - operation.recorded
+        if age < HOUR:
+            yield Finding("history for an hour", str(name), f"its record was removed after {age:.0f} s")
+
+
+def request_ids(step: Step) -> Iterator[Finding]:
+    """One request id starts one operation, unless the earlier one was of a graph that was given up."""
+    content, name = step.content, step.name
+    before, after = step.change(STATE)
+    if before is not None or after is None:
+        return
+    wanted = str(step.operation.spec.get("request_id", ""))
+    same = content.requests[name.table, name.type, wanted]
+    for other in sorted(same):
+        former = content.operations[other]
+        hold = former.hold
+        given_up = hold is not None and content.hold(hold, before=True).get("state") == "denied"
+        if not given_up and not former.record(HISTORY).get("void"):
+            yield Finding("one request, one operation", str(name), f"{other} has the same request id {wanted!r}")
+    same.add(name)
+
+
+def ids(step: Step) -> Iterator[Finding]:
+    """Of one id at most one operation is active and one is pending; the id names the latter, or else the former."""
+    content, name, operation = step.content, step.name, step.operation
+    identity = operation.spec.get("id")
+    if STATE not in step.changed or not identity:
+        return
+    same = content.ids[name.table, name.type, identity]
+    active = sorted(other for other in same if content.operations[other].state in ACTIVE)
+    pending = sorted(other for other in same if content.operations[other].state == "pending")
+    for found, what in ((active, "active"), (pending, "pending")):
+        if len(found) > 1:
+            listed = ", ".join(map(str, found))
+            yield Finding("one of an id", str(name), f"of id {identity!r}, {len(found)} are {what}: {listed}")
+    named = content.others.get(f"distOpUnique.{quoted(name.table)}.{name.type}.{quoted(identity)}")
+    wanted = next(iter(pending or active), None)
+    # An operation of a series keeps the id until the next one takes it.
+    ended = bool(operation.ended) and not (operation.spec.get("series") and operation.ended != "cancelled")
+    if wanted is not None and named != str(wanted):
+        yield Finding("one of an id", str(name), f"the id {identity!r} names {named or 'nothing'} instead of {wanted}")
+    elif wanted is None and ended and named == str(name):
+        yield Finding("one of an id", str(name), f"has ended, and the id {identity!r} still names it")
+    same -= {other for other in same if content.operations[other].ended}

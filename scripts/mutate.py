@@ -1,0 +1,297 @@
+"""Generate mutants and look for what kills each; see ``scripts/mutate --help``."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
+
+from mutating import sources
+from mutating.catalogue import LAYERS, Catalogue, Place, collected
+from mutating.search import TRIED, Hunt, Verdict, hunt, unfounded
+from mutating.transactions import GUARD, LAST, WRITE, Left
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHES = ROOT / ".cache"
+FOLDERS = ("tests/unit", "tests/simulation")
+ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|starting|lives)")
+"""What unit tests import that apply transactions: for a sample these alone are observed."""
+EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
+"""A row of docs/mutants.md."""
+PAIRS = 4
+"""Pairs of guards that are left out for each guard that survives."""
+KINDS = (GUARD, WRITE, LAST, *sources.MODES)
+LEFT_OUT = (
+    "test_planted_bugs.py",
+    "test_schedules.py",
+    "test_crash_points.py",
+    "test_shrinking.py",
+    "test_command.py",
+    "test_mutants.py",
+    "test_within_copies.py",
+)
+"""Files of tests that run many schedules or orders themselves, or that are about mutants."""
+SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/support", "scripts/mutating")
+
+
+class Mutating:
+    """The plugin that takes the place of pytest's own loop, once all tests are collected."""
+
+    def __init__(self, wanted: argparse.Namespace, out: Any) -> None:
+        self.wanted = wanted
+        self.out = out
+        self.code = 1
+        self.cache = CACHES / ("mutate-sample.json" if wanted.sample else "mutate.json")
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = [item for item in session.items if item.path.name not in LEFT_OUT]
+        self.code = self.run(items)
+        return True
+
+    def run(self, items: Sequence[pytest.Item]) -> int:
+        wanted, content, cached = self.wanted, fingerprint(), read_cache(self.cache)
+        catalogue = self.catalogue(items, content, cached)
+        chosen = sorted(left for left in catalogue.mutants if not wanted.only or left.place.startswith(wanted.only))
+        chosen = [left for left in chosen if left.mode in wanted.kinds and "a caller's key" not in left.what]
+        if wanted.sample:
+            chosen = [left for left in chosen if catalogue.decisive.get(left) and str(left) not in explained()]
+            chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
+        if wanted.list:
+            for left in chosen:
+                self.say(f"{left}  ({len(catalogue.decisive.get(left, ()))} places)")
+            return 0
+        known = {name: Verdict(**told) for name, told in cached.get("verdicts", {}).items()}
+        verdicts = [known[str(left)] for left in chosen if settled(known.get(str(left)), content, wanted)]
+        known_now = {one.mutant for one in verdicts}
+        opened = {str(left): left for left in chosen if str(left) not in known_now}
+        by_id = {item.nodeid: item for item in items}
+        hunts = [self.hunt(catalogue, left, known.get(str(left)), by_id) for left in opened.values()]
+        for n, verdict in enumerate(hunt(hunts, by_id, wanted.jobs), 1):
+            verdicts.append(verdict)
+            verdict.content = content
+            known[verdict.mutant] = verdict
+            if n % 50 == 0:
+                write_cache(self.cache, content, catalogue, known)
+            if wanted.verbose or not verdict.killed:
+                self.say(f"{n}/{len(hunts)} {verdict.mutant}: {told(verdict)}")
+        self.back(catalogue, verdicts, opened, by_id)
+        for verdict, how in unfounded([one for one in verdicts if one.mutant in opened], wanted.jobs):
+            self.say(f"BREACHED WITHOUT A MUTANT: {verdict.killer}: {how} (found with {verdict.mutant})")
+        write_cache(self.cache, content, catalogue, known)
+        for line in table(verdicts, catalogue):
+            self.say(line)
+        judged = [one for one in verdicts if one.killed or one.mutant not in explained()]
+        found = sum(one.killed or bool(one.backed) for one in judged)
+        return 0 if found >= wanted.least * len(judged) else 1
+
+    def catalogue(self, items: Sequence[pytest.Item], content: str, cached: Any) -> Catalogue:
+        wanted = self.wanted
+        former = Catalogue.from_json(cached["catalogue"]) if "catalogue" in cached else Catalogue()
+        if (cached.get("content") == content and former.schedules >= wanted.schedules) or (
+            wanted.kept and former.mutants
+        ):
+            former.mutants |= sources.sites().keys()
+            return former
+        began = time.perf_counter()
+        seeds = range(wanted.first, wanted.first + wanted.schedules)
+        hashes = {
+            path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in {file_of(item) for item in items}
+        }
+        observed = [item for item in items if former.idle.get(file_of(item)) != hashes[file_of(item)]]
+        found = collected(observed, seeds, wanted.lives, wanted.held, wanted.jobs)
+        busy = {place.test.partition("::")[0] for places in found.decisive.values() for place, _ in places}
+        found.idle = {path: digest for path, digest in hashes.items() if path not in busy}
+        verdicts = {name: Verdict(**one) for name, one in cached.get("verdicts", {}).items()}
+        write_cache(self.cache, content, found, verdicts)
+        self.say(f"{len(observed)} tests and {len(seeds)} schedules observed in {time.perf_counter() - began:.0f} s")
+        for text in found.broken:
+            self.say(f"fails without a mutant, so it decides nothing: {text}")
+        return found
+
+    def back(
+        self, catalogue: Catalogue, verdicts: Sequence[Verdict], opened: dict[str, Left], items: dict[str, pytest.Item]
+    ) -> None:
+        """Look for what backs each guard that survived: leave out pairs of guards."""
+        survived = [one for one in verdicts if not one.killed and one.mutant in opened]
+        pairs = {
+            str(pair): pair
+            for one in survived
+            if opened[one.mutant].mode == GUARD
+            for pair in catalogue.pairs(opened[one.mutant])[:PAIRS]
+        }
+        hunts = [self.hunt(catalogue, pair, None, items) for pair in pairs.values()]
+        killed = {one.mutant: one for one in hunt(hunts, items, self.wanted.jobs) if one.killed}
+        alone = [
+            Hunt(replace(pair, what=kind), [Place.parse(killed[name].killer)], 1)
+            for name, pair in pairs.items()
+            if name in killed
+            for kind in pair.kinds
+        ]
+        enough = {(one.mutant, one.killer) for one in hunt(alone, items, self.wanted.jobs) if one.killed}
+        for name, pair in pairs.items():
+            if name in killed and any((str(replace(pair, what=k)), killed[name].killer) in enough for k in pair.kinds):
+                del killed[name]  # one of the two alone is found there, so that shows nothing of the other one
+        for one in survived:
+            left = opened[one.mutant]
+            for pair in catalogue.pairs(left)[:PAIRS]:
+                if str(pair) in killed and not one.backed:
+                    (other,) = (kind for kind in pair.kinds if kind != left.what)
+                    one.backed = f"{other}; both left out: {told(killed[str(pair)])}"
+
+    def hunt(self, catalogue: Catalogue, left: Left, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
+        tried = self.wanted.tries
+        places = [place for layer in LAYERS for place in catalogue.places(left, layer)[: tried or TRIED[layer]]]
+        if known is not None and known.killed:
+            former = Place.parse(known.killer)
+            if (not former.test or former.test in items) and known.killer not in catalogue.broken:
+                places = [former, *places]
+        return Hunt(left, places, len(catalogue.decisive.get(left, ())))
+
+
+def file_of(item: pytest.Item) -> str:
+    """The file of a test."""
+    return item.nodeid.partition("::")[0]
+
+
+def settled(known: Verdict | None, content: str, wanted: argparse.Namespace) -> bool:
+    """A verdict on the same code that need not be made again."""
+    return known is not None and known.content == content and (known.killed or not wanted.again)
+
+
+def told(verdict: Verdict) -> str:
+    """A verdict for people."""
+    if verdict.killed:
+        return f"{verdict.layer}: {verdict.killer}: {verdict.how}"
+    if verdict.backed:
+        return f"backed by {verdict.backed}"
+    if not verdict.decisive:
+        return "SURVIVES: it changes nothing anywhere"
+    return f"SURVIVES: decisive in {verdict.decisive} places, run in {verdict.places}"
+
+
+def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
+    """Kills by layer for each kind of mutant, then what survived."""
+    kinds = sorted({kind(one.mutant) for one in verdicts})
+    known = explained()
+    yield row("mutants of", "all", *LAYERS, "hang", "killed", "backed", "explained", "open")
+    for one in [*kinds, "all"]:
+        alike = [verdict for verdict in verdicts if one in ("all", kind(verdict.mutant))]
+        layers = Counter(verdict.layer for verdict in alike)
+        hangs = sum(verdict.how == "hang" for verdict in alike)
+        share = f"{100 * sum(verdict.killed for verdict in alike) / max(1, len(alike)):.1f} %"
+        backed = sum(bool(verdict.backed) for verdict in alike)
+        others = [verdict for verdict in alike if not verdict.killed and not verdict.backed]
+        listed = sum(verdict.mutant in known for verdict in others)
+        counts = (layers[layer] for layer in LAYERS)
+        yield row(one, len(alike), *counts, hangs, share, backed, listed, len(others) - listed)
+    survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
+    for verdict in survivors:
+        yield f"{verdict.mutant}: {'explained: ' if verdict.mutant in known else ''}{told(verdict)}"
+    for verdict in verdicts:
+        if verdict.killed and verdict.mutant in known:
+            yield f"{verdict.mutant}: is found, so docs/mutants.md need not explain it"
+    built = {left.place for left in catalogue.mutants if left.mode not in sources.MODES}
+    never = sorted(built - {left.place for left in catalogue.simulated})
+    yield f"labels that no schedule builds: {', '.join(never) or 'none'}"
+
+
+def explained() -> set[str]:
+    """The mutants that docs/mutants.md gives a reason for."""
+    return set(EXPLAINED.findall((ROOT / "docs/mutants.md").read_text()))
+
+
+def row(first: str, *cells: object) -> str:
+    """A line of the table."""
+    return f"{first:<12}" + "".join(f"{cell:>15}" for cell in cells)
+
+
+def kind(mutant: str) -> str:
+    """What a mutant leaves out."""
+    return mutant.rpartition(": ")[2].partition(" ")[0]
+
+
+def fingerprint() -> str:
+    """Of all the code that decides a verdict."""
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def read_cache(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_cache(path: Path, content: str, catalogue: Catalogue, known: dict[str, Verdict]) -> None:
+    """Verdicts on former code are kept: what killed a mutant then is tried first."""
+    path.parent.mkdir(exist_ok=True)
+    verdicts = {name: asdict(one) for name, one in known.items()}
+    path.write_text(json.dumps({"content": content, "catalogue": catalogue.as_json(), "verdicts": verdicts}))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate", description="Leave out each guard and each write of each transaction, and see it found."
+    )
+    parser.add_argument(
+        "--sample", type=int, default=0, metavar="N", help="only so many of the mutants that are decisive somewhere"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
+    parser.add_argument("--only", default="", metavar="LABEL", help="only mutants whose label or module begins so")
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="what is changed (default all)")
+    parser.add_argument("--list", action="store_true", help="name the mutants, and run none")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
+    parser.add_argument("--schedules", type=int, default=400, metavar="N", help="schedules to observe (default 400)")
+    parser.add_argument("--lives", type=int, default=200, metavar="N", help="random lives to observe (default 200)")
+    parser.add_argument("--kept", action="store_true", help="look where mutants were decisive in the last run's code")
+    parser.add_argument(
+        "--held", type=int, default=4, metavar="N", help="requests of each label that are held in schedules (default 4)"
+    )
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first of them (default 1)")
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="places of each layer to run a mutant in before it counts as a survivor (default 15 to 40)",
+    )
+    parser.add_argument("--again", action="store_true", help="run survivors again, though nothing changed")
+    parser.add_argument("--least", type=float, default=0.95, help="the share that has to be found (default 0.95)")
+    parser.add_argument("--verbose", action="store_true", help="tell what killed each")
+    wanted = parser.parse_args(args)
+    out = os.fdopen(os.dup(1), "w")
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    plugin = Mutating(wanted, out)
+    os.chdir(ROOT)
+    folders = list(FOLDERS)
+    if wanted.sample:
+        files = sorted(Path("tests/unit").glob("*.py"))
+        folders = [str(path) for path in files if ON_THE_STORE.search(path.read_text())]
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0", "--hypothesis-seed=0"]
+    code = pytest.main([*options, *folders], plugins=[plugin])
+    return plugin.code if code in (0, 5) else int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""Where each mutant makes a difference: the tests and the schedules in which it would change a transaction.
+
+A run is deterministic up to the first transaction that a mutant changes. So a schedule in which a guard never refuses
+anything alone is the same without it, and need not be run again: a mutant is run only where it is decisive.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from distop.testing.simulation import Simulation, scenario
+from distop.testing.simulation.run import quietly
+from mutating import sources
+from mutating.children import Ended, Steps, in_children
+from mutating.held import VARIANTS, Held, Requests, hold
+from mutating.hooks import Observed, observing
+from mutating.late import Copy, Late, watching
+from mutating.lives import live
+from mutating.transactions import GUARD, Left
+
+SEEDS_AT_ONCE = 50
+LIVES_AT_ONCE = 100
+TESTS_AT_ONCE = 400
+"""So many schedules or tests one process observes: it begins by marking the mutants of source, which takes seconds."""
+
+
+@dataclass
+class Place:
+    """A test (``test``, its id) or a schedule (``seed``) in which mutants are decisive; with ``copy``: with one late
+    copy of a transaction; with ``held``: with one request that is held. ``life``: a random life of the pure core.
+    """
+
+    test: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+    copy: Copy | None = None
+    held: Held | None = None
+    life: int = -1
+
+    @property
+    def layer(self) -> str:
+        """The layer of tests that it belongs to."""
+        return layer_of(str(self))
+
+    def __str__(self) -> str:
+        if self.life >= 0:
+            return f"life {self.life}"
+        if self.copy is not None:
+            return f"seed {self.seed}, copy of {self.copy[0]} at {self.copy[1]}"
+        if self.held is not None:
+            killed = " after its sender was killed" if self.held[2] else ""
+            return f"seed {self.seed}, request {self.held[0]} held for {self.held[1]:g} s{killed}"
+        return self.test or f"seed {self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """As it is written."""
+        if found := _LIFE.fullmatch(text):
+            return cls(life=int(found.group(1)))
+        if found := _PLACE.fullmatch(text):
+            seed, number, revision, request, lasts, killed = found.groups()
+            copy = (int(number), int(revision)) if number else None
+            return cls(seed=int(seed), copy=copy, held=(int(request), float(lasts), bool(killed)) if request else None)
+        return cls(text)
+
+
+_PLACE = re.compile(
+    r"seed (\d+)(?:, copy of (\d+) at (\d+)|, request (\d+) held for ([0-9.]+) s( after its sender was killed)?)?"
+)
+_LIFE = re.compile(r"life (\d+)")
+UNIT, LIVES, SCENARIOS, SCHEDULES, COPIES, HELD = LAYERS = (
+    "unit", "lives", "scenarios", "schedules", "late copies", "held requests",
+)  # fmt: skip
+"""Unit tests; random lives of the pure core; other tests on the simulator; drawn schedules; these with one late copy of
+a transaction; these with one request that is held.
+"""
+
+
+def layer_of(place: str) -> str:
+    """The layer of a place, as it is written."""
+    if place.startswith("life "):
+        return LIVES
+    if found := _PLACE.fullmatch(place):
+        return COPIES if found.group(2) else HELD if found.group(4) else SCHEDULES
+    return UNIT if place.startswith("tests/unit/") else SCENARIOS
+
+
+@dataclass
+class Catalogue:
+    """All mutants that were seen, and where each is decisive: (place, how often)."""
+
+    decisive: dict[Left, list[tuple[Place, int]]] = field(default_factory=lambda: defaultdict(list))
+    mutants: set[Left] = field(default_factory=set)
+    simulated: set[Left] = field(default_factory=set)
+    """Those that the schedules build."""
+    broken: list[str] = field(default_factory=list)
+    """Tests and schedules that fail without any mutant: they decide nothing."""
+    schedules: int = 0
+    idle: dict[str, str] = field(default_factory=dict)
+    """Files of tests that reach no mutant, with the hash of what they say: they need not be observed again."""
+    sent: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """By label: the requests that had it, (seed, number)."""
+
+    def pairs(self, left: Left) -> list[Left]:
+        """The pairs of guards of which a guard is one, those first that are decisive most often."""
+        found = [
+            one for one in self.decisive if one.place == left.place and one.mode == GUARD and one.what != left.what
+        ]
+        found = [one for one in found if left.what in one.kinds]
+        return sorted(found, key=lambda one: (-len(self.decisive[one]), one))
+
+    def requests(self, most: int) -> list[Place]:
+        """So many requests of each label, each held in several ways: the same ones each time, from all schedules."""
+        found = []
+        for sent in self.sent.values():
+            chosen = sorted(sent, key=lambda one: crc32(f"{one}".encode()))[:most]
+            found += [Place(seed=seed, held=(number, *how)) for seed, number in chosen for how in VARIANTS]
+        return found
+
+    def places(self, left: Left, layer: str) -> list[Place]:
+        """Where a mutant is decisive in this layer, most promising first: often, and soon done."""
+        found = [(place, count) for place, count in self.decisive.get(left, ()) if place.layer == layer]
+        found.sort(key=lambda one: (one[0].seconds / min(one[1], 5), str(one[0])))
+        return [place for place, _ in found]
+
+    def as_json(self) -> Any:
+        listed = sorted(self.mutants | self.decisive.keys())
+        names = {left: n for n, left in enumerate(listed)}
+        places: dict[str, list[Any]] = {}
+        for left, found in self.decisive.items():
+            for place, count in found:
+                entry = places.setdefault(str(place), [str(place), round(place.seconds, 3), []])
+                entry[2].append([names[left], count])
+        return {
+            "listed": [_told(left) for left in listed],
+            "mutants": sorted(names[left] for left in self.mutants),
+            "simulated": sorted(names[left] for left in self.simulated),
+            "places": list(places.values()),
+            "broken": self.broken,
+            "schedules": self.schedules,
+            "sent": self.sent,
+            "idle": self.idle,
+        }
+
+    @classmethod
+    def from_json(cls, told: Any) -> Catalogue:
+        found = cls()
+        listed = [Left(*one) for one in told["listed"]]
+        found.mutants = {listed[n] for n in told["mutants"]}
+        found.simulated = {listed[n] for n in told["simulated"]}
+        found.broken, found.schedules = list(told["broken"]), told["schedules"]
+        found.idle = told.get("idle", {})
+        found.sent.update({label: [(seed, number) for seed, number in sent] for label, sent in told["sent"].items()})
+        for text, seconds, counts in told["places"]:
+            place = replace(Place.parse(text), seconds=seconds)
+            for n, count in counts:
+                found.decisive[listed[n]].append((place, count))
+        return found
+
+
+def collected(
+    items: Sequence[pytest.Item], seeds: Sequence[int], lives: int, requests_held: int, jobs: int
+) -> Catalogue:
+    """Run all of these tests, schedules and lives once, as they are; then schedules in which one request is held, for
+    so many requests of each label.
+    """
+    by_id = {item.nodeid: item for item in items}
+    ids = list(by_id)
+    work: list[Any] = [("tests", ids[n : n + TESTS_AT_ONCE]) for n in range(0, len(ids), TESTS_AT_ONCE)]
+    work += [("seeds", list(seeds[n : n + SEEDS_AT_ONCE])) for n in range(0, len(seeds), SEEDS_AT_ONCE)]
+
+    work += [("lives", list(range(n, min(n + LIVES_AT_ONCE, lives)))) for n in range(0, lives, LIVES_AT_ONCE)]
+
+    def do(one: Any, steps: Steps) -> Any:
+        kind, listed = one
+        if kind == "lives":
+            return _observe_lives(listed, steps)
+        if kind == "held":
+            return _observe_held(listed, steps)
+        return _observe_tests(listed, by_id, steps) if kind == "tests" else _observe_seeds(listed, steps)
+
+    found = Catalogue(schedules=len(seeds), mutants=set(sources.sites()))
+    for ended in in_children(work, jobs, do):
+        _add(found, ended)
+    requests = [str(place) for place in found.requests(requests_held)]
+    work = [("held", requests[n : n + SEEDS_AT_ONCE]) for n in range(0, len(requests), SEEDS_AT_ONCE)]
+    for ended in in_children(work, jobs, do):
+        _add(found, ended)
+    return found
+
+
+def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Steps) -> Any:
+    observed, told = Observed(), []
+    with observing(observed):
+        for name in ids:
+            steps.begin(name)
+            observed.reset()
+            began = time.perf_counter()
+            reports = runtestprotocol(by_id[name], log=False, nextitem=None)
+            fails = any(report.failed for report in reports)
+            told.append([name, time.perf_counter() - began, _counted(observed), fails])
+    return [told, _listed(observed), []]
+
+
+def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
+    observed, told = Observed(), []
+    late, requests, sent = Late(observed), Requests(observed), list[Any]()
+    with observing(observed), watching(late), quietly():
+        for seed in seeds:
+            steps.begin(f"seed {seed}")
+            observed.reset()
+            late.reset()
+            began = time.perf_counter()
+            sim = Simulation(scenario(seed))
+            requests.watch(sim)
+            breaches = sim.run().breaches
+            sent += [[label, seed, number] for label, numbers in requests.labels.items() for number in numbers]
+            took = time.perf_counter() - began
+            told.append([str(Place(seed=seed)), took, _counted(observed), bool(breaches)])
+            for left, copies in late.copies.items():
+                told += [[str(Place(seed=seed, copy=one)), took, [[*_told(left), 1]], bool(breaches)] for one in copies]
+    return [told, _listed(observed), sent]
+
+
+def _observe_lives(numbers: Sequence[int], steps: Steps) -> Any:
+    observed, told = Observed(), []
+    with observing(observed):
+        for number in numbers:
+            place = Place(life=number)
+            steps.begin(str(place))
+            observed.reset()
+            began = time.perf_counter()
+            how = live(number)
+            told.append([str(place), time.perf_counter() - began, _counted(observed), bool(how)])
+    return [told, _listed(observed), []]
+
+
+def _observe_held(places: Sequence[str], steps: Steps) -> Any:
+    observed, told = Observed(), []
+    with observing(observed), quietly():
+        for text in places:
+            steps.begin(text)
+            observed.reset()
+            began, place = time.perf_counter(), Place.parse(text)
+            sim = Simulation(scenario(place.seed))
+            assert place.held is not None
+            hold(sim, observed, place.held)
+            breaches = sim.run().breaches
+            guards = [[*_told(left), count] for left, count in observed.decisive.items() if left.mode == GUARD]
+            told.append([text, time.perf_counter() - began, guards, bool(breaches)])
+    return [told, _listed(observed), []]
+
+
+def _counted(observed: Observed) -> Any:
+    return [[*_told(left), count] for left, count in observed.decisive.items()]
+
+
+def _told(left: Left) -> list[str]:
+    return [left.place, left.mode, left.what]
+
+
+def _listed(observed: Observed) -> Any:
+    return [_told(left) for left in observed.seen]
+
+
+def _add(found: Catalogue, ended: Ended) -> None:
+    if ended.answer is None:
+        found.broken.append(f"{ended.step}: {'hangs' if ended.hung else ended.error}")
+        return
+    told, seen, sent = ended.answer
+    listed = {Left(*one) for one in seen}
+    found.mutants |= listed
+    for label, seed, number in sent:
+        found.sent[label].append((seed, number))
+    for text, seconds, counts, fails in told:
+        place = replace(Place.parse(text), seconds=seconds)
+        if place.seed:
+            found.simulated |= listed
+        if fails:
+            if place.copy is None:
+                found.broken.append(text)
+            continue
+        for where, mode, what, count in counts:
+            found.decisive[Left(where, mode, what)].append((place, count))

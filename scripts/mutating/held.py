@@ -1,0 +1,77 @@
+"""Held requests: one request of a schedule takes its time, and perhaps its sender is killed meanwhile.
+
+What is drawn holds requests at random moments. A guard that nothing else made decisive is looked for by holding each
+request with its label in turn, for some moments, or until its sender's lease has ended and somebody else took over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from distop.core.txn import Txn
+from distop.testing.simulation import Simulation
+from distop.testing.simulation.loop import Process
+from mutating.hooks import Observed
+
+AWAY = 12.0
+"""Seconds until a killed daemon is started again."""
+VARIANTS = ((0.4, False), (1.5, False), (4.0, False), (7.0, True), (2.0, True))
+"""Seconds for which a request is held, and whether its sender is killed when it has sent it."""
+MOST = 4
+"""Requests with one label that are noted in one schedule."""
+
+Held = tuple[int, float, bool]
+"""The number of a transaction among those that were sent, for how long it is held, and whether its sender is killed."""
+
+
+class Requests:
+    """The numbers of the transactions that a schedule sends, by label."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._sent: dict[Txn, int] = {}
+        self.labels: defaultdict[str, list[int]] = defaultdict(list)
+
+    def watch(self, sim: Simulation) -> None:
+        """A schedule begins."""
+        self._sent.clear()
+        self.labels.clear()
+        sim.network.sending = self._sending
+
+    def _sending(self, process: Process, path: str, asked: Any) -> float:
+        labelled = self._observed.labelled(asked) if isinstance(asked, Txn) else None
+        if labelled is not None and labelled not in self._sent:
+            number = self._sent[labelled] = len(self._sent)
+            if len(self.labels[labelled.label]) < MOST:
+                self.labels[labelled.label].append(number)
+        return 0.0
+
+
+def hold(sim: Simulation, observed: Observed, held: Held) -> None:
+    """Have one request of a simulation that is about to run held. ``observed`` knows the labels."""
+    number, lasts, kills = held
+    sent: set[Txn] = set()
+
+    def sending(process: Process, path: str, asked: Any) -> float:
+        labelled = observed.labelled(asked) if isinstance(asked, Txn) else None
+        if labelled is None or labelled in sent:
+            return 0.0
+        sent.add(labelled)
+        if len(sent) - 1 != number:
+            return 0.0
+        if kills:
+            sim.loop.world_at(sim.loop.now + 0.0001, _kill, sim, process)
+        return lasts
+
+    sim.network.sending = sending
+
+
+def _kill(sim: Simulation, process: Process) -> None:
+    machine = next((one for one in sim.machines if one.process is process), None)
+    if machine is not None:
+        machine.crash()
+        sim.loop.world_at(sim.loop.now + AWAY, machine.start)
+    elif not process.dead and process in sim.clients:
+        sim.loop.kill(process)
+        sim.network.died(process)

@@ -1,0 +1,60 @@
+"""Random lives of the pure core: events, late copies of them, and the invariants, on the model store alone.
+
+A life is a thousand times as fast as a schedule: no daemon runs, each event is built as its own sender would build it
+(``tests.support.lives``). Each life prefers some events to others, so that rare ones meet each other.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from distop.core.invariants import check
+from distop.core.txn import Txn
+from tests.support import lives
+from tests.support.world import World
+
+EVENTS = 120
+DRAWS = 4
+"""Events that are drawn until one of them is possible."""
+PREFERRED = 5
+"""Kinds of events that one life prefers."""
+MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "end", "progress", "begin", "join"})
+"""Transactions that may apply after they were refused (tests/unit/test_transitions.py says why)."""
+
+
+class _Chance(random.Random):
+    """Prefers some events."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        listed = sorted(set(lives._RANDOM_EVENTS))
+        self._listed = [*lives._RANDOM_EVENTS, *(random.Random(seed).sample(listed, PREFERRED) * 8)]
+
+    def choice(self, seq: Any) -> Any:
+        return super().choice(self._listed if seq is lives._RANDOM_EVENTS else seq)
+
+
+def live(seed: int) -> str:
+    """What a life breaches: an invariant, or a transaction that was refused and applies later; "" where nothing."""
+    world, _ = lives.random_life(seed)
+    rng = _Chance(seed)
+    late: list[Txn] = []
+    refused: list[Txn] = []
+    for _ in range(EVENTS):
+        txn = next((one for one in (lives.random_event(world, rng) for _ in range(DRAWS)) if one is not None), None)
+        if txn is not None:
+            late.append(txn)
+            if rng.random() < 0.8:
+                _apply(world, txn, refused)
+        if late and rng.random() < 0.3:  # a copy that was delayed, or a repetition
+            _apply(world, late[rng.randrange(len(late))], refused)
+        if refused and rng.random() < 0.3 and world.store.apply(old := rng.choice(refused)).succeeded:
+            return f"{old.label} was refused, and applies later"
+    faults = check(world.keys, world.store.history)
+    return f"invariant {faults[0].invariant}" if faults else ""
+
+
+def _apply(world: World, txn: Txn, refused: list[Txn]) -> None:
+    if not world.store.apply(txn).succeeded and txn.label not in MAY_COME_LATE:
+        refused.append(txn)

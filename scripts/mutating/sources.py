@@ -1,0 +1,403 @@
+"""Mutants of source: ages inverted, periodic steps and background tasks skipped, the last element of a slice dropped.
+
+They are found in the syntax trees, so new code has its mutants at once. A mutant is planted by giving the live function
+the code of the changed one; a time that no comparison names is replaced wherever it is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import sys
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from distop.core.limits import Limits
+from mutating.transactions import Left
+
+AGE, NEVER, NOW, STEP, TASK, SLICE = "age", "never", "now", "step", "task", "slice"
+"""What is changed: a comparison with a time is inverted; a time is 30 years, or nothing; a step of a periodic loop is
+skipped; a background task does nothing; a slice loses its last element.
+"""
+MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE)
+FOREVER = 1e9
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("core", "coordinator", "daemon", "executor", "node", "claims", "submission", "store")
+"""Packages of distop that coordinate: their times, loops and batches are looked at."""
+NOT_RUN = ("distop.store.embedded", "distop.store.diagnose", "distop.daemon.metrics", "distop.daemon.process")
+"""Modules that act on processes, sockets and files of this machine: neither unit tests nor the simulator run them."""
+TEXTS = frozenset({"distop.core.codec", "distop.core.labels", "distop.core.records", "distop.core.trace"})
+"""Modules whose slices are of text for people."""
+TIMES_OF_CONFIG = frozenset({"poll"})
+_INVERTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt,
+}  # fmt: skip
+_WAITS = frozenset({"sleep", "timeout", "timeout_at", "wait_for", "wait"})
+_BACKGROUND = frozenset({"ensure_future", "create_task"})
+_REACHED = "__distop_reached__"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a mutant is in a module's source: the node's position, or for a time its name."""
+
+    left: Left
+    module: str
+    function: str
+    line: int = 0
+    column: int = 0
+    name: str = ""
+
+
+@functools.cache
+def sites() -> dict[Left, Site]:
+    """All mutants of source there are."""
+    found: dict[Left, Site] = {}
+    compared: set[str] = set()
+    for name, tree in trees().items():
+        for site in _Finder(name, tree).found:
+            found[site.left] = site
+        compared |= {
+            f"{owner}.{node.id}"
+            for compare in ast.walk(tree)
+            if isinstance(compare, ast.Compare)
+            for node in ast.walk(compare)
+            if isinstance(node, ast.Name) and (owner := times_of(name).get(node.id))
+        }
+    for module in trees():
+        for name, owner in times_of(module).items():
+            if owner == module and f"{owner}.{name}" not in compared:
+                for mode in (NEVER, NOW):
+                    left = Left(module, mode, name)
+                    found[left] = Site(left, module, "", name=name)
+    return found
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax trees of the modules that are looked at."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "distop" / folder).glob("*.py")):
+            name = f"distop.{folder}.{path.stem}" if path.stem != "__init__" else f"distop.{folder}"
+            if name not in NOT_RUN:
+                found[name] = ast.parse(path.read_text(), str(path))
+    return found
+
+
+@functools.cache
+def times_of(module: str) -> dict[str, str]:
+    """The names of a module that are times, with the module that owns each. A time is a constant in seconds, which are
+    floats here: one, or a pair of them for a back-off.
+    """
+    found = {}
+    for node in trees()[module].body:
+        if isinstance(node, ast.ImportFrom) and node.module in trees():
+            owned = times_of(node.module)
+            found.update({(a.asname or a.name): owned[a.name] for a in node.names if a.name in owned})
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id.isupper():
+                    value = getattr(importlib.import_module(module), target.id, None)
+                    if _is_time(value):
+                        found[target.id] = module
+    return found
+
+
+def _is_time(value: object) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(isinstance(one, float) for one in value)
+    return isinstance(value, float)
+
+
+@functools.cache
+def _time_fields() -> frozenset[str]:
+    return TIMES_OF_CONFIG | {one.name for one in fields(Limits) if isinstance(one.default, float)}
+
+
+class _Finder(ast.NodeVisitor):
+    """Finds the mutants of one module's functions."""
+
+    def __init__(self, module: str, tree: ast.Module) -> None:
+        self.module = module
+        self.found: list[Site] = []
+        self._names: list[str] = []
+        self._functions: list[str] = []
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._loops = 0
+        self.visit(tree)
+
+    def _add(self, node: ast.expr | ast.stmt, mode: str) -> None:
+        if not self._functions:
+            return
+        place = f"{self.module}.{'.'.join(self._names)}"
+        what = " ".join(ast.unparse(node).split())[:100]
+        self._counts[place, mode, what] += 1
+        number = self._counts[place, mode, what]
+        left = Left(place, mode, what if number == 1 else f"{what} #{number}")
+        self.found.append(Site(left, self.module, self._functions[0], node.lineno, node.col_offset))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._names.append(node.name)
+        self.generic_visit(node)
+        self._names.pop()
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        loops, self._loops = self._loops, 0
+        self._names.append(node.name)
+        self._functions.append(".".join(self._names))
+        for one in node.body:
+            self.visit(one)
+        self._functions.pop()
+        self._names.pop()
+        self._loops = loops
+
+    visit_FunctionDef = _function
+    visit_AsyncFunctionDef = _function
+
+    def visit_While(self, node: ast.While) -> None:
+        periodic = any(
+            isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _WAITS
+            for one in ast.walk(node)
+        )
+        self._loops += periodic
+        self.generic_visit(node)
+        self._loops -= periodic
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        if self._loops and isinstance(call, ast.Call) and not _waits_or_logs(call):
+            self._add(node, STEP)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr in _BACKGROUND and node.args:
+            work = node.args[0]
+            if not (isinstance(work, ast.Call) and isinstance(work.func, ast.Attribute) and work.func.attr in _WAITS):
+                self._add(node, TASK)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1 and type(node.ops[0]) in _INVERTED and self._names_a_time(node):
+            self._add(node, AGE)
+        self.generic_visit(node)
+
+    def _names_a_time(self, node: ast.Compare) -> bool:
+        times, of_config = times_of(self.module), _time_fields()
+        for one in ast.walk(node):
+            if isinstance(one, ast.Name) and one.id in times:
+                return True
+            if isinstance(one, ast.Attribute) and one.attr in of_config:
+                return True
+        return False
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        sliced = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
+        if sliced and isinstance(node.slice, ast.Slice) and self.module not in TEXTS:
+            bounds = [one for one in (node.slice.lower, node.slice.upper) if one is not None]
+            if bounds and not all(isinstance(one, ast.Constant | ast.UnaryOp) for one in bounds):
+                self._add(node, SLICE)
+        self.generic_visit(node)
+
+
+def _waits_or_logs(call: ast.Call) -> bool:
+    func = call.func
+    if not isinstance(func, ast.Attribute):
+        return False
+    owner = ast.unparse(func.value)
+    return func.attr in _WAITS or owner == "log" or owner.endswith((".log", "_log"))
+
+
+class _Changer(ast.NodeTransformer):
+    """Changes the one node of a site."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.changed = 0
+
+    def _is_it(self, node: ast.expr | ast.stmt) -> bool:
+        return (node.lineno, node.col_offset) == (self.site.line, self.site.column)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if self.site.left.mode == STEP and self._is_it(node):
+            self.changed += 1
+            return ast.copy_location(ast.Pass(), node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        if self.site.left.mode == TASK and self._is_it(node) and getattr(node.func, "attr", "") in _BACKGROUND:
+            self.changed += 1
+            idle = ast.parse(f"__import__('asyncio').sleep({FOREVER})", mode="eval").body
+            node.args[0] = ast.copy_location(idle, node)
+            return ast.fix_missing_locations(node)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if self.site.left.mode == AGE and self._is_it(node):
+            self.changed += 1
+            node.ops = [_INVERTED[type(node.ops[0])]()]
+            return node
+        return self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if self.site.left.mode == SLICE and self._is_it(node) and isinstance(node.slice, ast.Slice):
+            self.changed += 1
+            shorter = ast.Slice(upper=ast.UnaryOp(ast.USub(), ast.Constant(1)))
+            return ast.fix_missing_locations(ast.copy_location(ast.Subscript(node, shorter, ast.Load()), node))
+        return self.generic_visit(node)
+
+
+def change(left: Left) -> None:
+    """From now on, in this process, the code is that of the mutant."""
+    site = sites()[left]
+    if site.name:
+        _retime(site.name, getattr(sys.modules[site.module], site.name), FOREVER if left.mode == NEVER else 0.0)
+        return
+    function, code = changed(left)
+    function.__code__ = code
+
+
+def changed(left: Left) -> tuple[types.FunctionType, types.CodeType]:
+    """The live function that a mutant changes (of a time: one that stays as it is), and the code to give it. Raises
+    AssertionError where the mutant is not exactly one change of one such function.
+    """
+    site = sites()[left]
+    if site.name:
+        assert _is_time(getattr(importlib.import_module(site.module), site.name)), left
+        return change, change.__code__  # type: ignore[return-value]
+    changer = _Changer(site)
+    tree = changer.visit(_parsed(site.module))
+    assert changer.changed == 1, f"{left} is {changer.changed} changes"
+    compiled = compile(ast.fix_missing_locations(tree), importlib.import_module(site.module).__file__ or "", "exec")
+    codes = {code.co_qualname: code for code in _codes(compiled)}
+    live = _functions(site.module)
+    assert site.function in live, f"{left}: {site.function} is no function of {site.module}"
+    return live[site.function], codes[site.function]
+
+
+def _retime(name: str, former: Any, seconds: float) -> None:
+    value = (seconds,) * len(former) if isinstance(former, tuple) else seconds
+    for name_of_module, module in list(sys.modules.items()):
+        if name_of_module.partition(".")[0] in ("distop", "distop_behaviors"):
+            for alias, one in list(vars(module).items()):
+                if one is former and alias == name:
+                    setattr(module, alias, value)
+
+
+def _parsed(module: str) -> ast.Module:
+    path = importlib.import_module(module).__file__ or ""
+    return ast.parse(Path(path).read_text(), path)
+
+
+def _replace(module: str, tree: ast.Module, names: set[str]) -> None:
+    """Give the live functions of these names the code that the tree has for them."""
+    compiled = compile(ast.fix_missing_locations(tree), sys.modules[module].__file__ or "", "exec")
+    codes = {code.co_qualname: code for code in _codes(compiled)}
+    live = _functions(module)
+    for name in names & codes.keys():
+        live[name].__code__ = codes[name]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield one
+            yield from _codes(one)
+
+
+def _functions(module: str) -> dict[str, types.FunctionType]:
+    found: dict[str, types.FunctionType] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, property):
+            for one in (value.fget, value.fset, value.fdel):
+                look(one)
+            return
+        value = getattr(value, "__func__", value)
+        if not isinstance(value, types.FunctionType) and not isinstance(value, type):
+            value = getattr(value, "func", value)  # functools.cached_property
+        while hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        if isinstance(value, types.FunctionType) and value.__module__ == module:
+            found[value.__qualname__] = value
+        elif isinstance(value, type) and value.__module__ == module:
+            for one in vars(value).values():
+                look(one)
+
+    for value in list(vars(sys.modules[module]).values()):
+        look(value)
+    return found
+
+
+class _Marker(ast.NodeTransformer):
+    """Puts a call before each statement that holds a mutant."""
+
+    def __init__(self, numbers: dict[tuple[int, int], list[int]], names: dict[str, list[int]]) -> None:
+        self.numbers = numbers
+        self.names = names
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for block in ("body", "orelse", "finalbody"):
+            listed = getattr(node, block, None)
+            if isinstance(listed, list) and not isinstance(node, ast.Module | ast.ClassDef):
+                setattr(node, block, [one for statement in listed for one in self._marked(statement)])
+        return node
+
+    def _marked(self, statement: ast.stmt) -> Iterator[ast.stmt]:
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Global | ast.Nonlocal):
+            numbers = {n for one in _own(statement) for n in self._of(one)}
+            for n in sorted(numbers):
+                call = ast.Call(ast.Name(_REACHED, ast.Load()), [ast.Constant(n)], [])
+                yield ast.fix_missing_locations(ast.copy_location(ast.Expr(call), statement))
+        yield statement
+
+    def _of(self, node: ast.AST) -> list[int]:
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, [])
+        if isinstance(node, ast.expr | ast.stmt):
+            return self.numbers.get((node.lineno, node.col_offset), [])
+        return []
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What a statement holds aside from its blocks."""
+    yield statement
+    for name, value in ast.iter_fields(statement):
+        if name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, ast.AST):
+                yield from ast.walk(one)
+
+
+def mark(reached: Callable[[Left], None]) -> None:
+    """From now on, in this process, each mutant's statement tells that it is reached, before it runs."""
+    listed = list(sites())
+    places: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    names: defaultdict[str, list[int]] = defaultdict(list)
+    for n, left in enumerate(listed):
+        site = sites()[left]
+        if site.name:
+            names[f"{site.module}.{site.name}"].append(n)
+        else:
+            places[site.module][site.line, site.column].append(n)
+    setattr(builtins, _REACHED, lambda n: reached(listed[n]))
+    for module in trees():
+        here = {name: names[f"{owner}.{name}"] for name, owner in times_of(module).items()}
+        if module in places or any(here.values()):
+            importlib.import_module(module)
+            tree = _Marker(places[module], here).visit(_parsed(module))
+            _replace(module, tree, set(_functions(module)))
+
+
+__all__ = ["MODES", "Site", "change", "mark", "sites"]

@@ -1,0 +1,167 @@
+"""Damaged and encrypted files, and those that Spark does not read: no mode says more than was proved, or read.
+
+What they hold is read by pyarrow, in plain Python and in a process of its own. ``scripts/oracle --parquet-files`` does
+the same for any folder of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop_behaviors.validate import Validate, scan
+from tests.support import damaged, footers
+from tests.support.checked import Table, between
+from tests.support.context import FakeContext, run_operation
+from tests.support.parquet_files import MODES, Answer, mistakes
+from tests.support.parquet_reader import expect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distop.behavior import TableRecord
+
+pytestmark = pytest.mark.spark
+
+IN_PROCESS = [kind for kind in damaged.KINDS if kind != "huge-page"]
+"""The others may end the JVM."""
+
+
+def made(table: Table, kind: str, name: str = "a.parquet") -> Path:
+    path = table.directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    damaged.KINDS[kind](path)
+    return path
+
+
+def verdicts(ran: Any) -> list[tuple[str, int, bool]]:
+    return [(c["verdict"], c["violations"], c["exact"]) for c in ran.report["checks"]]
+
+
+@pytest.mark.parametrize("kind", IN_PROCESS)
+def test_no_mode_says_more_than_an_independent_reader(table: Table, kind: str) -> None:
+    path = made(table, kind, "no:colon.parquet" if kind == "no:colon" else "a.parquet")
+    expected = expect(path)
+    checks = [check for check, _ in expected.checks] or [{"not_null": "id"}]
+    answers = {}
+    for mode in MODES:
+        report = table.run(*checks, statistics=mode, sample=2).report
+        answers[mode] = Answer(report["rows"], report["checks"])
+    assert list(mistakes(path, expected, answers)) == []
+
+
+def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
+    """Of its first check a scan was to count the violations: that there are some is known without."""
+    path = made(table, "corrupt-pages")
+    checks = [
+        between("id", low=100),
+        {"not_null": "name"},
+        between("id", low=0),
+        {"check": "name <> ''", "name": "sql"},
+    ]
+    only, auto = (table.run(*checks, statistics=mode) for mode in ("only", "auto"))
+    proved = [("violated", 1, False), ("violated", 200, True), ("valid", 0, True)]
+    assert verdicts(auto)[:3] == verdicts(only)[:3] == proved
+    assert verdicts(auto)[3][0] == "error"
+    for n in (0, 3):
+        assert str(path) in auto.report["checks"][n]["error"]
+    assert [c["error"] for c in auto.report["checks"][1:3]] == [None, None]
+
+
+def test_a_damaged_file_leaves_the_others_of_its_partition_their_checks(table: Table) -> None:
+    """What is to be counted in the sound file alone is counted, whatever stands in the other."""
+    bad, good = made(table, "corrupt-pages", "a.parquet"), made(table, "sound", "b.parquet")
+    footers.without_statistics(good)
+    ran = table.run({"not_null": "name"}, {"check": "name <> ''", "name": "sql"})
+    assert verdicts(ran) == [("violated", 400, True), ("error", 0, False)]
+    assert str(bad) in ran.report["checks"][1]["error"]
+    assert ran.report["checks"][0]["evidence"] == {"files_statistics": 1, "files_scanned": 1}
+
+
+def test_where_on_a_damaged_file_counts_no_rows(table: Table) -> None:
+    made(table, "corrupt-pages")
+    ran = table.run(between("id", low=0), {"not_null": "name"}, where="name <> 'x'")
+    assert ran.report["rows"] is None
+    assert [c["verdict"] for c in ran.report["checks"]] == ["valid", "error"]
+
+
+def test_rows_of_a_footer_that_contradicts_itself_are_those_that_are_read(table: Table) -> None:
+    made(table, "counts-no-rows")
+    for mode in ("auto", "never"):
+        ran = table.run({"not_null": "id"}, between("id", low=1_000), statistics=mode)
+        assert verdicts(ran) == [("valid", 0, True), ("violated", 1_000, True)]
+        assert ran.report["rows"] == damaged.ROWS
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+@pytest.mark.parametrize("where", [None, "id >= 0", "id % 2 = 0"])
+def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
+    table: Table, mode: str, where: str | None
+) -> None:
+    """Beside a sound file in each partition, whose rows are read. A condition may be pushed down to Spark's reader."""
+    for part in ("1", "2"):
+        made(table, "sound", f"p={part}/a.parquet")
+    bad = made(table, "pages-behind-the-end", "p=2/b.parquet")
+    check = {"check": "id >= 0 AND coalesce(name, '') <> 'x'", "name": "sql"}
+    ran = table.run(check, {"not_null": "id"}, statistics=mode, where=where)
+    assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error"]
+    assert all(str(bad) in c["error"] and "finds 0 rows" in c["error"] for c in ran.report["checks"])
+    assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["valid", "valid"]
+
+
+def test_what_was_read_is_known_without_asking_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For checks with an expression and without, and for keys, in one part or several."""
+    monkeypatch.setattr(scan, "rows_by_file", None)
+    for n in range(8):
+        path = made(table, "sound", f"{n}.parquet")
+        pq.write_table(pa.table({"id": range(n * 10, n * 10 + 10), "name": [f"{n}"] * 10}), path)
+    for checks in (
+        ({"not_null": "id"}, {"not_null": "name"}),
+        ({"check": "id >= 0", "name": "sql"}, {"matches": {"column": "name", "pattern": "."}}),
+        ({"unique": ["id"]},),
+    ):
+        for mode in ("never", "auto", "never"):
+            assert table.run(*checks, statistics=mode).report["verdict"] == "valid"
+
+
+def test_a_condition_that_reads_fewer_rows_is_no_damage(table: Table) -> None:
+    """Spark skips row groups, partitions, and whole scans, by what is pushed down: each file is asked for its rows."""
+    for part in ("1", "2"):
+        made(table, "sound", f"p={part}/a.parquet")
+    for where, rows in (("id < 10", 20), ("p = '1'", damaged.ROWS), ("id < 0", 0), ("1 = 0", 0)):
+        ran = table.run({"check": "id >= 0", "name": "sql"}, {"not_null": "id"}, statistics="never", where=where)
+        assert (ran.report["rows"], ran.report["verdict"]) == (rows, "valid"), where
+    assert table.run({"check": "1 = 1", "name": "true"}, statistics="never").report["verdict"] == "valid"
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_keys_of_rows_that_spark_leaves_out_are_not_unique(table: Table, mode: str) -> None:
+    """Nor are they those of another table, nor may they be what others refer to."""
+    bad = made(table, "pages-behind-the-end")
+    other = Table(table.directory.parent / "other", table.context)
+    made(other, "sound")
+    others = {"t": table.record, "other": replace(other.record, name="other")}
+
+    def run(name: str, check: dict[str, Any]) -> Any:
+        def context(record: TableRecord) -> FakeContext:
+            made: FakeContext = table.context(record)
+            made.tables = others
+            return made
+
+        arg = {"checks": [check], "statistics": mode}
+        return run_operation(Validate(), others[name], arg, context).report["checks"][0]
+
+    for name, check in (
+        ("t", {"unique": ["id"]}),
+        ("t", {"references": {"column": "id", "table": "other", "to": "id"}}),
+        ("other", {"references": {"column": "id", "table": "t", "to": "id"}}),
+    ):
+        found = run(name, check)
+        assert found["verdict"] == "error", check
+        assert str(bad) in found["error"]
+    found = run("other", {"unique": ["id"]})
+    assert (found["verdict"], found["violations"]) == ("valid", 0)

@@ -1,0 +1,93 @@
+"""Files that pyarrow can read and Spark cannot: one cause for all of them is no verdict on any."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableRecord, TableUnavailable
+from distop.tables import plan_table
+from distop_behaviors.reading import store_causes
+from distop_behaviors.validate import Validate
+from tests.support.refusing import RefusingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+FILES = 365
+HADOOP = "org.apache.hadoop"
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableRecord]:
+    """A table of 365 partitions in a store that pyarrow may read."""
+    data = io.BytesIO()
+    pq.write_table(pa.table({"a": [1, 2]}), data)
+    files: dict[str, bytes | None] = {f"whole/day={n}/a.parquet": data.getvalue() for n in range(FILES)}
+    with RefusingStore(files=files) as store:
+        store.serve(monkeypatch)
+        yield TableRecord("t", "parquet", "s3://bucket/whole")
+
+
+@pytest.mark.parametrize(
+    ("implementation", "cause"),
+    [(None, store_causes.SCHEME), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_causes.NAME)],
+    ids=["no file system", "an unknown host"],
+)
+def test_a_store_that_spark_cannot_read_is_no_verdict(
+    spark: SparkSession, context: Any, refused: TableRecord, implementation: str | None, cause: str
+) -> None:
+    configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    configuration.set("fs.s3.impl.disable.cache", "true")
+    if implementation is not None:
+        configuration.set("fs.s3.impl", implementation)
+    try:
+        plans = plan_table(refused).partitions
+        assert len(plans) == FILES
+        arg = Validate.Arg.model_validate({"checks": [{"not_null": "a"}, {"check": "a > 0"}], "statistics": "never"})
+        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: {cause}"):
+            list(Validate().run_batch(arg, plans, context(refused)))
+    finally:
+        configuration.unset("fs.s3.impl")
+        configuration.unset("fs.s3.impl.disable.cache")
+
+
+class Said(Exception):
+    """An error of Java's as py4j passes it on."""
+
+    def __init__(self, thrown: Any) -> None:
+        super().__init__(str(thrown))
+        self.java_exception = thrown
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("java.nio.file.AccessDeniedException", store_causes.DENIED),
+        (f"{HADOOP}.security.AccessControlException", store_causes.DENIED),
+        (f"{HADOOP}.security.authentication.client.AuthenticationException", store_causes.CREDENTIALS),
+        ("java.net.ConnectException", store_causes.CONNECTION),
+        (f"{HADOOP}.net.ConnectTimeoutException", store_causes.SILENT),
+        ("java.net.UnknownHostException", store_causes.NAME),
+        ("java.io.FileNotFoundException", None),
+        ("java.io.EOFException", None),
+    ],
+)
+def test_a_cause_is_told_by_the_class_of_javas_exception(spark: SparkSession, name: str, cause: str | None) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    kind = jvm
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    thrown = kind("s3a://bucket/a.parquet")
+    assert store_causes.of_spark(Said(thrown)) == cause
+    assert store_causes.of_spark(Said(jvm.java.io.IOException("cannot be read", thrown))) == cause
+    quoted = jvm.java.io.IOException(f"the value '{name}: no' cannot be cast")
+    assert store_causes.of_spark(Said(quoted)) is None

@@ -1,0 +1,77 @@
+"""What etcd refuses by its form holds up nothing else: with real daemons on a real etcd, whose history is audited."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop import Start, chord
+from distop.core.model import TableRecord
+from distop.store.embedded import EmbeddedEtcd
+from tests.support.daemons import daemons, distop_process
+from tests.support.replay import violations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.daemons import Daemons
+
+pytestmark = pytest.mark.etcd
+
+LIMIT = 60
+
+
+def test_chords_of_parts_that_fail_hold_up_nothing_that_waits(group: Daemons) -> None:
+    """The ends of successors went into one transaction with what tells these of the failures of their predecessors."""
+    group.start("e1")
+    for _ in range(10):
+        ops = []
+        for _ in range(3):
+            parts = [Start("noop", "@cluster", {"fail": ["all"]}) for _ in range(2)]
+            ops += group.client.start_operations(chord(parts, Start("noop", "@cluster")))
+        assert [op.wait(LIMIT).state for op in ops] == ["failed", "failed", "cancelled"] * 3
+    assert group.client.start_operation("noop", "@cluster", {}, delay=0.1).wait(LIMIT).state == "success"
+    group.eventually(lambda: not group.client.operations(), "everything is cleaned up", "e1")
+
+
+@pytest.fixture
+def narrow_etcd() -> Iterator[EmbeddedEtcd]:
+    """An etcd that takes small requests alone."""
+    with EmbeddedEtcd(compaction=None, arguments=("--max-request-bytes", "50000")) as server:
+        yield server
+
+
+def test_a_write_that_etcd_does_not_take_holds_up_nothing_and_is_told(
+    narrow_etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    with daemons(narrow_etcd.endpoint, tmp_path) as group:
+        group.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
+        group.start("e1", ttl=20)
+        large = group.client.start_operation("noop", "t", {"jobs": 5_000})
+        small = [group.client.start_operation("noop", "t", {"fail": ["0"]}) for _ in range(5)]
+        assert {op.wait(LIMIT).state for op in small} == {"failed"}
+
+        def told() -> bool:
+            return any(reason.code == "refused-by-etcd" for reason in large.why().reasons)
+
+        group.eventually(told, "why tells what etcd refuses", "e1")
+        why = distop_process(group, "why", large.ref)
+        retried = "etcd to accept a write of executor e1, which retries with back-off: "
+        assert f"{retried}coordination: the plan" in why.stdout
+        assert "etcdserver: request is too large: it has 2" in why.stdout
+        assert f"distOp.t.noop.{large.ref.rpartition('/')[2]}.plan" in why.stdout
+        assert "raise etcd's --max-request-bytes (1572864 by default)" in why.stdout
+        doctor = distop_process(group, "doctor", "--json")
+        assert doctor.returncode == 1
+        (writes,) = [one for one in json.loads(doctor.stdout)["checks"] if one["name"] == "writes"]
+        assert writes["status"] == "error"
+        assert f"etcd rejects a write of {large.ref} (e1): coordination: the plan" in writes["text"]
+        narrow_etcd.kill()
+        narrow_etcd._arguments = []  # as somebody raises its limit
+        narrow_etcd.restart()
+        assert large.wait(LIMIT).state == "success"
+        group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is refused")
+    assert not violations(narrow_etcd.endpoint)

@@ -1,0 +1,62 @@
+"""``scripts/second-audit`` on real histories, which it reads through etcdctl."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.contract import etcdctl
+from tests.support.etcd import compacted, connected
+
+if TYPE_CHECKING:
+    from distop.store.embedded import EmbeddedEtcd
+    from tests.support.daemons import Daemons
+
+pytestmark = pytest.mark.etcd
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "second_audit.py"
+
+
+def second_audit(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--etcdctl", etcdctl(), "--quiet", "1", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_history_of_real_daemons_is_judged_and_a_violation_found(group: Daemons, etcd: EmbeddedEtcd) -> None:
+    group.start("ann", "bob")
+    group.client.start_operation("noop", "t", {"jobs": 20, "fail": ["3"]}, max_jobs=3).wait(30)
+    first = group.client.start_operation("noop", "t", {"jobs": 5})
+    group.client.start_operation("noop", "t", {"jobs": 5}, after=[first]).wait(30)
+    clean = second_audit("--endpoints", etcd.endpoint)
+    assert (clean.returncode, clean.stderr) == (0, "")
+    assert "3 operations, violations: none" in clean.stdout
+
+    words = [etcdctl(), "--endpoints", etcd.endpoint]
+    key = "distOp.u.noop.1.state"
+    subprocess.run([*words, "put", key, "running"], check=True, capture_output=True)
+    broken = second_audit("--endpoints", etcd.endpoint)
+    assert broken.returncode == 1
+    assert "u/noop/1" in broken.stdout
+    assert "has neither" in broken.stdout
+    subprocess.run([*words, "del", key], check=True, capture_output=True)
+    # Nothing that is judged after this test may have come from its own hand.
+    asyncio.run(_compact(etcd))
+    lost = second_audit("--endpoints", etcd.endpoint)
+    assert lost.returncode == 3
+    assert "compacted" in lost.stderr
+
+
+async def _compact(etcd: EmbeddedEtcd) -> None:
+    async with connected(etcd.endpoint) as client:
+        await compacted(client, (await client.status()).revision)
+
+
+def test_an_etcd_that_does_not_answer_is_one_sentence() -> None:
+    ran = second_audit("--endpoints", "127.0.0.1:1")
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert ran.stderr.startswith("second audit: etcd cannot be read:")

@@ -1,0 +1,73 @@
+"""Bugs in checkpoints that other job systems had: what was saved before is not what a job goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distop.executor.checkpoints import Checkpoints
+from distop.testing.simulation import Scenario
+from distop.testing.simulation.scenario import Act
+from tests.simulation.planted_ids import BUGS, Planted
+from tests.simulation.planting import Patch, bug, substitute
+
+
+def saving_and_paused_twice(wanted: Scenario) -> Scenario:
+    """Few jobs that save on their way, whose operations are stopped and go on twice."""
+    acts = (Act(2.0, "pause-now"), Act(1.0, "resume"), Act(3.0, "pause-now"), Act(1.0, "resume"))
+    arg = {"partitions": 3, "pace": 1.5, "trouble": 0.0, "name": "x"}
+    wishes = tuple(
+        replace(wish, acts=acts, arg={**wish.arg, **arg}, type="index", id="", names=None, rerun="", graph=0)
+        for wish in wanted.wishes
+    )
+    hosts = tuple(replace(host, types=("index", "check"), unable=()) for host in wanted.hosts)
+    return replace(wanted, wishes=wishes, hosts=hosts, drains=())
+
+
+# As cockroachdb/cockroach#159930
+@bug("checkpoint lost")
+def progress_that_is_resumed_short(patch: Patch) -> None:
+    """A job goes on one step before what it saved last: what stands between is done again."""
+    former = Checkpoints.load
+
+    async def load(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
+        return {p: max(0, int(value) - 1) for p, value in (await former(self, op, block)).items()}
+
+    substitute(patch, Checkpoints, "load", load)
+
+
+# As cockroachdb/cockroach#140358
+@bug("checkpoint lost", shape=saving_and_paused_twice)
+def a_second_pause_that_loses_progress(patch: Patch) -> None:
+    """What the first attempt saved is found by the second one, and by no later one."""
+    former = Checkpoints.load
+
+    async def load(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
+        found = await former(self, op, block)
+        return {p: value for p, value in found.items() if op.held[p].claim.attempt == 2}
+
+    substitute(patch, Checkpoints, "load", load)
+
+
+# As cockroachdb/cockroach#173109
+@bug("checkpoint lost", first=107)
+def a_retry_whose_checkpoint_drops_what_was_done_before(patch: Patch) -> None:
+    """A later attempt saves what it has done itself, without what it went on from."""
+    loaded: dict[tuple[str, int, int], int] = {}
+    former_load, former_save = Checkpoints.load, Checkpoints.save
+
+    async def load(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
+        found = await former_load(self, op, block)
+        loaded.update({(str(op.ref), p, op.held[p].fence): int(value) for p, value in found.items()})
+        return found
+
+    async def save(self: Checkpoints, op: Any, partition: int, value: Any) -> bool:
+        held = op.held.get(partition)
+        before = loaded.get((str(op.ref), partition, held.fence), 0) if held is not None else 0
+        return await former_save(self, op, partition, value - before)
+
+    substitute(patch, Checkpoints, "load", load)
+    substitute(patch, Checkpoints, "save", save)
+
+
+__all__ = ["BUGS", "Planted"]

@@ -1,0 +1,87 @@
+"""Cancels of operations for which no live executor may work: none has their labels, or none offers their type."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from distop.core.model import History
+from distop.testing.simulation import Scenario, Simulation, scenario
+from distop.testing.simulation.leaving import AWAY, going
+from distop.testing.simulation.run import quietly
+from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
+
+ARG = {"seed": 7, "partitions": 3, "pace": 60.0, "calls": 0.1, "trouble": 0.0, "chunk": 1000}
+
+
+def run(wanted: Scenario) -> Simulation:
+    with quietly():
+        sim = Simulation(wanted)
+        sim.breaches += sim.run().breaches[len(sim.breaches) :]
+    assert list(map(str, sim.breaches)) == []
+    return sim
+
+
+def record(sim: Simulation) -> History:
+    (kv,) = sim.etcd.store.range(*sim.keys.history_range("a"))[:1]
+    return History.decode(kv.value)
+
+
+def cancelled(kind: str, cancel: float, host: Host, *faults: Fault, **options: object) -> Scenario:
+    """An operation of this type is cancelled; besides this host there is one more, which offers ``check-all``."""
+    wish = Wish(0, 0.3, kind, "a", ARG, None, None, (Act(cancel, "cancel"),), options=options)
+    wanted = plain(1, 1, (wish,), *faults, types=("check-all",))
+    return replace(wanted, hosts=(replace(wanted.hosts[0], types=("check-all",)), host))
+
+
+@pytest.mark.parametrize("cancel", [1.0, 6.0])
+def test_a_cancel_ends_where_no_executor_with_the_labels_lives(cancel: float) -> None:
+    """The cancel comes before the executor is gone, or after that."""
+    host = Host("exec-1", ("check-all",), 1, 0.0, labels={"zone": AWAY}, leaves=1.35 if cancel < 5 else 3.0)
+    ended = record(run(cancelled("check-all", cancel, host, where={"zone": AWAY})))
+    assert ended.state == "cancelled"
+    said = "the completion code did not run: no live executor offers check-all and has the labels zone=away"
+    assert [error["text"] for error in ended.errors] == [said]
+
+
+def test_a_cancel_ends_where_no_executor_offers_the_type() -> None:
+    host = Host("exec-1", ("rare",), 1, 0.0, leaves=3.0)
+    ended = record(run(cancelled("rare", 6.0, host)))
+    assert ended.state == "cancelled"
+    assert [error["text"] for error in ended.errors] == [
+        "the completion code did not run: no live executor offers rare"
+    ]
+
+
+@pytest.mark.parametrize(("kind", "where"), [("check-all", {"zone": AWAY}), ("rare", {})])
+def test_an_executor_that_comes_back_soon_still_runs_the_completion_code(kind: str, where: dict[str, str]) -> None:
+    host = Host("exec-1", (kind,), 1, 0.0, labels={"zone": AWAY})
+    restart = Fault("crash", 2.0, 30.0, (0.9, 0.1, 0.5, 0.0))
+    ended = record(run(cancelled(kind, 4.0, host, restart, where=where)))
+    assert (ended.state, ended.errors) == ("cancelled", ())
+
+
+def test_what_is_not_cancelled_waits_for_an_executor_of_its_type() -> None:
+    """Another one neither plans, begins nor ends it."""
+    host = Host("exec-1", ("rare",), 1, 0.0)
+    short = {**ARG, "pace": 0.1}
+    acts = (Act(2.0, "cancel"),)
+    wishes = (
+        Wish(0, 0.3, "rare", "a", ARG, None, None, acts),
+        Wish(0, 0.3, "rare", "a", short, None, None, (), delay=4.0),
+    )
+    wanted = plain(1, 1, wishes, Fault("crash", 1.5, 120.0, (0.9, 0.1, 0.5, 0.0)), types=("check-all",))
+    sim = run(replace(wanted, hosts=(replace(wanted.hosts[0], types=("check-all",)), host)))
+    found = sim.etcd.store.range(*sim.keys.history_range("a"))
+    records = [History.decode(kv.value) for kv in found if not sim.keys.parse(kv.key).name]
+    assert sorted(str(one.state) for one in records) == ["cancelled", "success"]
+
+
+def test_executors_that_go_for_good_are_drawn() -> None:
+    drawn = [scenario(seed) for seed in range(1, 301)]
+    assert {host.types[0] for wanted in drawn for host in wanted.hosts if host.leaves} == {"check-all", "rare"}
+    assert 10 < sum(any(host.leaves for host in wanted.hosts) for wanted in drawn) < 50
+    wishes, hosts = going(random.Random(1), drawn[0].wishes, drawn[0].hosts, labels=False)
+    assert (len(wishes), len(hosts)) == (len(drawn[0].wishes) + 1, len(drawn[0].hosts) + 1)

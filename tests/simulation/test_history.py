@@ -1,0 +1,63 @@
+"""The history in whole schedules: how long a record, and the request id in it, is kept by clocks that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distop.core import keys as K
+from distop.core.limits import Limits
+from distop.core.model import Node
+from distop.testing.simulation import Scenario, Simulation, scenario
+from distop.testing.simulation.run import Report, quietly
+from distop.testing.simulation.scenario import FEW_RECORDS, Fault, Wish, plain
+
+
+def wishes(count: int, every: float) -> tuple[Wish, ...]:
+    arg = {"seed": 5, "partitions": 2, "pace": 0.1, "calls": 0.05, "trouble": 0.0, "chunk": 200}
+    return tuple(Wish(0, 0.3 + n * every, "check", "a", arg, None, "collect_all", ()) for n in range(count))
+
+
+def run(wanted: Scenario, *skews: float) -> Report:
+    hosts = tuple(replace(host, skew=skew) for host, skew in zip(wanted.hosts, skews, strict=True))
+    with quietly():
+        return Simulation(replace(wanted, hosts=hosts)).run()
+
+
+@pytest.mark.parametrize("skew", [7200.0, -7200.0])
+def test_a_coordinator_whose_clock_is_hours_wrong_forgets_nothing_within_the_hour(skew: float) -> None:
+    limits = Limits(prune_every=0.5)
+    done = run(replace(plain(1, 2, wishes(6, 1.0)), history_limit=1, limits=limits), skew, 0.0)
+    assert list(map(str, done.breaches)) == []
+    assert (done.ended, done.courses["forgotten history"]) == (6, 0)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_records_are_forgotten_once_their_hour_is_over_by_no_clock_of_an_executor(seed: int) -> None:
+    """Also where executors are killed and etcd has a new leader within that hour, which is of ten seconds here."""
+    limits = Limits(prune_every=0.5, history_kept=10.0)
+    faults = (Fault("crash", 12.0, 3.0, (0.1, 0.5, 0.5, 0.5)), Fault("leader", 31.0, 1.0, (0.5, 0.5, 0.5, 0.5)))
+    wanted = replace(plain(seed, 2, wishes(30, 3.0), *faults), history_limit=3, limits=limits)
+    done = run(wanted, 7200.0, -7200.0)
+    assert list(map(str, done.breaches)) == []
+    assert done.ended == 30
+    assert done.courses["forgotten history"] >= 15
+
+
+def test_a_daemon_whose_clock_is_wrong_says_so_in_its_node_record() -> None:
+    wanted = plain(1, 2, wishes(2, 1.0))
+    hosts = (replace(wanted.hosts[0], skew=-7200.0), replace(wanted.hosts[1], skew=20.0))
+    with quietly():
+        sim = Simulation(replace(wanted, hosts=hosts))
+        assert sim.run().breaches == []
+    found = [Node.decode(kv.value) for kv in sim.etcd.store.range(*sim.keys.family(K.NODE))]
+    assert {node.executor: node.clock for node in found} == {"exec-0": -7200, "exec-1": 0}
+
+
+def test_clocks_that_are_hours_wrong_and_records_beyond_the_limit_are_drawn() -> None:
+    drawn = [scenario(seed) for seed in range(1, 301)]
+    wrong = [host.skew for wanted in drawn for host in wanted.hosts if abs(host.skew) > 3600.0]
+    assert min(wrong) < -7200.0
+    assert max(wrong) > 7200.0
+    assert {wanted.history_limit for wanted in drawn} > set(FEW_RECORDS)

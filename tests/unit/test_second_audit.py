@@ -1,0 +1,333 @@
+"""The second auditor: the life of an operation as documented passes, and each rule is broken once."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing.auditor import OF_AN_OPERATION, OF_THE_CLUSTER, SecondAuditor
+from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
+from auditing.records import OperationName, operation_key, operation_name
+
+Life = list[dict[str, Any]]
+"""What each revision writes: key → value (None: deleted); what is no text is written as JSON."""
+
+ROOT, JOB = "distOp.t.noop.1", "distOp.t.noop.1.000000"
+CLAIM, GATE, PENDING = "distOpClaim.t.noop.1.000000", "distOpOpen.t.noop.1", "distOpPending.t.noop.1"
+NEXT, HISTORY, UNIQUE = "distOp.t.noop.nextInstanceId", "distOpHistory.t.noop.1", "distOpUnique.t.noop.nightly"
+NODE, OTHER = {"executor": "x", "labels": {"zone": "a"}}, {"executor": "y", "labels": {}}
+SPEC = {"request_id": "r", "id": "nightly", "where": {"zone": "a"}, "one_at_a_time": True}
+
+
+def claimed(incarnation: str = "n1", attempt: int = 1, failures: int = 0, **more: object) -> dict[str, Any]:
+    return {"executor": "x", "incarnation": incarnation, "attempt": attempt, "failures": failures, **more}
+
+
+def record(state: str, success: int, failed: int = 0, total: int = 1, **more: object) -> dict[str, Any]:
+    return {"state": state, "jobs": {"total": total, "success": success, "failed": failed}, "request_id": "r", **more}
+
+
+NODES, START, PLAN, TAKE, REPORT, FINISH, CLEAN = range(7)
+
+
+def life() -> Life:
+    """An operation of one job and one limit: started, planned, claimed, reported, finished, cleaned up."""
+    keys = [f"{ROOT}.{name}" for name in ("arg", "spec", "options", "plan", "plan.000000", "state")]
+    return [
+        {"distOpNode.n1": NODE, "distOpNode.n2": NODE, "distOpNode.n3": OTHER, "distOpCoordinator.t.noop": "n1"},
+        {
+            "distOp.t.runOps": {"noop": 1},
+            NEXT: 2,
+            UNIQUE: "t/noop/1",
+            f"{ROOT}.arg": {},
+            f"{ROOT}.spec": SPEC,
+            f"{ROOT}.options": {"max_jobs": 1},
+            f"{ROOT}.state": "running",
+            PENDING: "planning",
+        },
+        {f"{ROOT}.plan.000000": "[]", f"{ROOT}.plan": {"count": 1}, GATE: {}, PENDING: None},
+        {CLAIM: claimed(permit=0), "distOpPermit.t.noop.1.000000": 0},
+        {
+            f"{JOB}.state": "success",
+            f"{JOB}.outcome": {"incarnation": "n1", "attempt": 1},
+            CLAIM: None,
+            "distOpPermit.t.noop.1.000000": "free",
+        },
+        {
+            f"{ROOT}.state": "success",
+            HISTORY: record("success", 1),
+            GATE: None,
+            PENDING: "cleaning",
+            UNIQUE: None,
+            "distOp.t.runOps": {},
+        },
+        dict.fromkeys([*keys, f"{JOB}.state", f"{JOB}.outcome", "distOpPermit.t.noop.1.000000", PENDING]),
+    ]
+
+
+def second(of: str = "other", **spec: object) -> dict[str, Any]:
+    """The start of another operation, of the type ``of``."""
+    root = f"distOp.t.{of}.1"
+    return {
+        f"distOp.t.{of}.nextInstanceId": 2,
+        f"{root}.arg": {},
+        f"{root}.spec": {"request_id": "another"} | spec,
+        f"{root}.state": "pending",
+        f"distOpPending.t.{of}.1": "waiting",
+    }
+
+
+def waiting(on: str = "success") -> dict[str, Any]:
+    """The start of an operation that waits for the first one."""
+    edge = {"on": on}
+    return second() | {
+        "distOp.t.other.1.after.e": edge | {"op": "t/noop/1"},
+        f"{ROOT}.next.e": edge | {"op": "t/other/1"},
+    }
+
+
+BEGUN = {
+    "distOp.t.other.1.state": "running",
+    "distOpPending.t.other.1": "planning",
+    "distOp.t.runOps": {"noop": 1, "other": 1},
+}
+INFORMED = {"distOp.t.other.1.after.e": None, f"{ROOT}.next.e": None}
+
+
+def audited(told: Life, clock: Callable[[], float] | None = None) -> SecondAuditor:
+    auditor = SecondAuditor(clock=clock)
+    for number, changes in enumerate(told, 2):
+        auditor.feed(Revision(number, {key: _spelled(value) for key, value in changes.items()}))
+    return auditor
+
+
+def _spelled(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def test_the_life_of_an_operation_breaks_no_rule() -> None:
+    auditor = audited(life())
+    assert auditor.violations == []
+    assert auditor.operations == 1
+
+
+def test_an_operation_that_waits_for_another_breaks_no_rule() -> None:
+    told = life()
+    told.insert(START + 1, waiting())
+    told.insert(FINISH + 2, INFORMED)
+    assert audited(told).violations == []
+
+
+Break = Callable[[Life], None]
+
+
+def at(moment: int) -> Callable[[dict[str, Any]], Break]:
+    """A change of one revision: what else it writes, or (Ellipsis) no longer writes."""
+
+    def written(changes: dict[str, Any]) -> Break:
+        def apply(told: Life) -> None:
+            for key, value in changes.items():
+                if value is ...:
+                    del told[moment][key]
+                else:
+                    told[moment][key] = value
+
+        return apply
+
+    return written
+
+
+def beside(moment: int, *more: dict[str, Any]) -> Break:
+    """Further revisions, before the one at this place."""
+
+    def apply(told: Life) -> None:
+        told[moment:moment] = list(more)
+
+    return apply
+
+
+LOST = {"distOpNode.n1": None}
+TAKEN = {CLAIM: claimed("n2", 2, 1, permit=0)}
+RELEASED = {CLAIM: {"attempt": 1, "failures": 0}, "distOpPermit.t.noop.1.000000": "free"}
+CANCELLED = {f"{ROOT}.state": "cancelling", GATE: None, PENDING: "cancelling"}
+
+BROKEN: list[tuple[str, str, Break]] = [
+    ("states", "from success to running", beside(CLEAN, {f"{ROOT}.state": "running"})),
+    ("one at a time", "runs beside", beside(TAKE, {
+        "distOp.t.noop.2.arg": {}, "distOp.t.noop.2.spec": {"request_id": "b", "one_at_a_time": True},
+        "distOp.t.noop.2.state": "running", "distOpPending.t.noop.2": "planning", NEXT: 3,
+        "distOp.t.runOps": {"noop": 2},
+    })),
+    ("written once", "spec was written again", beside(TAKE, {f"{ROOT}.spec": SPEC})),
+    ("written once", "written after the plan", beside(TAKE, {f"{ROOT}.plan.000001": "[]"})),
+    ("written once", "record was written again", beside(CLEAN, {HISTORY: record("success", 1)})),
+    ("nothing is left", "000000.outcome", at(CLEAN)({f"{JOB}.outcome": ...})),
+    ("gate or pending", "has both", at(PLAN)({PENDING: ...})),
+    ("gate or pending", "has neither", at(PLAN)({GATE: ...})),
+    ("gate or pending", "cleaning in the state running", at(START)({PENDING: "cleaning"})),
+    ("gate or pending", "gate in the state paused", beside(TAKE, {f"{ROOT}.state": "paused"})),
+    ("history", "without a history record", at(FINISH)({HISTORY: ...})),
+    ("history", "did not end in its revision", beside(FINISH, {HISTORY: record("success", 1)})),
+    ("history", "says failed", at(FINISH)({HISTORY: record("failed", 1)})),
+    ("history", "counts (0, 1)", at(FINISH)({HISTORY: record("success", 0, 1)})),
+    ("history", "2 jobs, of which 1 ended", at(FINISH)({HISTORY: record("success", 1, total=2)})),
+    ("one request, one operation", "same request id 'r'", beside(TAKE, {
+        "distOp.t.noop.2.arg": {}, "distOp.t.noop.2.spec": {"request_id": "r"}, "distOp.t.noop.2.state": "pending",
+        "distOpPending.t.noop.2": "waiting", NEXT: 3,
+    })),
+    ("one of an id", "still names it", at(FINISH)({UNIQUE: ...})),
+    ("one of an id", "names nothing instead of", at(START)({UNIQUE: ...})),
+    ("edges", "still waited for 1 others", beside(TAKE, waiting(), BEGUN)),
+    ("edges", "no other end", at(START)({f"{ROOT}.next.e": {"op": "t/other/1", "on": "end"}})),
+    ("edges", "which had ended", beside(CLEAN, waiting())),
+    ("edges", "no longer waits", beside(TAKE, waiting(), INFORMED)),
+    ("edges", "its edge says that", beside(TAKE, waiting(), {
+        "distOp.t.other.1.after.e": {"op": "t/noop/1", "on": "success", "broken": "failed"}})),
+    ("edges", "before t/other/1 was informed", lambda told: (
+        told.insert(TAKE, waiting()), told[-1].update({f"{ROOT}.next.e": None}), None)[-1]),
+    ("holds", "began under the hold h", beside(TAKE, second(hold="h") | {"distOpHold.h": {"state": "held"}}, BEGUN)),
+    ("waiting", "nothing that it waits for has failed", beside(TAKE, second(), {
+        "distOp.t.other.1.state": "cancelled", "distOp.t.other.1.cancel": {"reason": "aborted"},
+        "distOpPending.t.other.1": "cleaning",
+        "distOpHistory.t.other.1": record("cancelled", 0, total=0) | {"request_id": "another"}})),
+    ("claims", "follows attempt 0", at(TAKE)({CLAIM: claimed(attempt=2, permit=0)})),
+    ("claims", "attempt 2 of a claim", beside(REPORT, {CLAIM: claimed(attempt=2, permit=0)})),
+    ("claims", "with 0 failures instead of 1", beside(REPORT, LOST, {CLAIM: claimed("n2", 2, 0, permit=0)})),
+    ("claims", "n1, which is alive", beside(REPORT, TAKEN)),
+    ("claims", "without a gate", beside(TAKE, {GATE: None, f"{ROOT}.state": "paused", PENDING: "paused"})),
+    ("claims", "after it had ended", beside(FINISH, {CLAIM: claimed("n2", 2, 0)})),
+    ("claims", "the plan has 1 partitions", beside(REPORT, {"distOpClaim.t.noop.1.000001": claimed()})),
+    ("claims", "n4, which is not alive", at(TAKE)({CLAIM: claimed("n4", permit=0)})),
+    ("claims", "nobody held it", beside(REPORT, RELEASED, RELEASED)),
+    ("claims", "of another claim", beside(REPORT, {CLAIM: {"attempt": 3, "failures": 0}})),
+    ("claims", "the job has not ended", beside(REPORT, {CLAIM: None, "distOpPermit.t.noop.1.000000": "free"})),
+    ("claims", "in a cancel", beside(REPORT, CANCELLED, {CLAIM: None, "distOpPermit.t.noop.1.000000": "free"})),
+    ("claims", "a checkpoint was written", beside(TAKE, {f"{JOB}.progress": 1})),
+    ("labels", "n3, which lacks", at(TAKE)({CLAIM: claimed("n3", permit=0)})),
+    ("jobs end once", "state was written again", beside(FINISH, {f"{JOB}.state": "success"})),
+    ("jobs end once", "outcome went before", beside(FINISH, {f"{JOB}.outcome": None})),
+    ("jobs end once", "its state is 'fine'", at(REPORT)({f"{JOB}.state": "fine"})),
+    ("reports", "without its claim", at(REPORT)({CLAIM: ...})),
+    ("reports", "n2 reported under another's", at(REPORT)({f"{JOB}.outcome": {"incarnation": "n2", "attempt": 1}})),
+    ("reports", "attempt 2 reported for 1", at(REPORT)({f"{JOB}.outcome": {"incarnation": "n1", "attempt": 2}})),
+    ("reports", "which had it, was alive", at(REPORT)({
+        f"{JOB}.state": "failed", f"{JOB}.outcome": {"incarnation": "n2", "attempt": 1}})),
+    ("reports", "the grant of another", at(REPORT)({f"{JOB}.outcome": {"grant": "g", "attempt": 1}})),
+    ("permits", "held for job 0, which has no claim", at(REPORT)({"distOpPermit.t.noop.1.000000": ...})),
+    ("limits", "2 jobs run where max_jobs is 1", lambda told: (
+        told[PLAN].update({f"{ROOT}.plan": {"count": 2}}),
+        told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
+    ("limits", "2 jobs run on n1", lambda told: (
+        told[PLAN].update({f"{ROOT}.plan": {"count": 2}}),
+        told[START].update({f"{ROOT}.options": {"max_jobs_per_executor": 1}}),
+        told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
+    ("instance numbers", "counted [1, 2]", at(START)({NEXT: 3})),
+    ("instance numbers", "without the counter", at(START)({NEXT: ...})),
+    ("runOps", "says {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
+    ("elections", "n1, which is alive", beside(TAKE, {"distOpCoordinator.t.noop": "n2"})),
+    ("elections", "n9, which is not alive", beside(TAKE, LOST, {"distOpCoordinator.t.noop": "n9"})),
+    ("readable records", "is not JSON", at(START)({f"{ROOT}.spec": "{"})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "text", "broken"), BROKEN, ids=[f"{rule}-{text}" for rule, text, _ in BROKEN])
+def test_each_rule_is_broken_once(rule: str, text: str, broken: Break) -> None:
+    told = life()
+    broken(told)
+    found = audited(told).violations
+    assert any(one.rule == rule and text in str(one) for one in found), found
+
+
+def test_every_rule_is_broken_by_some_history() -> None:
+    """A rule that no history of this file breaks could not be seen to work."""
+    rules = Path(OF_AN_OPERATION[0].__code__.co_filename).parent.glob("*_rules.py")
+    named = {
+        node.args[0].value
+        for path in rules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert len(OF_AN_OPERATION) + len(OF_THE_CLUSTER) > 10
+    assert named - {rule for rule, _, _ in BROKEN} == {"history for an hour"}
+
+
+def test_a_history_record_is_kept_for_its_hour() -> None:
+    now = iter([0.0, 3599.0])
+    early = audited([*life(), {HISTORY: None}], lambda: next(now))
+    assert [one.rule for one in early.violations] == ["history for an hour"]
+    now = iter([0.0, 3601.0])
+    assert audited([*life(), {HISTORY: None}], lambda: next(now)).violations == []
+
+
+def test_a_store_may_be_taken_as_it_is() -> None:
+    told = life()
+    auditor = SecondAuditor(clock=None)
+    content: dict[str, str] = {}
+    for changes in told[: TAKE + 1]:
+        content |= {key: spelled for key, value in changes.items() if (spelled := _spelled(value)) is not None}
+        for key in [key for key, value in changes.items() if value is None]:
+            content.pop(key, None)
+    auditor.begin(content)
+    for number, changes in enumerate(told[TAKE + 1 :], 10):
+        auditor.feed(Revision(number, {key: _spelled(value) for key, value in changes.items()}))
+    assert auditor.violations == []
+
+
+def test_the_second_auditor_shares_no_code_with_distop() -> None:
+    folder = Path(OF_AN_OPERATION[0].__code__.co_filename).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0].startswith("distop")], path
+
+
+def test_keys_and_names_are_read_as_documented() -> None:
+    plain, with_object = OperationName("a.b", "noop", "", 7), OperationName("t", "index", "x/1", 12)
+    assert operation_key("distOp.a%2Eb.noop.7.000003.state") == ("distOp", plain, "000003.state")
+    assert operation_key("distOpClaim.t.index.x%2F1.12.000000") == ("distOpClaim", with_object, "000000")
+    assert operation_key("distOp.t.runOps") is None
+    assert operation_key("distOp.t.noop.nextInstanceId") is None
+    assert operation_key("distOp.t.index.x%2F1.current") is None
+    assert operation_name(str(with_object)) == with_object
+
+
+def printed(*events: tuple[int, str, str | None]) -> str:
+    """A line of ``etcdctl watch``: (revision, key, value) of each event."""
+
+    def encoded(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    listed = []
+    for revision, key, value in events:
+        kv = {"key": encoded(key), "mod_revision": revision}
+        listed.append({"kv": kv | {"value": encoded(value)}} if value is not None else {"type": 1, "kv": kv})
+    return json.dumps({"Header": {"revision": 9}, "Events": listed})
+
+
+def test_revisions_are_read_whole_and_in_order() -> None:
+    lines = [printed((2, "a", "1"), (2, "b", "2"), (3, "a", None)), printed(), printed((5, "b", ""))]
+    assert list(revisions(lines)) == [
+        Revision(2, {"a": "1", "b": "2"}), Revision(3, {"a": None}), Revision(5, {"b": ""})
+    ]  # fmt: skip
+
+
+def test_a_history_with_a_hole_is_no_history() -> None:
+    with pytest.raises(HistoryLost, match="compacted its history up to revision 7"):
+        list(revisions([json.dumps({"Canceled": True, "CompactRevision": 7})]))
+    with pytest.raises(HistoryLost, match="revision 3 came after revision 3"):
+        list(revisions([printed((3, "a", "1")), printed((3, "b", "1"))]))
+    with pytest.raises(WatchEnded, match="cancelled the watch: no leader"):
+        list(revisions([json.dumps({"Canceled": True, "CancelReason": "no leader"})]))
+
+
+def test_the_watch_goes_on_at_the_revision_after_the_last() -> None:
+    assert watch_command("etcdctl", ["--endpoints", "e:1"], "prod", 12) == [
+        "etcdctl", "--endpoints", "e:1", "watch", "--rev=12", "--prefix", "--write-out=json", "prod/distOp"
+    ]  # fmt: skip

@@ -1,0 +1,108 @@
+"""A store that refuses all files of a table for one cause: a few are asked for, and no verdict comes of it."""
+
+from __future__ import annotations
+
+import errno
+import io
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableRecord, TableUnavailable, load
+from distop.tables import plan_table
+from distop_behaviors.reading import footers, store_causes
+from distop_behaviors.reading.facts import Unreadable
+from tests.support.context import FakeContext
+from tests.support.refusing import RefusingStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distop_behaviors.reading.footers import PlannedFile
+
+FILES = 365
+
+
+def planned(count: int = FILES) -> list[PlannedFile]:
+    return [(f"s3://bucket/refused/day={n}/a.parquet", 1_000, 1) for n in range(count)]
+
+
+def parquet() -> bytes:
+    data = io.BytesIO()
+    pq.write_table(pa.table({"a": [1, 2]}), data)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "SignatureDoesNotMatch"])
+def test_a_few_files_tell_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RefusingStore(code=code) as store:
+        store.serve(monkeypatch)
+        found = footers.read_all(planned(), frozenset({"a"}))
+        asked = {line.partition("?")[0] for line in store.asked}
+    assert all(isinstance(one, Unreadable) for one in found)
+    assert footers.refusal(found[: footers.THREADS]) == store_causes.DENIED  # S3 says no more to HEAD
+    assert len(found) == FILES
+    assert len(asked) == footers.THREADS
+
+
+_SAID = "When getting information for key 'k' in bucket 'b': "
+SAID = {
+    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_causes.DENIED,
+    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_causes.CREDENTIALS,
+    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_causes.BUCKET,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_causes.FAILING,
+    f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
+        store_causes.CONNECTION
+    ),
+    f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
+        store_causes.NAME
+    ),
+    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_causes.DENIED,
+    "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork() - CURL error "
+    "[7]=Could not connect to server": store_causes.CONNECTION,
+    f"{_SAID}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
+    "Parquet magic bytes not found in footer": None,
+}
+"""What pyarrow says, and what it is taken for."""
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
+    assert store_causes.of_python(OSError(text)) == SAID[text]
+    assert store_causes.of_python(ValueError(text)) is None
+
+
+def test_a_cause_of_the_system_is_told_by_its_number() -> None:
+    assert store_causes.of_python(PermissionError(errno.EACCES, "no")) == store_causes.DENIED
+    assert store_causes.of_python(ConnectionRefusedError(errno.ECONNREFUSED, "no")) == store_causes.CONNECTION
+    assert store_causes.of_python(FileNotFoundError(errno.ENOENT, "no")) is None
+
+
+def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = parquet()
+    files: dict[str, bytes | None] = {f"mixed/day={n}/a.parquet": None if n < 7 else data for n in range(20)}
+    with RefusingStore(files=files) as store:
+        store.serve(monkeypatch)
+        plan = [(f"s3://bucket/{key}", len(data), 1_359_655_200_000_000_000) for key in files]
+        found = footers.read_all(plan, frozenset({"a"}))
+    assert [isinstance(one, Unreadable) for one in found] == [True] * 7 + [False] * 13
+
+
+@pytest.mark.parametrize("mode", ["only", "auto"])
+def test_a_table_that_may_be_listed_and_not_read_is_no_verdict(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, bytes | None] = {f"listed/day={n}/a.parquet": None for n in range(FILES)}
+    with RefusingStore(files=files) as store:
+        store.serve(monkeypatch)
+        table = TableRecord("t", "parquet", "s3://bucket/listed")
+        plans = plan_table(table).partitions
+        assert len(plans) == FILES
+        behavior = load("validate")
+        arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": mode})
+        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+            list(behavior.run_batch(arg, plans, FakeContext(tmp_path, table)))
+        asked = {line.partition("?")[0] for line in store.asked if "day" in line}
+    assert len(asked) == footers.THREADS
