@@ -39,6 +39,7 @@ grown by then. Each transaction costs etcd, and whoever waits for it, much the s
 
 REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
+_FAILED = "Cannot write pending %s to etcd; retrying with back-off: %s"
 
 Answer: TypeAlias = "Callable[[int], None]"
 """Gets the revision at which a write was applied, 0 where its fence was gone."""
@@ -193,8 +194,7 @@ class Reporter:
                 # Nobody else can write these, so they are kept for as long as the session lives.
                 if self._lost.done():
                     return
-                said = "Cannot write pending %s to etcd; retrying with back-off: %s"
-                self._log.error(said, self._what, describe(error), extra={"error": error})
+                self._log.error(_FAILED, self._what, describe(error), extra={"error": error})
                 await asyncio.wait([self._lost], timeout=backoff.pause())
         self._answer(group, applied)
 
@@ -221,8 +221,7 @@ class Reporter:
                     error = again
                 except DistopError as other:
                     if not self._lost.done():
-                        said = "Cannot write pending %s to etcd; retrying with back-off: %s"
-                        self._log.error(said, self._what, describe(other), extra={"error": other})
+                        self._log.error(_FAILED, self._what, describe(other), extra={"error": other})
                 else:
                     self._answer([(write, answer)], applied)
                     return

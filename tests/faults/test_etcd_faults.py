@@ -17,6 +17,7 @@ from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
 from distop.worker.guardian import boottime
 from tests.integration.test_daemons import holders
+from tests.support import servers
 from tests.support.command import distop_command
 from tests.support.contract import dump, etcdctl, stand
 from tests.support.daemons import Daemons, daemons, eventually
@@ -220,6 +221,21 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[E
             yield server, group
 
 
+ROOT = {"username": "root", "password": "secret"}
+
+
+async def revoke_role(client: Any) -> None:
+    from distop.store._proto import rpc_pb2 as rpc
+
+    await admin(client, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="worker"))
+
+
+async def grant_role(client: Any) -> None:
+    from distop.store._proto import rpc_pb2 as rpc
+
+    await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="worker"))
+
+
 def test_tokens_that_expire(
     guarded: tuple[EmbeddedEtcd, Daemons],
     journal: Journal,
@@ -245,34 +261,41 @@ def test_tokens_that_expire(
 def test_a_role_that_is_revoked(
     guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """Reports wait until the role is back: nobody else can write them. The session lives on, as renewals need no role,
-    so no job is stopped or blamed.
+    """Reports wait until the role is back: nobody else can write them. It is back before the session's deadline, so no
+    job is stopped or blamed.
     """
-    from distop.store._proto import rpc_pb2 as rpc
-
     server, group = guarded
     (ann,) = group.start("ann", ttl=6, env=sample_env, options=("--poll", "2"))
     before = incarnations(group)
     operation = start(group, journal, jobs=2, pause=0.2)
     group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
-    root = {"username": "root", "password": "secret"}
-
-    async def revoke(client: Any) -> None:
-        await admin(client, "UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name="worker", role="worker"))
-
-    async def grant(client: Any) -> None:
-        await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="worker"))
-
-    do(server.endpoint, revoke, **root)
+    do(server.endpoint, revoke_role, **ROOT)
     group.eventually(lambda: "does not permit the user 'worker'" in ann.log.read_text(), "it says what is wrong", "ann")
-    # Where the answer to a report was not heard when the role went, that report is what says so.
-    waits = ("reports wait", "the report waits")
-    group.eventually(lambda: any(said in ann.log.read_text() for said in waits), "reports wait", "ann")
-    group.eventually(lambda: "the poll was refused" in ann.log.read_text(), "polls go on", "ann")
-    do(server.endpoint, grant, **root)
+    group.eventually(lambda: "Cannot write pending report" in ann.log.read_text(), "reports wait", "ann")
+    do(server.endpoint, grant_role, **ROOT)
     assert operation.wait(90).state == "success", group.tails()
     assert incarnations(group) == before
     assert {attempt for _, attempt, *_ in journal.lines()} == {1}
+
+
+def test_a_role_that_is_revoked_for_longer_than_the_session(
+    guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """etcd refuses the renewals of who may not write the lease's keys (since 3.5.28 and 3.6.9): the session ends at its
+    deadline with all that it ran. Once the role is back, another session takes the operation to its end.
+    """
+    server, group = guarded
+    if servers.use().name == servers.PACKAGED:
+        pytest.skip("needs an etcd that refuses such renewals: install Go, and run scripts/etcd")
+    (ann,) = group.start("ann", ttl=4, env=sample_env, options=("--poll", "2"))
+    before = incarnations(group)
+    operation = start(group, journal, jobs=2, pause=0.2)
+    group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
+    do(server.endpoint, revoke_role, **ROOT)
+    group.eventually(lambda: "the session is lost" in ann.log.read_text(), "the session ends", "ann")
+    do(server.endpoint, grant_role, **ROOT)
+    assert operation.wait(90).state == "success", group.tails()
+    assert incarnations(group) != before
 
 
 def test_space_alarm(

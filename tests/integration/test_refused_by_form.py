@@ -63,7 +63,7 @@ def test_a_write_that_etcd_does_not_take_holds_up_nothing_and_is_told(
         assert f"{retried}coordination: the plan" in why.stdout
         assert "etcdserver: request is too large: it has 2" in why.stdout
         assert f"distOp.t.noop.{large.ref.rpartition('/')[2]}.plan" in why.stdout
-        assert "raise etcd's --max-request-bytes (1572864 by default)" in why.stdout
+        assert "raise etcd's --max-request-bytes (default 1572864)" in why.stdout
         doctor = distop_process(group, "doctor", "--json")
         assert doctor.returncode == 1
         (writes,) = [one for one in json.loads(doctor.stdout)["checks"] if one["name"] == "writes"]

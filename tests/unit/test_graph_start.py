@@ -214,7 +214,7 @@ def test_nobody_is_made_to_wait_for_an_operation_of_the_graph_that_is_gone() -> 
 
         etcd.fates.extend([etcd.store.apply] * 5 + [ended])  # the hold, and four pages of operations
         parts = [noop() for _ in range(MANY)]
-        with pytest.raises(OperationStartError, match="ended while it was inserted"):
+        with pytest.raises(OperationStartError, match="ended before the graph was inserted completely"):
             await etcd.client.start_operations(chord(parts, noop()))
         assert etcd.store.range(*gone) == []
         assert [one.state for one in holds(etcd).values()] == [HoldState.DENIED]
