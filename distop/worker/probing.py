@@ -6,20 +6,25 @@ belongs to has nobody left to run a task. Then every job fails, and none of them
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
 from distop.worker.explain import headline
+from distop.worker.patience import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GROUP = "distop-probe"
-WAIT = 0.5
-"""Seconds of one wait for the probe."""
+"""The probes' pool; each has a job group of its own, so that the end of one ends no other."""
 BUSY_AFTER = 2.0
 """Seconds after which a probe that has to wait for others' tasks is given up: they show that tasks are run."""
+CANCEL_SECONDS = 2.0
+"""Seconds at most until the jobs of a probe that got no answer have ended."""
 _CAUSES = 20
+_numbers = itertools.count(1)
 _SPARKS = frozenset({"py4j", "pyspark"})
 
 
@@ -37,13 +42,16 @@ def of_spark(error: BaseException) -> bool:
 
 def trouble(session: SparkSession, patience: float) -> str:
     """Why a Spark job of two tiny stages does not come to its end within ``patience`` seconds; "" where it does, and
-    where it only waits for the tasks of others."""
+    where it only waits for the tasks of others. No job of the probe is left when this returns, which takes
+    :data:`CANCEL_SECONDS` more at most. Raises what the connection to the JVM raises.
+    """
+    group = f"{GROUP}-{next(_numbers)}"
     answers: list[str] = []
 
     def ask() -> None:
         try:
             context = session.sparkContext
-            context.setJobGroup(GROUP, "can Spark still run a job", interruptOnCancel=True)
+            context.setJobGroup(group, "can Spark still run a job", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", GROUP)
             # What the first stage hands over to the second goes through the local directories.
             session.range(0, 8, 1, 2).repartition(2).count()
@@ -52,23 +60,33 @@ def trouble(session: SparkSession, patience: float) -> str:
         else:
             answers.append("")
 
-    asking = threading.Thread(target=ask, name=GROUP, daemon=True)
+    asking, waiting = threading.Thread(target=ask, name=group, daemon=True), Patience(patience)
     asking.start()
-    # In short waits: a process that was frozen itself has not been waiting.
-    waited = 0.0
-    while not answers and asking.is_alive() and waited < patience:
-        asking.join(WAIT)
-        waited += WAIT
-        if not answers and waited >= BUSY_AFTER and _others_run(session):
-            session.sparkContext.cancelJobGroup(GROUP)
+    busy_below = patience - BUSY_AFTER
+    while waiting.join(asking) and asking.is_alive():
+        if waiting.left() <= busy_below and _others_run(session, group):
+            _cancel(session, group, asking)
             return ""
-    return answers[0] if answers else f"no end within {patience:g} s"
+    if answers:
+        return answers[0]
+    _cancel(session, group, asking)
+    return f"no end within {patience:g} s"
 
 
-def _others_run(session: SparkSession) -> bool:
+def _cancel(session: SparkSession, group: str, asking: threading.Thread) -> None:
+    """Cancel the probe's job, which Spark may only be about to start. A lost JVM has no jobs."""
+    patience = Patience(CANCEL_SECONDS)
+    with contextlib.suppress(Exception):
+        while asking.is_alive():
+            session.sparkContext.cancelJobGroup(group)
+            if not patience.join(asking):
+                return
+
+
+def _others_run(session: SparkSession, group: str) -> bool:
     """Tasks of other jobs than the probe's are being run."""
     tracker: Any = session.sparkContext.statusTracker()
-    for job in set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(GROUP)):
+    for job in set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(group)):
         info = tracker.getJobInfo(job)
         stages = [tracker.getStageInfo(stage) for stage in info.stageIds] if info is not None else []
         if any(stage is not None and stage.numActiveTasks for stage in stages):

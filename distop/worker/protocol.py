@@ -26,14 +26,14 @@ MAX_REPORT_BYTES = 512 * 1024
 """Bytes of the report of ``complete_operation``: it is stored in one etcd value."""
 
 EXIT_SPARK_DIED = 70
-"""The child's exit code when its JVM died or hung, or its SparkContext was stopped: only a new process helps."""
+"""The child's exit code when its JVM died or hung, or its SparkContext was stopped. A new process can start another."""
 EXIT_DAEMON_GONE = 71
 """The child's exit code when its socket to the daemon ended."""
 EXIT_SPARK_START = 72
-"""The child's exit code when its Spark session did not start: PySpark keeps what is left of it, so that only a new
+"""The child's exit code when its Spark session did not start. PySpark keeps parts of such a session, so only a new
 process can start another one."""
 EXIT_SPARK_STALLED = 73
-"""The child's exit code when its Spark session gets no task done, and only a new session can change that."""
+"""The child's exit code when its Spark session completes no tasks although it has jobs, and a new session may."""
 
 _LENGTH = struct.Struct(">I")
 

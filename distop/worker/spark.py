@@ -11,15 +11,16 @@ import os
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distop import garbage, java
 from distop.core import heartbeats
 from distop.errors import UsageError
 from distop.worker.explain import headline
+from distop.worker.patience import answer_within
 from distop.worker.pools import Pools
 from distop.worker.probing import of_spark, trouble
-from distop.worker.stalling import Activity, Stall, StallCause, activity, judge
+from distop.worker.stalling import Activity, Stall, StallCause, activity, judge, longest
 from distop.worker.tracking import tasks_of
 
 if TYPE_CHECKING:
@@ -28,21 +29,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-T = TypeVar("T")
-
 ANSWER_SETTING = "spark.distop.jvmAnswer"
 """A setting of ours among Spark's: seconds without an answer after which a JVM counts as hung."""
 ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 STALLED_SETTING, STALLED_SECONDS = "spark.distop.stalledAfter", 60.0
-"""Another one, and its default: seconds for which a session has jobs and no task of them runs or ends. Then it is found
-out why.
+"""Another one, and its default: seconds for which a session has jobs, and no task of them runs or ends. Then the session
+is examined, and again whenever so many more have passed.
 """
 START_SETTING, START_SECONDS = "spark.distop.startLimit", 600.0
 """Another one, and its default: seconds within which a session has to start. Spark may have packages to fetch."""
-ASK_EVERY, WAIT = 5.0, 0.5
-"""Seconds between two questions to the JVM, and of one wait for an answer."""
+ASK_EVERY = 5.0
+"""Seconds between two questions to the JVM."""
 
 
 class OnDeath(Protocol):
@@ -231,7 +230,7 @@ class SparkHolder:
         is wrong with it for the moment ("": nothing any more).
         """
         tick, every = threading.Event(), min(ASK_EVERY, self._patience, self._stalled_after)
-        stall, due, told, starting = Stall(), self._stalled_after, "", 0.0
+        stall, examine_at, reported, starting = Stall(), self._stalled_after, "", 0.0
         while not tick.wait(every):
             if (session := self._session) is None:
                 starting = starting + every if self._starting else 0.0
@@ -239,41 +238,29 @@ class SparkHolder:
                     self.not_started = f"its Spark session did not start within {self._start_limit:g} s"
                     on_death(self.not_started)
                 continue
-            answer = self._within_patience(lambda: (self.alive(), self._activity()))
-            if answer is None:
+            try:
+                alive, seen = answer_within(self._patience, lambda: (self.alive(), self._activity()))
+            except TimeoutError:
                 on_death(f"its JVM did not answer for {self._patience:g} s")
                 continue
-            alive, seen = answer
             if not alive:
                 on_death("its JVM died or its SparkContext was stopped")
                 continue
             stall.add(seen, every)
             if stall.seconds < self._stalled_after:
-                due, finding = self._stalled_after, None
-            elif stall.seconds < due:
-                continue
+                examine_at, cause = self._stalled_after, None
+            elif stall.seconds < examine_at:
+                continue  # what was found out at the last examination still holds
             else:
-                due = stall.seconds + self._stalled_after
-                finding = self._judge(session, seen)
-            if finding is not None and finding.replace_session:
-                on_death(f"{finding.text} (no task of its jobs ended for {stall.seconds:g} s)", stalled=True)
+                examine_at = stall.seconds + self._stalled_after
+                cause = self._stall_cause(session, seen)
+            if cause is not None and cause.replace_session:
+                on_death(f"{cause.text} (no task of its jobs ended for {stall.seconds:g} s)", stalled=True)
                 continue
-            now = finding.text if finding is not None else ""
-            if now != told:
-                told = now
-                on_trouble(told)
-
-    def _within_patience(self, ask: Callable[[], T]) -> T | None:
-        """An answer of the JVM; None where it gives none in time. ``ask`` raises nothing."""
-        answers: list[T] = []
-        asking = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
-        asking.start()
-        # In short waits: a process that was frozen itself has not been waiting.
-        waits = 0
-        while asking.is_alive() and waits * WAIT < self._patience:
-            asking.join(WAIT)
-            waits += 1
-        return answers[0] if answers else None
+            wrong = cause.text if cause is not None else ""
+            if wrong != reported:
+                reported = wrong
+                on_trouble(reported)
 
     def _activity(self) -> Activity:
         """What Spark does now; no activity where its status cannot be read (``watch`` notices a lost JVM)."""
@@ -283,17 +270,13 @@ class SparkHolder:
             self._log.debug("Spark's status could not be read", exc_info=True)
             return Activity()
 
-    def _judge(self, session: SparkSession, seen: Activity) -> StallCause | None:
-        """What keeps a stalled session from its work; None where nothing is wrong, or it cannot be found out."""
-
-        def ask() -> StallCause | None:
-            try:
-                return judge(session, seen, self._patience)
-            except Exception:
-                self._log.debug("what Spark waits for could not be found out", exc_info=True)
-                return None
-
-        return self._within_patience(ask)
+    def _stall_cause(self, session: SparkSession, seen: Activity) -> StallCause | None:
+        """Why a session completes no tasks; None where nothing is wrong with it."""
+        try:
+            return answer_within(longest(self._patience), lambda: judge(session, seen, self._patience))
+        except Exception as error:
+            why = str(error) if isinstance(error, TimeoutError) else headline(error)
+            return StallCause(f"Spark completes no tasks, and its cause cannot be found out: {why}", False)
 
     def stop(self) -> None:
         if self._session is not None and self.alive():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
 from distop.worker.explain import headline
-from distop.worker.probing import trouble
+from distop.worker.probing import CANCEL_SECONDS, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,8 @@ log = logging.getLogger("distop.child")
 
 STANDALONE = "spark://"
 NO_CORES = "no cores from Spark"
+MASTERS_SHARE = 0.5
+"""What all masters together have for their answers, as a share of what a tiny job has for its end."""
 
 
 @frozen
@@ -81,13 +83,20 @@ def activity(session: SparkSession) -> Activity:
     return Activity(jobs, False, len(tracker.getExecutorInfos()) - 1, stages)
 
 
+def longest(patience: float) -> float:
+    """Seconds after which :func:`judge` has returned, where the JVM itself answers within ``patience`` seconds. Whoever
+    waits for less loses what it found.
+    """
+    return (1 + MASTERS_SHARE) * patience + CANCEL_SECONDS + patience
+
+
 def judge(session: SparkSession, seen: Activity, patience: float) -> StallCause | None:
     """What is wrong with a session that gets nothing done; None where nothing is. ``patience``: seconds for a tiny job.
-    Waits for answers of the cluster. Raises what the connection to the JVM raises.
+    Waits for answers of the cluster, for :func:`longest` at most. Raises what the connection to the JVM raises.
     """
     master = session.sparkContext.master or ""
     if master.startswith(STANDALONE):
-        known = known_to(session, master.removeprefix(STANDALONE).split(","))
+        known = known_to(session, master.removeprefix(STANDALONE).split(","), MASTERS_SHARE * patience)
         if known is False:
             return StallCause(
                 f"{NO_CORES}: the master {master} does not know this application; it may have been restarted", True
@@ -105,8 +114,9 @@ def judge(session: SparkSession, seen: Activity, patience: float) -> StallCause 
     return None
 
 
-def known_to(session: SparkSession, masters: list[str]) -> bool | None:
-    """Whether a standalone master that is in charge knows the session's application; None: none told.
+def known_to(session: SparkSession, masters: list[str], limit: float) -> bool | None:
+    """Whether a standalone master that is in charge knows the session's application; None: none told. ``limit``:
+    seconds for all of them together.
 
     The message is the one by which the master's own page asks for its state; it changes nothing. Of several masters one
     is in charge; one that recovers still collects what it has to know.
@@ -115,12 +125,15 @@ def known_to(session: SparkSession, masters: list[str]) -> bool | None:
     context: Any = session.sparkContext._jsc.sc()
     request = getattr(getattr(jvm, "org.apache.spark.deploy.DeployMessages$RequestMasterState$"), "MODULE$")
     kind = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
+    # Each is looked up, and then asked. Spark's own time limit would be two minutes for each of both.
+    milliseconds = max(1, int(1000 * limit / len(masters) / 2))
+    duration = jvm.scala.concurrent.duration.FiniteDuration(milliseconds, jvm.java.util.concurrent.TimeUnit.MILLISECONDS)
+    timeout = jvm.org.apache.spark.rpc.RpcTimeout(duration, "spark.distop.jvmAnswer")
     known: bool | None = None
     for address in masters:
-        host, _, port = address.rpartition(":")
         try:
-            where = jvm.org.apache.spark.rpc.RpcAddress(host, int(port))
-            state = context.env().rpcEnv().setupEndpointRef(where, "Master").askSync(request, kind)
+            found = context.env().rpcEnv().asyncSetupEndpointRefByURI(f"{STANDALONE}Master@{address}")
+            state = timeout.awaitResult(found).askSync(request, timeout, kind)
             if context.applicationId() in [app.id() for app in state.activeApps()]:
                 return True
             if state.status().toString() == "ALIVE":

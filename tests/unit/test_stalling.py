@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
 from distop.core.model import Node
+from distop.worker.patience import answer_within
+from distop.worker.probing import trouble
+from distop.worker.spark import ANSWER_SETTING, SparkHolder
 from distop.worker.stalling import Activity, Stall
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WAITING = Activity(jobs=1, stages={7: 3})
 
@@ -42,3 +53,100 @@ def test_a_node_record_tells_what_its_spark_waits_for() -> None:
     node = Node("ann", "h", 1, ("noop",), spark="no cores from Spark: x")
     assert Node.decode(node.encode()) == node
     assert b"spark" not in Node("ann", "h", 1, ("noop",)).encode()
+
+
+class StuckSpark:
+    """A session, its context and its status tracker in one: jobs start, and none of their tasks ever runs."""
+
+    master = "yarn"
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.jobs: dict[str, threading.Event] = {}
+        """Job group → whether its job was cancelled."""
+        self._group = threading.local()
+
+    def setJobGroup(self, group: str, _: str, interruptOnCancel: bool) -> None:
+        assert interruptOnCancel
+        self._group.name = group
+
+    def setLocalProperty(self, *_: str) -> None: ...
+
+    def range(self, *_: int) -> StuckSpark:
+        return self
+
+    repartition = range
+
+    def count(self) -> None:
+        cancelled = self.jobs.setdefault(self._group.name, threading.Event())
+        cancelled.wait()
+        del self.jobs[self._group.name]
+        raise RuntimeError("cancelled")
+
+    def cancelJobGroup(self, group: str) -> None:
+        if group in self.jobs:
+            self.jobs[group].set()
+
+    def statusTracker(self) -> StuckSpark:
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:
+        return []
+
+    def getJobIdsForGroup(self, _: str) -> list[int]:
+        return []
+
+
+def test_what_the_probe_finds_out_is_not_lost_to_the_wait_around_it(tmp_path: Path) -> None:
+    """Both had the same patience, and the outer one ended first."""
+
+    class Slow(StuckSpark):
+        @property
+        def master(self) -> str:  # type: ignore[override]
+            threading.Event().wait(0.3)  # the JVM takes a while for each answer
+            return "yarn"
+
+    holder = SparkHolder("yarn", "ex", tmp_path, 10.0, {ANSWER_SETTING: "0.5"})
+    cause = holder._stall_cause(cast(Any, Slow()), Activity(jobs=1, executors=1))
+    assert cause is not None
+    assert (cause.text, cause.replace_session) == ("Spark completes no tasks: no end within 0.5 s", True)
+
+
+def test_a_probe_without_an_answer_leaves_no_job_behind() -> None:
+    spark = StuckSpark()
+    assert trouble(cast(Any, spark), 0.5) == "no end within 0.5 s"
+    assert spark.jobs == {}
+
+
+def test_the_end_of_one_probe_does_not_end_another() -> None:
+    spark, found = StuckSpark(), list[str]()
+    probes = [threading.Thread(target=lambda: found.append(trouble(cast(Any, spark), 1.0))) for _ in range(2)]
+    for probe in probes:
+        probe.start()
+    for probe in probes:
+        probe.join()
+    assert found == ["no end within 1 s"] * 2, "the second was told that its job was cancelled"
+
+
+def test_a_cause_that_cannot_be_found_out_is_reported_as_unknown(tmp_path: Path) -> None:
+    """It counted as nothing being wrong."""
+
+    class Lost(StuckSpark):
+        @property
+        def master(self) -> str:  # type: ignore[override]
+            raise RuntimeError("the connection is lost")
+
+    cause = SparkHolder("yarn", "ex", tmp_path, 10.0, {})._stall_cause(cast(Any, Lost()), Activity(jobs=1))
+    assert cause is not None
+    assert not cause.replace_session
+    assert cause.text.endswith("its cause cannot be found out: RuntimeError: the connection is lost"), cause
+
+
+def test_an_answer_comes_within_its_time_or_not_at_all() -> None:
+    assert answer_within(60.0, lambda: None) is None
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+        answer_within(0.01, never.wait)
+    never.set()
+    with pytest.raises(ZeroDivisionError):
+        answer_within(60.0, lambda: 1 // 0)
