@@ -127,7 +127,9 @@ def known_to(session: SparkSession, masters: list[str], limit: float) -> bool | 
     kind = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
     # Each is looked up, and then asked. Spark's own time limit would be two minutes for each of both.
     milliseconds = max(1, int(1000 * limit / len(masters) / 2))
-    duration = jvm.scala.concurrent.duration.FiniteDuration(milliseconds, jvm.java.util.concurrent.TimeUnit.MILLISECONDS)
+    duration = jvm.scala.concurrent.duration.FiniteDuration(
+        milliseconds, jvm.java.util.concurrent.TimeUnit.MILLISECONDS
+    )
     timeout = jvm.org.apache.spark.rpc.RpcTimeout(duration, "spark.distop.jvmAnswer")
     known: bool | None = None
     for address in masters:
