@@ -35,8 +35,8 @@ ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 STALLED_SETTING, STALLED_SECONDS = "spark.distop.stalledAfter", 60.0
-"""Another one, and its default: seconds for which a session has jobs, and no task of them runs or ends. Then the session
-is examined, and again whenever so many more have passed.
+"""Another one, and its default: seconds for which a session has jobs, and no task of them runs or ends. It is examined
+then, and again whenever so many more have passed.
 """
 START_SETTING, START_SECONDS = "spark.distop.startLimit", 600.0
 """Another one, and its default: seconds within which a session has to start. Spark may have packages to fetch."""

@@ -75,7 +75,8 @@ class StuckSpark:
     def range(self, *_: int) -> StuckSpark:
         return self
 
-    repartition = range
+    def repartition(self, _: int) -> StuckSpark:
+        return self
 
     def count(self) -> None:
         cancelled = self.jobs.setdefault(self._group.name, threading.Event())
