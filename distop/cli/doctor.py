@@ -196,9 +196,9 @@ async def _nodes(client: Client) -> Finding:
     slots = sum(node.slots for node in live.values())
     alive = f"{len(live)} alive with {slots} slots, for {', '.join(types) or 'no type'}"
     cannot = [
-        f"{node.executor} cannot run {', '.join(sorted(node.unable))}: {next(iter(node.unable.values()))}"
+        f"{node.executor} cannot run {', '.join(sorted(lacks))}: {next(iter(lacks.values()))}"
         for node in sorted(live.values(), key=lambda node: node.executor)
-        if node.unable
+        if (lacks := {**node.failing, **node.unable})
     ]
     cannot += [
         f"{node.executor} has {node.spark}" if node.spark.startswith("no ") else f"{node.executor}: {node.spark}"

@@ -212,7 +212,7 @@ class Ending:
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
         rules = op.spec.rules
-        failed = failed_attempt(self._ctx, op.ref, rules, "completion", decision.attempts, error)
+        failed = failed_attempt(self._ctx, op.ref, op.spec, "completion", decision.attempts, error)
         if failed is None:
             return False
         attempts, last = failed

@@ -3,7 +3,8 @@
 Planning and completion run code of the behavior, so they are done where the operation may be worked for. A coordinator
 that does not fit one of its operations gives up the election once its own calls into the child have ended, if a node
 that fits lives; until then it begins no other call, so that neither waits for the other for ever. The operation waits
-for such a node if there is none; a cancelled one waits for a minute, then it ends without its completion code.
+for such a node if there is none; a cancelled one waits for a minute, then it ends without its completion code. Who
+counts as such a node is told by ``distop.core.completing``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core import decide
-from distop.core.model import State
+from distop.core import completing, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -65,9 +65,11 @@ class Placing:
             self._settled(ref)
             return step
         if self._only_ending or not self._ctx.fits(where):
-            if op.state is State.CANCELLING and op.decision is not None and self._nobody(op):
+            missing = completing.missing(self._ctx.cluster.nodes, ref.type, where)
+            ends = op.decision is not None and completing.ends_without_code(op.state, op.cancel)
+            if op.decision is not None and ends and self._waited(ref, missing):
                 self._settled(ref)
-                return decide.without_code(op.decision, _absence(op))
+                return decide.without_code(op.decision, f"no live executor {missing}")
             self._elsewhere[ref] = where
             self._look_soon(0.0)  # once all that have changed together have had their turn: some may be served here
             return None
@@ -78,16 +80,13 @@ class Placing:
         self._own.add(ref)
         return step
 
-    def _nobody(self, op: OperationView) -> bool:
-        """No node that may run the operation's code lives, and none has for a while."""
-        if self._only_ending:
-            return True
-        assert op.spec is not None
-        if self._ctx.others(op.ref.type, op.spec.where):
-            self._alone.pop(op.ref, None)
+    def _waited(self, ref: OperationRef, missing: str) -> bool:
+        """A node that may run the operation's code is missing, and has been for a while."""
+        if not missing:
+            self._alone.pop(ref, None)
             return False
         now = time.monotonic()
-        return now - self._alone.setdefault(op.ref, now) >= ABSENT
+        return self._only_ending or now - self._alone.setdefault(ref, now) >= ABSENT
 
     def done(self, ref: OperationRef) -> None:
         """A step of an operation is over."""
@@ -101,8 +100,9 @@ class Placing:
             self.changed()
 
     def _wanted(self) -> bool:
-        """A node lives that fits what this one does not."""
-        return any(self._ctx.others(ref.type, where) for ref, where in self._elsewhere.items())
+        """Another node would take up what this one does not fit."""
+        nodes, mine = self._ctx.cluster.nodes, self._ctx.incarnation
+        return any(set(completing.takers(nodes, ref.type, where)) - {mine} for ref, where in self._elsewhere.items())
 
     def _look_soon(self, pause: float) -> None:
         if self._timer is not None:
@@ -133,9 +133,3 @@ class Placing:
             self._timer.cancel()
         self._elsewhere.clear()
         self._alone.clear()
-
-
-def _absence(op: OperationView) -> str:
-    """Who was missing."""
-    labels = ", ".join(f"{name}={value}" for name, value in op.spec.where.items()) if op.spec is not None else ""
-    return f"no live executor offers {op.ref.type}" + (f" and has the labels {labels}" if labels else "")

@@ -131,7 +131,7 @@ class Planning:
         if op is None or op.spec is None:
             return True
         before, seen_mod = (op.planning.value.attempts, op.planning.mod) if op.planning is not None else (0, 0)
-        failed = failed_attempt(self._ctx, ref, op.spec.rules, "planning", before, error)
+        failed = failed_attempt(self._ctx, ref, op.spec, "planning", before, error)
         if failed is None:
             return False
         attempts, last = failed

@@ -20,11 +20,10 @@ from distop.coordinator.planning import Planning
 from distop.coordinator.reaping import Reaper
 from distop.coordinator.trying import Elsewhere
 from distop.coordinator.waiters import Waiters
-from distop.core import decide
+from distop.core import completing, decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.keys import state_ordinal
-from distop.core.model import State
 from distop.core.states import Stage
 from distop.core.txn import Get
 from distop.core.view import TypeView
@@ -258,7 +257,8 @@ class Coordinator:
         return True
 
     def _next_step(self, op: OperationView) -> decide.Step:
-        if self._only_ending and op.state is not State.CANCELLING and op.stage is not Stage.CLEANING:
+        ends = completing.ends_without_code(op.state, op.cancel) or op.stage is Stage.CLEANING
+        if self._only_ending and not ends:
             return None
         nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
         actors = decide.actors_of(op, time.monotonic()) if op.ref in self._cancelling else {}

@@ -10,8 +10,7 @@ from distop.core.decide import gives_up
 from distop.core.model import Attempts
 
 if TYPE_CHECKING:
-    from distop.core.declaration import Rules
-    from distop.core.model import OperationRef
+    from distop.core.model import OperationRef, Spec
     from distop.node.context import Context
     from distop.worker.model import WorkerError
 
@@ -23,14 +22,15 @@ class Elsewhere(Exception):
 
 
 def failed_attempt(
-    ctx: Context, ref: OperationRef, rules: Rules, what: str, before: int, error: WorkerError
+    ctx: Context, ref: OperationRef, spec: Spec, what: str, before: int, error: WorkerError
 ) -> tuple[Attempts, bool] | None:
     """The attempts with this one, which followed ``before`` others, and whether it was the last. None, and nothing to
     be counted, where only this node cannot do it: it is for another one to do.
     """
+    rules, where = spec.rules, spec.where
     if error.kind == "unable" and ctx.capability.cannot(ref.type, str(error)):
         return None
-    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error)):
+    if error.kind == "unavailable" and ctx.capability.cannot_now(ref.type, str(error), where):
         return None
     attempts, text = before + 1, f"{what} failed: {error}"
     ctx.log.warning("%s", text, extra={"operation": str(ref), "attempt": attempts})

@@ -489,9 +489,21 @@ def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
     return Claim(executor, "", claim.attempt, claim.failures + 1, retry_at, error, claim.losses, tried)
 
 
-def released(claim: Claim, executor: str) -> Claim:
-    """The waiting claim after a release: not held against the job, and due at once."""
-    return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, claim.tried)
+NOT_RUN = "this executor could not run it: "
+"""How the text of an attempt begins that ended for what the executor lacked for the moment."""
+
+
+def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
+    """The waiting claim after a release: not held against the job, and due at once. ``lacks``: what the executor lacked
+    for the moment, which the job's story tells.
+    """
+    tried = told(claim.tried, Tried(claim.attempt, executor, f"{NOT_RUN}{lacks}")) if lacks else claim.tried
+    return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, tried)
+
+
+def given_back(claim: Claim) -> frozenset[str]:
+    """The executors that could not run the job for what they lacked for the moment."""
+    return frozenset(one.executor for one in claim.tried if one.text.startswith(NOT_RUN))
 
 
 # ------------------------------------------------------------------ candidates

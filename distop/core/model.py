@@ -260,6 +260,9 @@ class Node:
     """Seconds that its clock is ahead of etcd's (less than 0: behind), where it is wrong by more than a minute."""
     spark: str = ""
     """What keeps its Spark from running tasks just now, for people alone; "": nothing."""
+    failing: Mapping[str, str] = field(default_factory=dict)
+    """Types that could not be run here at the last attempt, and why: this daemon tries them again by itself, after a
+    pause in which ``behaviors`` leaves them out and ``unable`` names them, too."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -278,6 +281,7 @@ class Node:
                 **({"refused": dict(self.refused)} if self.refused else {}),
                 **({"clock": self.clock} if self.clock else {}),
                 **({"spark": self.spark} if self.spark else {}),
+                **({"failing": dict(self.failing)} if self.failing else {}),
             }
         )
 
@@ -298,6 +302,7 @@ class Node:
             data.get("refused") or {},
             int(data.get("clock", 0)),
             data.get("spark") or "",
+            data.get("failing") or {},
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distop.clock import random, time
 from distop.coordinator.placing import ABSENT
 from distop.coordinator.role import Coordinator
-from distop.core import decide
+from distop.core import completing, decide
 from distop.core import transitions as t
 from distop.core.codec import UNREADABLE
 from distop.core.declaration import Declaration
@@ -130,8 +130,8 @@ class Elections:
         ending = {s for s in self._ctx.cluster.ending_types() if self._has_code(s[1]) and s[1] not in self._ctx.types}
         if not ending and not self._absent:
             return ending
-        known = {name for node in self._ctx.cluster.nodes.values() for name in (*node.behaviors, *node.unable)}
-        now, absent = time.monotonic(), {type_name for _, type_name in ending} - known
+        nodes, types = self._ctx.cluster.nodes, {type_name for _, type_name in ending}
+        now, absent = time.monotonic(), {name for name in types if completing.missing(nodes, name, {})}
         self._absent = {name: self._absent.get(name, now) for name in absent}
         return {s for s in ending if now - self._absent.get(s[1], now) >= ABSENT}
 

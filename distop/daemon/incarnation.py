@@ -174,9 +174,7 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self._said = self._node
-        self.reporter = Reporter(
-            self.client, self.keys, self.lost, self.log, self.refusals, self.limits, self.meter
-        )
+        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.refusals, self.limits, self.meter)
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
@@ -301,16 +299,17 @@ class Incarnation(Context):
 
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
-        node, unable, doing, refused = self._node, self.capability.unable, self.doing.told, self.refusals.told
+        node, unable, failing = self._node, self.capability.unable, self.capability.failing
+        doing, refused = self.doing.told, self.refusals.told
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
         clock, spark = self.clock.ahead, self.worker.trouble
-        said = (node.state, node.unable, node.doing, node.refused, node.clock, node.spark)
-        if said == (state, unable, doing, refused, clock, spark):
+        said = (node.state, node.unable, node.doing, node.refused, node.clock, node.spark, node.failing)
+        if said == (state, unable, doing, refused, clock, spark, failing):
             return node
         able = tuple(sorted(self.types - unable.keys()))
         told = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
-        return replace(told, refused=refused, clock=clock, spark=spark)
+        return replace(told, refused=refused, clock=clock, spark=spark, failing={**failing})
 
     async def _say(self) -> None:
         """Have the node record tell whether this node drains, whether it is empty, what it cannot do, and what has been

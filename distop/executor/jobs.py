@@ -265,11 +265,14 @@ class Jobs:
         keys, p, claim, rules = self._ctx.keys, event.partition, held.claim, op.spec.rules
         if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error):
             event = replace(event, kind="fatal")  # nobody else can do it either
-        if event.kind == "unavailable" and not self._ctx.capability.cannot_now(op.ref.type, event.error):
-            event = replace(event, kind="error")  # it is to be had again, perhaps: here or nowhere
+        if event.kind == "unavailable" and not self._ctx.capability.cannot_now(
+            op.ref.type, event.error, op.gate.where, decide.given_back(claim)
+        ):
+            event = replace(event, kind="error", error=f"{decide.NOT_RUN}{event.error}")
         if event.kind in ("cancelled", "refused", "unable", "unavailable"):
             self._released()
-            released = decide.released(claim, self._ctx.executor_id)
+            lacks = event.error if event.kind == "unavailable" else ""
+            released = decide.released(claim, self._ctx.executor_id, lacks)
             return claiming.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash") or (event.kind == "fatal" and not rules.can_fail):
             if event.kind != "fatal":
@@ -278,7 +281,7 @@ class Jobs:
                 return self._again(op, held, event)
         elif event.kind != "fatal":  # which is a verdict on the job, and tells nothing of the node
             self._suspicion.ended(op.ref)
-            self._ctx.capability.succeeded(op.ref.type)
+            self._ctx.capability.succeeded(op.ref.type, event.started)
         if event.kind in ("error", "crash", "fatal") and rules.cleans:
             self._fail_after_cleanup(op, held, event)
             return None

@@ -10,19 +10,20 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from distop.core import completing
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
 from distop.core.frozen import frozen
 from distop.core.links import GRAPH
-from distop.core.model import Attempts, Phase, State
+from distop.core.model import Attempts, Phase
 from distop.core.options import fits
 from distop.core.states import Stage
 from distop.results import first_line
 from distop.suggest import command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from distop.core.jobs import Claim
     from distop.core.model import Node
@@ -83,8 +84,8 @@ ADVICE: Mapping[Code, str] = {
     Code.REFUSED: f"{LIMITS}{{or_cancel}}",
     Code.PAUSED: "{resume}",
     Code.PAUSING: "nothing: it is paused when they have ended; {halt} stops them now",
-    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run; `distop behaviors` and `distop "
-    "nodes` tell what there is{or_cancel}",
+    Code.NO_EXECUTOR: "start an executor on which `{type}` is installed and can run, or mend what the one named lacks; "
+    "`distop behaviors` and `distop nodes` tell what there is{or_cancel}",
     Code.DRAINED: "undo the draining of one of them, or start another executor that offers `{type}`",
     Code.LABELS: "start an executor with these labels (`--label`) on which `{type}` is installed; `distop nodes` tells "
     "what labels there are{or_cancel}",
@@ -229,27 +230,30 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         if not view.nodes:
             yield Code.NO_COORDINATOR, f"an executor, any, to be elected to coordinate `{type_name}`"
         return
-    if _without_code(view):
-        text = f"{_executor_for(view)}; if none starts within a minute, it ends without running its completion code"
-        yield Code.WITHOUT_CODE, text
+    if missing := _without_code(view):
+        ends = "if none starts within a minute, it ends without running its completion code"
+        yield Code.WITHOUT_CODE, f"an executor that {missing}; {ends}"
         return
     capable = [node for node in nodes if type_name in node.behaviors]
+    fitting = [node for node in nodes if fits(_where(view), node.labels)]
     if not capable:
-        unable = [(node.executor, node.unable[type_name]) for node in nodes if type_name in node.unable]
-        why = f" ({unable[0][0]} cannot: {unable[0][1]})" if unable else ""
-        yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{why}"
+        yield Code.NO_EXECUTOR, f"an executor that offers `{type_name}`{_cannot(nodes, type_name)}"
         return
-    capable = [node for node in capable if fits(_where(view), node.labels)]
+    capable = [node for node in capable if node in fitting]
     if not capable:
-        yield Code.LABELS, _executor_for(view)
+        yield Code.LABELS, f"{_executor_for(view)}{_cannot(fitting, type_name)}"
         return
+    active = [node for node in capable if node.state is NodeState.ACTIVE]
+    if active and not view.running and all(type_name in node.failing for node in active):
+        yield Code.NO_EXECUTOR, f"an executor that can run `{type_name}`{_cannot(active, type_name)}"
     drained = sorted({node.executor for node in capable if node.state is not NodeState.ACTIVE})
     ending = view.stage in (Stage.CANCELLING, Stage.COMPLETING)
     if ending or not drained:
         return
     undo = command("drain", drained[0], "--undo")
-    if all(node.state is not NodeState.ACTIVE for node in capable):
-        yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo})"
+    if not active:
+        cannot = _cannot(fitting, type_name)
+        yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo}){cannot}"
     else:
         yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
 
@@ -264,14 +268,20 @@ def _executor_for(view: View) -> str:
     return f"an executor that offers `{view.snapshot.ref.type}`" + (f" and has the labels {labels}" if labels else "")
 
 
-def _without_code(view: View) -> bool:
-    """It is cancelled, and no live executor may run its code: one of the others ends it."""
-    if view.snapshot.state is not State.CANCELLING or not view.nodes or not _has_code(view):
-        return False
-    type_name, nodes = view.snapshot.ref.type, view.nodes.values()
-    if not any(type_name in node.behaviors for node in nodes):
-        return not any(type_name in node.unable for node in nodes)  # such a one says why it cannot
-    return not any(type_name in node.behaviors and fits(_where(view), node.labels) for node in nodes)
+def _cannot(nodes: Collection[Node], type_name: str) -> str:
+    """Which of these executors cannot run the type, and why: the first of them."""
+    found = completing.cannot(nodes, type_name)
+    return f" ({found[0][0]} cannot: {first_line(found[0][1])})" if found else ""
+
+
+def _without_code(view: View) -> str:
+    """What is missing that could run the completion code of a cancelled operation, so that another one ends it; "":
+    nothing.
+    """
+    snapshot = view.snapshot
+    if not completing.ends_without_code(snapshot.state, snapshot.cancel) or not view.nodes or not _has_code(view):
+        return ""
+    return completing.missing(view.nodes, snapshot.ref.type, _where(view))
 
 
 def _has_code(view: View) -> bool:

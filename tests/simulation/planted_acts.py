@@ -248,7 +248,7 @@ def blame_what_one_node_cannot_run(patch: Patch) -> None:
 
 @bug("blamed", first=54)
 def blame_what_one_node_cannot_run_for_the_moment(patch: Patch) -> None:
-    substitute(patch, Capability, "cannot_now", lambda self, type_name, why: False)
+    substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back: False)
 
 
 @bug("liveness", shape=some_cannot, slow=True)

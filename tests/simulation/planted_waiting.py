@@ -217,7 +217,7 @@ def executors_go(wanted: Scenario) -> Scenario:
 
 @bug("liveness", shape=executors_go)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
-    substitute(patch, Placing, "_nobody", lambda self, op: self._only_ending)
+    substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
 
 @bug("liveness", shape=executors_go)

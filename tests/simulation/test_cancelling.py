@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from distop.core.model import History
-from distop.testing.simulation import Scenario, Simulation, scenario
+from distop.testing.simulation import Scenario, Simulation, behaviors, scenario
+from distop.testing.simulation.behaviors import Script
 from distop.testing.simulation.leaving import AWAY, going
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
@@ -42,7 +43,7 @@ def test_a_cancel_ends_where_no_executor_with_the_labels_lives(cancel: float) ->
     host = Host("exec-1", ("check-all",), 1, 0.0, labels={"zone": AWAY}, leaves=1.35 if cancel < 5 else 3.0)
     ended = record(run(cancelled("check-all", cancel, host, where={"zone": AWAY})))
     assert ended.state == "cancelled"
-    said = "the completion code did not run: no live executor offers check-all and has the labels zone=away"
+    said = "the completion code did not run: no live executor offers `check-all` and has the labels zone=away"
     assert [error["text"] for error in ended.errors] == [said]
 
 
@@ -51,7 +52,7 @@ def test_a_cancel_ends_where_no_executor_offers_the_type() -> None:
     ended = record(run(cancelled("rare", 6.0, host)))
     assert ended.state == "cancelled"
     assert [error["text"] for error in ended.errors] == [
-        "the completion code did not run: no live executor offers rare"
+        "the completion code did not run: no live executor offers `rare`"
     ]
 
 
@@ -61,6 +62,31 @@ def test_an_executor_that_comes_back_soon_still_runs_the_completion_code(kind: s
     restart = Fault("crash", 2.0, 30.0, (0.9, 0.1, 0.5, 0.0))
     ended = record(run(cancelled(kind, 4.0, host, restart, where=where)))
     assert (ended.state, ended.errors) == ("cancelled", ())
+
+
+@pytest.mark.parametrize(("kind", "where"), [("check-all", {"zone": AWAY}), ("rare", {})])
+def test_what_failed_fast_waits_for_an_executor_to_run_its_completion_code(
+    kind: str, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only executor restarts, and takes longer than a cancelled operation would wait."""
+
+    def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
+        return Script(0.2, 1, "failed") if partition == 0 else Script(60.0, 1, "success")
+
+    monkeypatch.setattr(behaviors, "script", script)
+    host = Host("exec-1", (kind,), 1, 0.0, labels={"zone": AWAY})
+    wish = Wish(0, 0.3, kind, "a", {**ARG, "calls": 4.0}, None, "fail_fast", (), options={"where": where})
+
+    def with_faults(*faults: Fault) -> Scenario:
+        wanted = plain(1, 1, (wish,), *faults, types=("check-all",))
+        return replace(wanted, hosts=(replace(wanted.hosts[0], types=("check-all",)), host))
+
+    undisturbed = run(with_faults())
+    decided = next(r for r, changes in undisturbed.etcd.store.history if changes[0].kv.key.endswith(".decision"))
+    (at,) = [at for at, revision, _, _ in undisturbed.log if revision == decided]
+    ended = record(run(with_faults(Fault("crash", at + 0.1, 100.0, (0.9, 0.1, 0.5, 0.0)))))
+    assert ended.state == "failed"
+    assert "the completion code did not run" not in str(ended.errors)
 
 
 def test_what_is_not_cancelled_waits_for_an_executor_of_its_type() -> None:

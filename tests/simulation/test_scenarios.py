@@ -188,6 +188,27 @@ def test_what_no_node_can_run_fails_and_says_why() -> None:
     assert b"this node lacks what the type needs" in history.value
 
 
+@pytest.mark.parametrize("trying", [0.0, 40.0])
+@pytest.mark.parametrize("where", [{}, {"zone": "a"}])
+def test_what_no_node_can_run_for_the_moment_fails_and_says_why(trying: float, where: dict[str, str]) -> None:
+    """A start of Spark that hangs takes longer than a node leaves the type out: of two such nodes each gave the work
+    back to the other for ever. And so did one that alone has the labels.
+    """
+    wish = Wish(
+        0, 0.3, "check", "a", argument(3, 2, 0.1) | {"trying": trying}, None, None, (), options={"where": where}
+    )
+    one, two = small(3, 2, wish).hosts
+    broken = replace(one, unable=("check",), recovers=1e9, labels={"zone": "a"})
+    hosts = (broken, two if where else replace(two, unable=("check",), recovers=1e9))
+    with quietly():
+        sim = Simulation(replace(small(3, 2, wish), hosts=hosts))
+        report = sim.run()
+    assert report.breaches == []
+    history = sim.etcd.store.get("distOpHistory.a.check.1")
+    assert history is not None
+    assert b"this node lacks what the type needs" in history.value
+
+
 def test_a_cancel_while_the_finish_is_prepared_is_not_overlooked() -> None:
     """All jobs of an operation without completion code had succeeded. While its coordinator read runOps for the finish,
     a cancel was seen, and the finish was written under the state as it was by then: a success of what was cancelled.

@@ -90,7 +90,7 @@ def test_types_of_the_past_are_not_remembered(clock: StandingClock) -> None:
     cluster.becomes("other", None)
     clock.now += MAY_RETURN
     cluster.becomes("again", ABLE)
-    assert not cluster.mine._left
+    assert not cluster.mine._gone
 
 
 def test_what_is_missing_for_the_moment_is_left_to_others_for_a_while_longer_each_time(clock: StandingClock) -> None:
@@ -106,7 +106,10 @@ def test_what_is_missing_for_the_moment_is_left_to_others_for_a_while_longer_eac
         pauses.append(clock.now - began)
     assert pauses == [PAUSE, 2 * PAUSE, 4 * PAUSE, 8 * PAUSE, 16 * PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     assert cluster.changes == len(pauses)
-    cluster.mine.succeeded("validate")
+    cluster.mine.succeeded("validate", began)
+    assert cluster.mine.failing, "it began before"
+    cluster.mine.succeeded("validate", clock.now)
+    assert not cluster.mine.failing
     assert cluster.mine.cannot_now("validate", WHY)
     clock.now += PAUSE
     assert cluster.mine.serves("validate")
@@ -121,6 +124,39 @@ def test_a_type_that_no_other_node_offers_is_retried_on_this_node(clock: Standin
     assert not cluster.mine.cannot_now("validate", WHY)
 
 
+def test_two_nodes_that_both_fail_do_not_hand_over_to_one_another_for_ever(clock: StandingClock) -> None:
+    """An attempt may take longer than the longest pause: then the other one offers the type again."""
+    cluster = Cluster(other=replace(ABLE, failing={"validate": WHY}))
+    assert not cluster.mine.cannot_now("validate", WHY)
+    assert cluster.mine.serves("validate")
+    assert (cluster.mine.unable, cluster.mine.failing) == ({}, {"validate": WHY})
+    clock.now += 2 * LONGEST_PAUSE
+    assert not cluster.mine.cannot_now("validate", WHY)
+    cluster.becomes("third", replace(ABLE, executor="third"))
+    assert cluster.mine.cannot_now("validate", WHY)
+    assert not cluster.mine.cannot_now("validate", WHY, given_back={"third"}), "it could not run this job either"
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_type_is_left_only_to_those_that_would_take_the_work() -> None:
+    where = {"zone": "a"}
+    assert not Cluster(other=ABLE).mine.cannot_now("validate", WHY, where)
+    assert Cluster(other=replace(ABLE, labels={"zone": "a", "rack": "7"})).mine.cannot_now("validate", WHY, where)
+    drained = Cluster(other=ABLE)
+    drained.view.drains.add("ex")
+    assert not drained.mine.cannot_now("validate", WHY)
+    cluster = Cluster(other=ABLE, third=replace(ABLE, executor="third"))
+    assert cluster.mine.cannot_now("validate", WHY)
+    cluster.view.drains |= {"ex", "third"}
+    assert cluster.mine.serves("validate"), "nobody else does it now"
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_never_can_be_run_here_is_left_to_one_that_tries_again() -> None:
+    trying = replace(ABLE, behaviors=(), unable={"validate": WHY}, failing={"validate": WHY})
+    assert Cluster(other=trying).mine.cannot("validate", WHY)
+
+
 def test_what_is_missing_for_good_stays_so(clock: StandingClock) -> None:
     cluster = Cluster(other=ABLE)
     assert cluster.mine.cannot_now("validate", "its JVM was killed")
@@ -132,4 +168,6 @@ def test_what_is_missing_for_good_stays_so(clock: StandingClock) -> None:
 
 def test_a_node_record_keeps_it() -> None:
     assert Node.decode(UNABLE.encode()) == UNABLE
+    failing = replace(ABLE, failing={"validate": WHY})
+    assert Node.decode(failing.encode()) == failing
     assert b"unable" not in ABLE.encode()

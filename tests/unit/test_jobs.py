@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from distop import logs
 from distop.core import claiming, decide
 from distop.core.codec import from_rfc3339
 from distop.core.declaration import Retry, Rules
-from distop.core.jobs import Claim, JobState, Outcome
+from distop.core.jobs import Claim, JobState, Outcome, Tried
 from distop.core.keys import Keys
 from distop.core.model import Node, OperationRef, Spec
 from distop.core.plan import PartitionPlan, Plan, chunked
@@ -260,7 +261,8 @@ async def test_what_is_missing_for_the_moment_is_left_to_another_node_and_blames
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
-    assert here.claim(0) == Claim("ex-me", "", 1, 0)
+    lacks = Tried(1, "ex-me", "this executor could not run it: its Spark session did not start")
+    assert here.claim(0) == Claim("ex-me", "", 1, 0, tried=(lacks,))
     assert not here.capability.serves("noop")
     assert here.capability.unable == {"noop": "its Spark session did not start"}
 
@@ -274,7 +276,24 @@ async def test_what_is_missing_for_the_moment_counts_as_an_attempt_where_nobody_
     await here.jobs.drain()
     claim = here.claim(0)
     assert claim is not None
-    assert (claim.failures, claim.error, here.capability.unable) == (1, "its Spark session did not start", {})
+    said = "this executor could not run it: its Spark session did not start"
+    assert (claim.failures, claim.error, here.capability.unable) == (1, said, {})
+
+
+async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Path) -> None:
+    """The other node has run other jobs of the type since: its record tells nothing any more."""
+    here = Here(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
+    here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
+    given_back = decide.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
+    assert given_back.failures == 0
+    here.op.held[0] = replace(here.op.held[0], claim=replace(here.op.held[0].claim, tried=given_back.tried))
+    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    await here.jobs.run(here.op, [0])
+    await here.jobs.drain()
+    claim = here.claim(0)
+    assert claim is not None
+    assert claim.failures == 1
+    assert [one.executor for one in claim.tried] == ["ex-other", "ex-me"]
 
 
 @pytest.mark.parametrize("can_fail", [True, False])

@@ -30,6 +30,8 @@ STARVED = {
     "i2": Node("e2", "h", 2, ("noop",)),
 }
 UNABLE = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
+UNABLE_A = {"i3": Node("e3", "h", 2, (), labels={"zone": "a"}, unable={"noop": "no Java"})}
+FAILING = {"i1": replace(NODE, failing={"noop": "no JVM"})}
 SPEC = Spec("r", rfc3339(NOW), "me", Rules())
 PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
 OPEN = replace(PLANNING, phase=None, plan=Plan(4, "", "", 1))
@@ -61,6 +63,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("pausing", {"snapshot": replace(PAUSED, claims={0: HELD})}, "1 job to finish"),
     ("no-executor", {"snapshot": OPEN, "nodes": {}}, "an executor that offers `noop`"),
     ("no-executor", {"snapshot": OPEN, "nodes": UNABLE}, "(e1 cannot: Java 17 or newer is needed)"),
+    ("no-executor", {"snapshot": OPEN, "nodes": FAILING}, "that can run `noop` (e1 cannot: no JVM)"),
+    ("labels", {"snapshot": replace(OPEN, spec=replace(SPEC, where={"zone": "a"})), "nodes": {**CAPABLE, **UNABLE_A}},
+     "and has the labels zone=a (e3 cannot: no Java)"),
+    ("drained", {"snapshot": OPEN, "nodes": {**DRAINED, **UNABLE_A}},
+     "(`distop drain e1 --undo`) (e3 cannot: no Java)"),
     ("drained", {"snapshot": OPEN, "nodes": DRAINED}, "is not drained (`distop drain e1 --undo`)"),
     ("labels", {"snapshot": replace(OPEN, spec=replace(SPEC, where={"zone": "a"}))},
      "an executor that offers `noop` and has the labels zone=a"),
@@ -68,6 +75,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "an executor that offers `noop`; if none starts within a minute, it ends without running its completion code"),
     ("without-code", {"snapshot": replace(CANCELLING, spec=replace(SPEC, where={"zone": "a"}), decision=STOPPED)},
      "an executor that offers `noop` and has the labels zone=a; if none starts"),
+    ("without-code", {"snapshot": replace(CANCELLING, spec=replace(SPEC, where={"zone": "a"}), decision=STOPPED),
+      "nodes": {**CAPABLE, "i4": replace(NODE, labels={"zone": "a"}, state=NodeState.DRAINED)}},
+     "an executor that offers `noop`, has the labels zone=a and is not drained; if none starts"),
     ("no-executor", {"snapshot": CANCELLING, "nodes": {}}, "an executor that offers `noop`"),
     ("partly-drained", {"snapshot": OPEN, "nodes": PARTLY}, "e2, drained, to work again"),
     ("time", {"snapshot": replace(PENDING, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))},

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 UNABLE = "this node lacks what the type needs"
 """What the code of a type says where a node cannot run it."""
 
+
+def trying(arg: Any, lacks: str) -> float:
+    """Seconds until it is known that a node lacks something for the moment: a JVM may hang while it starts."""
+    return float(arg.get("trying", 0.0)) if lacks == "unavailable" and isinstance(arg, dict) else 0.0
+
+
 _RETRY = Retry(attempts=3, initial=0.2, maximum=2.0)
 
 _COMBINE = {

@@ -79,6 +79,7 @@ class Calling(Keeping):
         chance = self._machine.chance
         await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
         if (lacks := self._machine.lacks(type_name)) is not None:
+            await asyncio.sleep(behaviors.trying(arg, lacks))
             raise WorkerError(lacks, behaviors.UNABLE)
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)

@@ -1,5 +1,5 @@
 """Who offers what. Nodes that turn out not to be able to run a type leave it to those that can: nothing may fail for
-that while another node offers the type.
+that while another node offers the type that has not just failed at it as well.
 """
 
 from __future__ import annotations
@@ -7,14 +7,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
+from distop.core.decide import given_back
+from distop.core.draining import Drain, NodeState
 from distop.core.jobs import Claim, Outcome
-from distop.core.model import Decision, Node
+from distop.core.model import Decision, Node, Spec
+from distop.core.options import fits
 from distop.testing.simulation.behaviors import UNABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distop.core.keys import ParsedKey
+    from distop.core.model import OperationRef
     from distop.core.seen import Change
 
 _UNABLE = UNABLE.encode()
@@ -29,23 +33,32 @@ class Offers:
         self._failures: dict[str, int] = {}
         """Of each claim for which something was blamed."""
         self._since: dict[str, dict[str, int]] = {}
-        """Incarnation → type → the revision since which it offers it."""
+        """Incarnation → type → the revision since which it offers it, and has not failed at it."""
+        self._nodes: dict[str, Node] = {}
+        self._where: dict[OperationRef, Mapping[str, str]] = {}
 
     def step(self, revision: int, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
         """One revision, whole."""
         for key, change in parsed:
             if key.family == K.NODE:
                 self._node(key.id, revision, change)
+            elif key.family == K.NODE_DRAIN and not change.deleted and Drain.decode(change.kv.value).drain:
+                self._since |= {inc: {} for inc, node in self._nodes.items() if node.executor == key.id}
+            elif key.name == "spec" and key.ref is not None and not change.deleted:
+                self._where[key.ref] = Spec.decode(change.kv.value).where
             elif not change.deleted and _UNABLE in change.kv.value and self._blames(key, change):
                 self._judge(key, change, sender)
 
     def _node(self, incarnation: str, revision: int, change: Change) -> None:
         if change.deleted:
             self._since.pop(incarnation, None)
+            self._nodes.pop(incarnation, None)
             return
         self._began.setdefault(incarnation, revision)
-        known = self._since.get(incarnation, {})
-        self._since[incarnation] = {t: known.get(t, revision) for t in Node.decode(change.kv.value).behaviors}
+        known, node = self._since.get(incarnation, {}), Node.decode(change.kv.value)
+        self._nodes[incarnation] = node
+        offers = [t for t in node.behaviors if t not in node.failing and node.state is NodeState.ACTIVE]
+        self._since[incarnation] = {t: known.get(t, revision) for t in offers}
 
     def _blames(self, key: ParsedKey, change: Change) -> bool:
         """The record says that something failed for want of what a node lacks, not merely who is unable, nor why an
@@ -67,7 +80,11 @@ class Offers:
         """
         assert key.ref is not None
         began = self._began.get(sender, 0)
+        tried = given_back(Claim.decode(change.kv.value)) if key.family == K.CLAIM else frozenset()
         for incarnation, types in self._since.items():
+            node = self._nodes[incarnation]
+            if node.executor in tried or not fits(self._where.get(key.ref, {}), node.labels):
+                continue
             if incarnation != sender and types.get(key.ref.type, began + 1) <= began:
                 text = f"{sender} cannot run {key.ref.type}, and blames it, though {incarnation} offers it"
                 self._found("blamed", change.kv.key, text, str(key.ref), key.partition)

@@ -150,7 +150,7 @@ class SimWorker(Calling):
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
         if (lacks := machine.lacks(request.type)) is not None:
-            await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
+            await asyncio.sleep(behaviors.trying(request.arg, lacks) or machine.chance.uniform(0.001, 0.05))
             self._over(child, run, effect, JobEnded(p, lacks, None, behaviors.UNABLE, began, machine.source.time()))
             return
         script = behaviors.script(request.type, request.arg, p, item.attempt)
