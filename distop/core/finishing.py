@@ -214,8 +214,9 @@ def clean(
 
 def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "") -> Txn:
     """The last page: all that is left of it, ``.state`` and pending with the rest; of one of a series also its id
-    (``id_``), where the next one has not taken it. Refused while a successor has not been told
-    (``core.waiting.signal``). Those of several operations go together (``core.claiming.group``).
+    (``id_``), where the next one has not taken it. No claim is left: none was when it was decided. Refused while a
+    successor has not been told (``core.waiting.signal``). Those of several operations go together
+    (``core.claiming.group``).
     """
     return Txn(
         (
@@ -226,7 +227,6 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: s
         ),
         (
             Delete(*keys.own_range(ref)),
-            Delete(*keys.claims_range(ref)),
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
             *released(keys, ref, id_),

@@ -289,8 +289,6 @@ class Checker:
                 if key.family == K.OPEN:
                     op.gate = not change.deleted
                     op.opened = Gate.decode(change.kv.value) if op.gate else Gate()
-                    if op.gate and not self._quiet and op.opened.options != op.options_with(writes):
-                        self._found(16, change.kv.key, "the gate does not say what the options say", op)
                 elif key.family == K.PERMIT:
                     continue
                 elif key.family == K.PENDING:
@@ -317,6 +315,9 @@ class Checker:
             self._found(5, history.kv.key, "the history was written apart from the terminal state", op)
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
+        said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
+        if said and op.gate and op.opened.options != op.options:
+            self._found(16, self.keys.gate(op.ref), "the gate does not say what the options say", op)
 
     def _planned(self, op: OperationTrace) -> None:
         try:

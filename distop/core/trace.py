@@ -186,11 +186,6 @@ class OperationTrace:
         if not change.deleted and change.kv.value.isdigit():
             self.permits[number] = int(change.kv.value)
 
-    def options_with(self, writes: Sequence[tuple[ParsedKey, Change]]) -> Options:
-        """The options, as they are after this revision."""
-        written = [change for key, change in writes if key.name == "options" and key.family == OP]
-        return self.options if not written or written[-1].deleted else Options.decode(written[-1].kv.value)
-
     def fold(self, name: str, chunk: int, edge: str, change: Change) -> None:
         """Take a write to one of the operation's own keys."""
         value = None if change.deleted else change.kv.value

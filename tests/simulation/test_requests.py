@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from distop.core.txn import Get, GetResult, Put, Txn, absent
 from distop.errors import OutcomeUnknown, PermissionDenied
 from distop.store._proto import rpc_pb2 as rpc
+from distop.store.session import Session
 from distop.store.transport import RANGE, RECONNECT, WATCH, RequestFailed
 from distop.store.watch import Batch, Feed
 from distop.testing.simulation.links import EVERYTHING, PATIENCE
@@ -115,6 +116,30 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
         said = record.getMessage()
         assert said.startswith("the transaction waits: etcd does not permit the user 'me' the transaction: ")
         assert "grant-permission" in said
+
+
+def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> None:
+    """A node record says what the executor offers: a late copy must not restore an old offer."""
+    sent: list[Any] = []
+
+    async def work(client: EtcdClient) -> None:
+        session = Session(client, "node", b"first", 10)
+        await session.start()
+        await session.update(b"second")
+        late = sent[-1]
+        await session.update(b"third")
+        world.etcd.store.apply(late)
+        node = await client.get("node")
+        assert node is not None
+        assert node.value == b"third"
+        await session.close()
+
+    def applied(process: Process, path: str, asked: object) -> None:
+        if isinstance(asked, Txn):
+            sent.append(asked)
+
+    world.network.applied = applied
+    world.run(work)
 
 
 def test_holds_that_overlap_do_not_change_the_order_of_a_stream(world: World) -> None:

@@ -1,5 +1,5 @@
-"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten, and a
-watermark that tells so.
+"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten, with
+the keys of their request ids, and a watermark that tells so.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def past(keys: Keys, wanted: Scenario) -> Iterator[Txn]:
     for table in wanted.tables:
         for instance in range(1, wanted.past + 1):
             ref = OperationRef(table, "check", "", instance)
-            record = History(str(ref), State.SUCCESS, finished, finished, 1, 1, 0)
+            request = f"past-{instance}"
+            record = History(str(ref), State.SUCCESS, finished, finished, 1, 1, 0, request_id=request)
             following = Put(keys.next_instance(table, "check"), word(str(instance + 1)))
-            yield Txn((), (Put(keys.history(ref), record.encode()), following))
+            named = Put(keys.request(table, "check", request), word(str(ref)))
+            yield Txn((), (Put(keys.history(ref), record.encode()), following, named))
     if wanted.past:
         yield Txn((), (Put(keys.watermark(0), b""),))

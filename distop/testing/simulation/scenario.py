@@ -29,6 +29,8 @@ SHORTEST, LONGEST = 0.5, 20.0
 
 LARGE_GRAPH = 22
 """Operations of a graph that is more than one transaction takes."""
+DENIED_KEPT = 20.0
+"""Seconds for which a denied hold and a receipt stay at least: as long as copies of a request are under way."""
 CROWD = 45
 """Operations that end at the same time, more than one transaction finishes."""
 FORMS = ("chord", "chain", "group")
@@ -237,6 +239,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     from distop.testing.simulation.inserting import added_later, inserted_slowly
     from distop.testing.simulation.leaving import draw_leaving
     from distop.testing.simulation.racing import racing
+    from distop.testing.simulation.successors import JOIN, followers, joins, with_id
 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
@@ -278,12 +281,15 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     # The next time of a series is told by one clock and judged by another: one that is ahead puts it off as well.
     if steady and all(host.skew < 60.0 for host in some):
         wishes = _recurring(random.Random(f"recurring/{seed}"), wishes)
+        wishes = with_id(random.Random(f"series of an id/{seed}"), wishes)
     wishes = (
         *wishes,
         *with_branches(random.Random(f"branches/{seed}"), wishes),
         *racing(random.Random(f"races/{seed}"), wishes, timed=steady),
         *inserted_slowly(random.Random(f"slow graphs/{seed}"), wishes),
         *(added_later(random.Random(f"added/{seed}"), wishes, some) if steady else ()),
+        *joins(random.Random(f"joins/{seed}"), wishes),
+        *followers(random.Random(f"followers/{seed}"), wishes),
     )
     actors = random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0]
     wishes = come_and_go(random.Random(f"limits that come and go/{seed}"), wishes, actors)
@@ -291,12 +297,15 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         wishes, some = draw_leaving(random.Random(f"leaving/{seed}"), wishes, some)
     if any(wish.graph for wish in wishes):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
+    if any(wish.type == JOIN for wish in wishes):
+        some = tuple(replace(host, types=(*host.types, JOIN)) for host in some)
     if limits != DEFAULT:
         limits = replace(
             limits, begins=at_once.choice((1, 3, DEFAULT.begins)), finishes=at_once.choice((1, 2, DEFAULT.finishes))
         )
         small = random.Random(f"small/{seed}")
         limits = replace(limits, unlearned=small.choice((1, 2, DEFAULT.together)), moment=small.choice((0.1, 100.0)))
+        limits = replace(limits, denied_kept=small.choice((DENIED_KEPT, DEFAULT.denied_kept)))
     if limits != DEFAULT or any(wish.alike for wish in wishes):
         limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
     return Scenario(

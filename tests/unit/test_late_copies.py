@@ -1,0 +1,181 @@
+"""What a transaction must not do that was built before something else happened, or whose copy comes late (T9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from distop import chord
+from distop.core import claiming
+from distop.core import prepared as p
+from distop.core import transitions as t
+from distop.core import waiting as w
+from distop.core.due import ended_waiting
+from distop.core.invariants import check
+from distop.core.jobs import Claim
+from distop.core.links import GRAPH, Hold, HoldState
+from distop.core.model import State
+from distop.core.options import Options
+from distop.core.txn import Put, Txn, TxnResult
+from distop.errors import OperationStartError, OutcomeUnknown
+from distop.submission import insertion
+from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.world import TIME, planned
+from tests.unit.test_graph_start import WHY, end_for_good, spec_of
+from tests.unit.test_transitions import JOBS, ready
+
+MANY = 100
+"""Operations of more than one transaction."""
+
+
+# ------------------------------------------------------------------- options
+
+
+def test_who_altered_before_the_gate_opened_alters_nothing_behind_it() -> None:
+    """The gate would go on to say the former options, and claims would be made by them."""
+    world, ref = ready(planned_first=False)
+    late = world.alter(ref, Options(max_jobs=1))
+    world.do(world.plan(ref, JOBS))
+    assert not world.store.apply(late).succeeded
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    assert world.gate(ref).options == Options(max_jobs=1)
+
+
+def test_options_that_the_gate_does_not_say_are_found() -> None:
+    world, ref = ready()
+    world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
+    (fault,) = check(world.keys, world.store.history)
+    assert (fault.invariant, fault.text) == (16, "the gate does not say what the options say")
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_a_late_copy_of_a_chunk_does_not_replace_the_one_that_was_planned_since() -> None:
+    world, ref = ready(planned_first=False)
+    late = world.chunk(ref, 0, b"[]")
+    world.do(world.chunk(ref, 0, b'["planned again"]'))
+    assert not world.store.apply(late).succeeded
+
+
+def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wrote() -> None:
+    """The digest of the plan would not fit the chunks."""
+    world, ref = ready(planned_first=False)
+    plan, _ = planned(JOBS)
+    written = world.do(world.chunk(ref, 0, b"[]")).revision
+    world.do(world.chunk(ref, 0, b'["of another planning"]'))
+    assert not world.store.apply(t.write_plan(world.keys, ref, world.election, plan, [written])).succeeded
+
+
+def test_a_former_coordinator_writes_no_chunk() -> None:
+    world, ref = ready(planned_first=False)
+    late = world.chunk(ref, 0, b"[]")
+    world.die("a")
+    world.do(world.elect("b"))
+    assert not world.store.apply(late).succeeded
+
+
+# --------------------------------------------------------------------- limits
+
+
+def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again() -> None:
+    """It was overdue, and left out of those that a limit allows."""
+    world, ref = ready()
+    world.do(world.own(ref, "w", 0))
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    want = claiming.Want(1, Claim("ex-a", "a", 1, 0, permit=0), permit_mod=0)
+    gate, overdue = world.store.mod(world.keys.gate(ref)), [(0, world.fence(ref, 0))]
+    late = claiming.claim(world.keys, ref, gate, "a", [want], overdue=overdue)
+    world.do(world.extend(ref, 0))
+    assert not world.store.apply(late).succeeded
+
+
+# ------------------------------------------------------- held until confirmed
+
+
+def test_who_confirms_what_was_aborted_meanwhile_is_told_so() -> None:
+    """What it waited for has failed, and its hold is still there: its sender would be told that it begins."""
+
+    async def work(etcd: Etcd) -> None:
+        before = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17", after=[before])
+        kv = etcd.store.get(KEYS.hold(p.hold_id("tx-17")))
+        assert kv is not None
+        terms = p.Terms.of(Hold.decode(kv.value))
+        assert terms is not None
+        late = p.confirm(KEYS, op.parts, terms, kv.mod_revision)
+        await end_for_good(etcd, before.parts)
+        history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
+        mod = etcd.store.mod(KEYS.of(op.parts, "state"))
+        assert etcd.store.apply(w.end_waiting(KEYS, op.parts, mod, history, WHY)).succeeded
+        assert not etcd.store.apply(late).succeeded
+
+    run(work)
+
+
+# ----------------------------------------------------------- held as a graph
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that takes its time: it shows itself with each page."""
+    monkeypatch.setattr(insertion, "HOLD_EVERY", -1.0)
+
+
+def hold_keys(etcd: Etcd) -> list[Hold]:
+    return [Hold.decode(kv.value) for kv in etcd.store.range(*KEYS.family("distOpHold"))]
+
+
+def given_up(etcd: Etcd, txn: Txn) -> TxnResult:
+    """A fate: a daemon has denied the hold just before."""
+    (kv,) = etcd.store.range(*KEYS.family("distOpHold"))
+    etcd.put(kv.key, Hold(GRAPH, HoldState.DENIED, "nothing was seen of its caller").encode())
+    return etcd.store.apply(txn)
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize("page", [1, 5])
+def test_a_graph_that_was_given_up_is_not_held_again_by_its_caller(page: int) -> None:
+    """Some of its operations may have ended since: the others would begin."""
+
+    async def work(etcd: Etcd) -> None:
+        etcd.fates.extend([etcd.store.apply] * page + [lambda txn: given_up(etcd, txn)])
+        with pytest.raises(OperationStartError, match="was given up"):
+            await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
+        assert [one.text for one in hold_keys(etcd)] == ["nothing was seen of its caller"]
+
+    run(work)
+
+
+@pytest.mark.usefixtures("shown")
+def test_a_caller_shows_itself_while_it_inserts_edges() -> None:
+    async def work(etcd: Etcd) -> None:
+        await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
+        pages = [txn for txn in etcd.committed if txn.label == "edges"]
+        written = [
+            {KEYS.parse(one.kv.key).family for one in changes}
+            for _, changes in etcd.store.history
+            if any(KEYS.parse(one.kv.key).name == "next" for one in changes)
+        ]
+        assert len(pages) == len(written) > 1
+        assert all("distOpHold" in families for families in written)
+
+    run(work)
+
+
+def test_a_caller_that_does_not_know_whether_its_graph_was_let_go_denies_nothing_that_was() -> None:
+    """Its operations may have begun."""
+
+    async def work(etcd: Etcd) -> None:
+        def fate(txn: Txn) -> TxnResult:
+            result = etcd.store.apply(txn)
+            if txn.label == "release_hold":
+                raise OutcomeUnknown("etcd stopped answering")
+            return result
+
+        etcd.fates.extend([fate] * 20)
+        with pytest.raises(OutcomeUnknown):
+            await etcd.client.start_operations([noop() for _ in range(MANY)])
+        assert etcd.requests[-1] == "deny"
+        assert hold_keys(etcd) == []
+
+    run(work)
