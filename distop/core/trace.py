@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.declaration import Rules
 from distop.core.jobs import Claim, JobState
-from distop.core.keys import OP
 from distop.core.links import Edge
 from distop.core.model import Attempts, Cancel, Decision, OperationRef, Phase, Spec, State
 from distop.core.options import DEFAULT, Options
@@ -20,9 +19,7 @@ from distop.core.plan import Gate, Plan
 from distop.core.states import Stage, stage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from distop.core.keys import ParsedKey
     from distop.core.seen import Change
 
 STORY = 12

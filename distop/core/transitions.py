@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
 from distop.core.model import (
-    CLUSTER_TABLE,
     Attempts,
     Cancel,
     Decision,
@@ -126,14 +125,13 @@ def starts(
     seen: Counters,
     new: Sequence[NewOperation],
     *,
-    registered: bool = False,
     begun: Sequence[Sequence[Put]] | None = None,
     looks: bool = True,
 ) -> Txn:
     """Submit operations of one type on one table, all or none (I39). They take the next numbers in their order, and
     what is guarded is the same however many they are: both counters as they were read; runOps only where one of them is
-    to run at once; else (``registered``) it is compared that the table's record is there, which is removed under the
-    guard of runOps. Those that wait for others are guarded by these as well: they have not ended.
+    to run at once, and the table's record where one waits, which is removed under the guard of runOps. Those that wait
+    for others are guarded by these as well: they have not ended.
 
     The failure branch reads runOps and nextInstanceId, then of each operation its spec, its history and ``.current``
     (:func:`found_instead`): the request id in the spec or the history tells whether an earlier copy of this
@@ -151,7 +149,6 @@ def starts(
     alone = [keys.current(first.table, first.type, one.ref.object) for one in running if one.spec.one_at_a_time]
     if len(set(alone)) < len(alone):
         raise ValueError(f"operations that run one at a time cannot be started together: {', '.join(alone)}")
-    there = (exists(keys.table(first.table)),) if registered and first.table != CLUSTER_TABLE else ()
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
@@ -161,7 +158,7 @@ def starts(
         puts, reads = parcels(puts), parcels(reads)
     return Txn(
         (
-            *((unchanged(run_ops, seen.run_ops_mod),) if running else there),
+            *((unchanged(run_ops, seen.run_ops_mod),) if running else ()),
             unchanged(following, seen.next_instance_mod),
             *((unchanged(keys.table(first.table), seen.table_mod),) if waiting and seen.table_mod is not None else ()),
             *(absent(current) for current in alone),
@@ -374,16 +371,18 @@ def give_up(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, de
 
 def cancel(keys: Keys, ref: OperationRef, state_mod: int, why: Cancel, election: Compare | None = None) -> Txn:
     """Two-phase: no more claims from here on; holders stop, then the coordinator finishes. With ``election`` it is
-    the coordinator's own (fail fast).
+    the coordinator's own (fail fast), of what has an open gate: that runs, and is neither cancelled nor decided.
     """
+    goes_on = (
+        is_not(keys.of(ref, "state"), word(State.PENDING)),
+        absent(keys.of(ref, "decision")),
+        absent(keys.of(ref, "cancel")),
+        absent(keys.history(ref)),
+    )
     return Txn(
         (
-            *((election, exists(keys.gate(ref))) if election else ()),
             unchanged(keys.of(ref, "state"), state_mod),
-            is_not(keys.of(ref, "state"), word(State.PENDING)),
-            absent(keys.of(ref, "decision")),
-            absent(keys.of(ref, "cancel")),
-            absent(keys.history(ref)),
+            *((election, exists(keys.gate(ref))) if election else goes_on),
         ),
         (
             Put(keys.of(ref, "state"), word(State.CANCELLING)),

@@ -254,7 +254,7 @@ def ending(
     """What is compared, beside the revision of its state, and put, where an operation ends that has not begun."""
     state = keys.of(ref, "state")
     return (
-        (value_is(state, word(State.PENDING)), absent(keys.history(ref))),
+        (value_is(state, word(State.PENDING)),),
         (
             Put(state, word(history.state)),
             *((Put(keys.of(ref, "cancel"), why.encode()),) if why is not None else ()),

@@ -283,7 +283,7 @@ class Insertion:
             new = self._operations(subject, places, self._hold)
             for n, one in zip(places, new, strict=True):
                 self._refs[n] = one.ref
-            parts.append(t.starts(self._keys, self._counters[subject], new, registered=True))
+            parts.append(t.starts(self._keys, self._counters[subject], new))
         edges = [put for pred, succ, on in self._links for put in w.link(self._keys, *self._ends(pred, succ), on)]
         whole = Txn(
             tuple({compare: None for part in parts for compare in part.compares}),
@@ -351,7 +351,7 @@ class Insertion:
             counters = self._counters[subject]
             page = self._operations(subject, places[first : first + t.STARTS_PER_LIST], self._hold)
             page = page[: t.start_together(self._keys, page, flat=True)]
-            result = await self._commit_held(t.starts(self._keys, counters, page, registered=True))
+            result = await self._commit_held(t.starts(self._keys, counters, page))
             if not result.succeeded:
                 instead, wanted = t.found_instead(result)[0], self._wanted[places[first]]
                 spec = read(Spec.decode, instead.spec) if instead.spec is not None else None

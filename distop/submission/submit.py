@@ -297,7 +297,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
     chosen, begun = chosen[: len(new)], begun[: len(new)]
     # Who was refused at once, and chose no request id, has started nothing before.
     looks = declaration.instances == "one" or any(one.wanted.own_id for one in chosen)
-    txn = t.starts(keys, counters, new, registered=True, begun=begun, looks=looks)
+    txn = t.starts(keys, counters, new, begun=begun, looks=looks)
     if operations(txn) > MAX_OPERATIONS:
         chosen[0].verdict = _waits_for_too_many(new[0])
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from distop.core.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn
+from distop.core.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn, exists, none_within
 
 GUARD, WRITE, LAST = "guard", "write", "last"
 """What a mutant leaves out: the compares of a kind, the writes of a kind, the last of several writes of a kind."""
@@ -186,7 +186,8 @@ Holds = Callable[[Compare], bool]
 
 def decisive(txn: Txn, holds: Holds) -> Iterator[Left]:
     """The mutants that would have changed what this transaction did: guards that alone refused it (all that fail are of
-    one kind, or of two: a pair), and writes that it did. Nested transactions are looked at where they are reached.
+    one kind, or of two: a pair), and writes that it did, of which a deletion of what is not there is none. Nested
+    transactions are looked at where they are reached.
     """
     yield from _decisive(txn, holds, txn.label)
 
@@ -196,7 +197,18 @@ def _decisive(txn: Txn, holds: Holds, place: str) -> Iterator[Left]:
     if 1 <= len(failing) <= 2:
         yield Left(place, GUARD, AND.join(sorted(failing)))
     branch = txn.failure if failing else txn.success
-    yield from _written(branch, place)
+    idle = {id(op) for op in branch if isinstance(op, Delete) and not _deletes(op, holds)}
+    written = {kind_of_write(op) for op in branch if isinstance(op, Put | Delete) and id(op) not in idle}
+    last = {kind_of_write(op): id(op) not in idle for op in branch if isinstance(op, Put | Delete)}
+    for left in _written(branch, place):
+        inner = left.place != place
+        if inner or (left.what in written if left.mode == WRITE else last[left.what]):
+            yield left
     for op in branch:
         if isinstance(op, Txn):
             yield from _decisive(op, holds, place_within(place, op))
+
+
+def _deletes(op: Delete, holds: Holds) -> bool:
+    """Something is there that it deletes."""
+    return not holds(none_within(op.key, op.range_end)) if op.range_end else holds(exists(op.key))

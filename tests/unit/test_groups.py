@@ -9,12 +9,15 @@ from dataclasses import replace
 
 import pytest
 
+from distop.core import claiming, kept
 from distop.core import finishing as f
 from distop.core import transitions as t
+from distop.core import waiting as w
 from distop.core.codec import dumps
 from distop.core.invariants import check
 from distop.core.jobs import JobState
 from distop.core.model import History, OperationRef, State
+from distop.core.options import Options
 from distop.core.states import Stage
 from distop.core.txn import MAX_OPERATIONS, Compare, Put, Txn, operations
 from tests.support.world import TABLE, TIME, TYPE, World, planned
@@ -263,3 +266,104 @@ def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gate_mod: int,
     assert world.finish_together([replace(one, history=large) for one in finals]) == 2
     huge = replace(finals[0], history=replace(large, report="y" * 2_000_000))
     assert world.finish_together([huge, finals[1]]) == 1
+
+
+# ------------------------------------------------------------------ any of them
+
+
+def test_what_a_rerun_needs_is_kept_of_each_that_is_finished_together() -> None:
+    world, ops = running(3, decided=False)
+    finals = [
+        replace(final, kept=kept.writes(world.keys, ref, b"{}", world.own_spec(ref), b"[]"))
+        for ref, final in zip(ops, world.finals(ops), strict=True)
+    ]
+    seen = world.counters()
+    world.do(f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, finals))
+    names = [{world.keys.parse(kv.key).name for kv in world.store.range(*beside(world, ref))} for ref in ops]
+    assert names == [{"arg", "plan", "spec"}] * 3
+
+
+def beside(world: World, ref: OperationRef) -> tuple[str, str]:
+    """The range of the keys beside a history record."""
+    key = world.keys.history(ref)
+    return f"{key}.", f"{key}/"
+
+
+def test_operations_that_begin_together_each_have_what_they_would_have_alone() -> None:
+    """Of two objects, where one of each runs at a time."""
+    together, apart = World(one_at_a_time=True), World(one_at_a_time=True)
+    for world in (together, apart):
+        world.join("a")
+        world.do(world.elect("a"))
+        for number, obj in enumerate("xyz", 1):
+            world.do(world.submit(OperationRef(TABLE, TYPE, obj, number)))
+    ops = sorted(together.view().operations)
+    begin_of(together, *ops)
+    for ref in ops:
+        begin_of(apart, ref)
+    assert contents(together) == contents(apart)
+    assert not check(together.keys, together.store.history)
+
+
+def begin_of(world: World, *ops: OperationRef) -> None:
+    seen = world.counters()
+    new = [w.Beginning(ref, world.mod(ref, "state"), one_at_a_time=True) for ref in ops]
+    world.do(w.begins(world.keys, world.election, seen.run_ops, seen.run_ops_mod, new))
+
+
+def several() -> tuple[World, list[claiming.Guarded]]:
+    """Two of each: ends, what is told to successors of what ended well and badly, and what is reported of jobs."""
+    world, ops = running(6, decided=False)
+    for ref in ops[2:]:
+        world.do(world.submit(world.next_ref(), ref))
+    for ref in ops[4:]:
+        world.do(world.cancel(ref))
+    for ref in ops:
+        world.do(world.finish_at_once(ref))
+    goes_on = world.next_ref()
+    world.do(world.start(goes_on))
+    world.do(world.plan(goes_on, 6))
+    world.do(world.alter(goes_on, Options(max_jobs=6)))
+    world.do(world.claim(goes_on, "a", range(6)))
+    txns = [
+        *(world.end(ref) for ref in ops[:2]),
+        *(world.signal(ref) for ref in ops[2:]),
+        *(world.report(goes_on, p, JobState.SUCCESS) for p in (0, 1)),
+        *(world.wait_again(goes_on, p, failed=True) for p in (2, 3)),
+        *(world.checkpoint(goes_on, p, b"1") for p in (4, 5)),
+    ]
+    return world, [claiming.guarded(txn) for txn in txns]
+
+
+@pytest.mark.parametrize("first", range(0, 12, 2))
+@pytest.mark.parametrize("how", [claiming.group, claiming.one_by_one], ids=["group", "one_by_one"])
+def test_several_writes_of_any_kind_write_what_each_would_alone(how: Callable[..., Txn], first: int) -> None:
+    together, writes = several()
+    apart, _ = several()
+    writes = [*writes[first:], *writes[:first]]
+    together.do(how(writes))
+    for one in writes:
+        apart.do(claiming.alone(one))
+    assert contents(together) == contents(apart)
+
+
+@pytest.mark.parametrize("first", range(0, 6, 2))
+@pytest.mark.parametrize("how", [claiming.group, claiming.one_by_one], ids=["group", "one_by_one"])
+def test_a_former_coordinator_writes_none_of_several(how: Callable[..., Txn], first: int) -> None:
+    world, writes = several()
+    world.do(world.resign())
+    world.do(world.elect("a"))
+    before = world.store.listing()
+    world.store.apply(how([*writes[first:6], *writes[:first]]))
+    assert world.store.listing() == before
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_an_end_whose_successor_was_not_told_refuses_its_group(first: int) -> None:
+    world, (one, other) = running(2, decided=False)
+    for ref in (one, other):
+        world.do(world.submit(world.next_ref(), ref))
+        world.do(world.finish_at_once(ref))
+    writes = [claiming.guarded(world.signal(one)), claiming.guarded(world.end(other))]
+    assert not world.store.apply(claiming.group([*writes[first:], *writes[:first]])).succeeded
+    world.do(claiming.alone(writes[0]))

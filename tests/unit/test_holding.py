@@ -141,3 +141,25 @@ def test_old_denied_holds_cost_one_look_at_what_waits_an_hour(monkeypatch: pytes
         daemon.keeper.close()
 
     asyncio.run(main())
+
+
+def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was prepared anew under the external id would begin, unconfirmed."""
+
+    async def main() -> None:
+        etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("prepared:x")
+        daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
+        etcd.put(key, TERMS.hold(HoldState.DENIED).encode())
+        daemon.sees(etcd.store.mod(key), state=HoldState.DENIED)
+        await daemon.keeper.look()
+        daemon.now = DEFAULT.denied_kept + 1
+        await daemon.keeper.look()
+        assert etcd.value(key) is None
+        await etcd.client.prepare_operation("noop", TABLE, {}, external_id="x")
+        etcd.store.apply(next(txn for txn in etcd.committed if txn.label == "forget_hold"))
+        assert etcd.value(key) is not None
+        daemon.keeper.close()
+
+    asyncio.run(main())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distop import chord
-from distop.core import claiming
-from distop.core import prepared as p
+from distop.core import claiming, owning, prepared
 from distop.core import transitions as t
 from distop.core import waiting as w
 from distop.core.due import ended_waiting
@@ -15,13 +16,14 @@ from distop.core.jobs import Claim
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import State
 from distop.core.options import Options
+from distop.core.states import JobStage
 from distop.core.txn import Put, Txn, TxnResult
 from distop.errors import OperationStartError, OutcomeUnknown
 from distop.submission import insertion
 from tests.support.starting import KEYS, TABLE, Etcd, noop, run
 from tests.support.world import TIME, planned
 from tests.unit.test_graph_start import WHY, end_for_good, spec_of
-from tests.unit.test_transitions import JOBS, ready
+from tests.unit.test_transitions import JOBS, ready, waiting
 
 MANY = 100
 """Operations of more than one transaction."""
@@ -66,12 +68,57 @@ def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wro
     assert not world.store.apply(t.write_plan(world.keys, ref, world.election, plan, [written])).succeeded
 
 
-def test_a_former_coordinator_writes_no_chunk() -> None:
+@pytest.mark.parametrize("what", ["plan_and_claim", "chunk"])
+def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
+    """Its node is there still."""
     world, ref = ready(planned_first=False)
-    late = world.chunk(ref, 0, b"[]")
-    world.die("a")
+    late = world.plan_and_claim(ref, "a", [0]) if what == "plan_and_claim" else world.chunk(ref, 0, b"[]")
+    world.do(world.resign())
     world.do(world.elect("b"))
     assert not world.store.apply(late).succeeded
+
+
+def test_a_former_coordinator_ends_nothing_that_waits() -> None:
+    world, ref = waiting()
+    history = ended_waiting(ref, world.own_spec(ref), State.CANCELLED, TIME, WHY)
+    late = w.end_waiting(world.keys, ref, world.mod(ref, "state"), history, WHY, world.election)
+    world.do(world.resign())
+    world.do(world.elect("b"))
+    assert not world.store.apply(late).succeeded
+
+
+# --------------------------------------------------------------------- claims
+
+
+def test_an_actor_takes_no_job_of_a_holder_that_only_seems_to_be_gone() -> None:
+    """Its view does not show that node yet, or any more."""
+    world, ref = ready()
+    world.do(world.claim(ref, "b", [0]))
+    fence = world.fence(ref, 0)
+    claim = Claim("w", "", 2, 1, actor="w", grant=f"{1:016x}", duration=5.0)
+    taking = owning.Taking(ref, world.store.mod(world.keys.gate(ref)), 0, claim, fence, dead="b")
+    world.store.apply(owning.own(world.keys, [taking]))
+    assert world.fence(ref, 0) == fence
+    world.die("b")
+    world.do(owning.own(world.keys, [taking]))
+
+
+def test_of_several_jobs_that_are_lost_for_good_each_fails() -> None:
+    world, ref = ready()
+    world.do(world.claim(ref, "b", range(JOBS)))
+    world.die("b")
+    one, other = (world.fail_lost(ref, "a", p) for p in range(JOBS))
+    world.do(replace(one, success=(*one.success, *other.success)))
+    assert [world.job_stage(ref, p) for p in range(JOBS)] == [JobStage.FAILED] * JOBS
+
+
+def test_of_several_claims_of_an_actor_each_is_extended() -> None:
+    world, ref = ready()
+    for p in range(JOBS):
+        world.do(world.own(ref, "w", p))
+    one, other = (world.extend(ref, p) for p in range(JOBS))
+    revision = world.do(replace(one, success=(*one.success, *other.success))).revision
+    assert [world.fence(ref, p) for p in range(JOBS)] == [revision] * JOBS
 
 
 # --------------------------------------------------------------------- limits
@@ -98,15 +145,32 @@ def test_who_confirms_what_was_aborted_meanwhile_is_told_so() -> None:
     async def work(etcd: Etcd) -> None:
         before = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17", after=[before])
-        kv = etcd.store.get(KEYS.hold(p.hold_id("tx-17")))
+        kv = etcd.store.get(KEYS.hold(prepared.hold_id("tx-17")))
         assert kv is not None
-        terms = p.Terms.of(Hold.decode(kv.value))
+        terms = prepared.Terms.of(Hold.decode(kv.value))
         assert terms is not None
-        late = p.confirm(KEYS, op.parts, terms, kv.mod_revision)
+        late = prepared.confirm(KEYS, op.parts, terms, kv.mod_revision)
         await end_for_good(etcd, before.parts)
         history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
         mod = etcd.store.mod(KEYS.of(op.parts, "state"))
         assert etcd.store.apply(w.end_waiting(KEYS, op.parts, mod, history, WHY)).succeeded
+        assert not etcd.store.apply(late).succeeded
+
+    run(work)
+
+
+def test_who_cancels_what_was_confirmed_meanwhile_does_not_hold_it_again() -> None:
+    """A hold that was denied would stay under the external id, which is free."""
+
+    async def work(etcd: Etcd) -> None:
+        op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
+        hold = KEYS.hold(prepared.hold_id("tx-17"))
+        terms = prepared.Terms.of(Hold.decode(etcd.value(hold) or b""))
+        assert terms is not None
+        history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
+        end = w.end_waiting(KEYS, op.parts, etcd.store.mod(KEYS.of(op.parts, "state")), history, WHY)
+        late = prepared.denied_with(KEYS, end, terms, etcd.store.mod(hold), "not wanted")
+        await etcd.client.confirm("tx-17")
         assert not etcd.store.apply(late).succeeded
 
     run(work)
@@ -125,20 +189,25 @@ def hold_keys(etcd: Etcd) -> list[Hold]:
     return [Hold.decode(kv.value) for kv in etcd.store.range(*KEYS.family("distOpHold"))]
 
 
-def given_up(etcd: Etcd, txn: Txn) -> TxnResult:
-    """A fate: a daemon has denied the hold just before."""
-    (kv,) = etcd.store.range(*KEYS.family("distOpHold"))
-    etcd.put(kv.key, Hold(GRAPH, HoldState.DENIED, "nothing was seen of its caller").encode())
-    return etcd.store.apply(txn)
+def given_up_before(etcd: Etcd, label: str) -> None:
+    """A daemon denies the hold just before the first transaction with this label arrives."""
+
+    def fate(txn: Txn) -> TxnResult:
+        if txn.label == label and (kvs := etcd.store.range(*KEYS.family("distOpHold"))):
+            etcd.fates.clear()
+            etcd.put(kvs[0].key, Hold(GRAPH, HoldState.DENIED, "nothing was seen of its caller").encode())
+        return etcd.store.apply(txn)
+
+    etcd.fates.extend([fate] * 20)
 
 
 @pytest.mark.usefixtures("shown")
-@pytest.mark.parametrize("page", [1, 5])
-def test_a_graph_that_was_given_up_is_not_held_again_by_its_caller(page: int) -> None:
+@pytest.mark.parametrize("label", ["start", "edges", "release_hold"])
+def test_a_graph_that_was_given_up_is_not_held_again_nor_let_go_by_its_caller(label: str) -> None:
     """Some of its operations may have ended since: the others would begin."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.fates.extend([etcd.store.apply] * page + [lambda txn: given_up(etcd, txn)])
+        given_up_before(etcd, label)
         with pytest.raises(OperationStartError, match="was given up"):
             await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
         assert [one.text for one in hold_keys(etcd)] == ["nothing was seen of its caller"]

@@ -19,7 +19,7 @@ from distop.core.jobs import Claim, JobState
 from distop.core.keys import Keys
 from distop.core.links import Hold
 from distop.core.model import OperationRef
-from distop.core.txn import Compare, Put, Txn, absent, unchanged, value_is
+from distop.core.txn import Compare, Delete, Put, Txn, absent, unchanged, value_is
 from distop.core.watermarks import Watermark
 from distop.testing.model_store import ModelStore
 from distop.testing.simulation import Simulation, scenario
@@ -106,6 +106,16 @@ def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
     assert fails("state", "coordinator", "pending") == set()
     kept = [kind_of_key(compare.key, compare.range_end) for compare in without(ended, pair.pop()).compares]
     assert kept == ["pending", "next range"]
+
+
+def test_a_deletion_is_decisive_where_something_is_deleted() -> None:
+    store = ModelStore()
+    store.apply(Txn((), (Put("a", b""), Put("d", b""))))
+    found = [
+        {left.mode for left in decisive(Txn((), (one,), (), "label"), store._holds)}
+        for one in (Delete("a"), Delete("b"), Delete("c", "e"), Delete("e", "f"))
+    ]
+    assert found == [{WRITE}, set(), {WRITE}, set()]
 
 
 def test_what_is_nested_is_looked_at_where_it_is_reached() -> None:

@@ -666,10 +666,10 @@ def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
     assert [world.store.apply(txn).succeeded for txn in (take_over, fail)] == [False, False]
 
 
-@pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel"])
+@pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel", "give_up"])
 def test_what_a_pause_refused_stays_refused_when_it_is_over(what: str) -> None:
     """Its sender was told so, and has done something else since (T9)."""
-    world, ref = ready(planned_first=what != "alter")
+    world, ref = ready(planned_first=what not in ("alter", "give_up"))
     if what == "fail_fast":
         world.do(world.claim(ref, "a", [0]))
         world.do(world.report(ref, 0, JobState.FAILED))
@@ -774,7 +774,8 @@ def test_the_largest_groups_with_ids_fit() -> None:
         fit = t.start_together(world.keys, new)
         txn = t.starts(world.keys, seen, new[:fit])
         assert operations(txn) <= MAX_OPERATIONS
-        assert fit == len(new) or operations(t.starts(world.keys, seen, new[: fit + 1])) > MAX_OPERATIONS
+        # One more may fit by chance: the last parcel is counted as a full one.
+        assert fit == len(new) or operations(t.starts(world.keys, seen, new[: fit + 2])) > MAX_OPERATIONS
         assert fit >= most
         assert World(store=copy.deepcopy(world.store)).do(txn).succeeded
     world = World()

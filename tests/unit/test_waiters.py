@@ -114,6 +114,8 @@ class Many(Coordinator):
         self.etcd.put(KEYS.of(ref, "spec"), record.encode())
         self.etcd.put(KEYS.of(ref, "state"), b"pending")
         self.etcd.put(KEYS.pending(ref), b"waiting")
+        if record.id:
+            self.etcd.put(KEYS.unique(TABLE, "noop", record.id), str(ref).encode())
         return ref
 
     def sees_operations(self) -> None:
@@ -155,6 +157,8 @@ def test_joins_and_aborts_end_many_in_one_transaction(joins: bool) -> None:
             ref = coordinator.add(n, joins, id=f"id-{n}")
             if not joins:
                 coordinator.break_edge(ref)
+        other = OperationRef(TABLE, "noop", "", 200)  # it has taken the id of one of them
+        coordinator.etcd.put(KEYS.unique(TABLE, "noop", "id-50"), str(other).encode())
         coordinator.sees_operations()
         state = "success" if joins else "cancelled"
         await coordinator.until(lambda: coordinator.in_state(state) == 100)
@@ -162,6 +166,8 @@ def test_joins_and_aborts_end_many_in_one_transaction(joins: bool) -> None:
         assert len(sent) <= 6
         assert all(operations(txn) <= MAX_OPERATIONS for txn in sent)
         assert len(coordinator.etcd.store.range(*KEYS.family("distOpHistory"))) == 100
+        assert {kv.value for kv in coordinator.etcd.store.range(*KEYS.family("distOpPending"))} == {b"cleaning"}
+        assert [kv.value for kv in coordinator.etcd.store.range(*KEYS.family("distOpUnique"))] == [str(other).encode()]
 
     run_many(work)
 
