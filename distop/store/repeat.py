@@ -35,6 +35,10 @@ NO_SPACE_ADVICE = (
 _TOKEN_TRIES = 3  # fresh tokens in a row before a refusal is believed
 
 
+def _backoff() -> Backoff:
+    return Backoff(*_PAUSE)
+
+
 @dataclass(slots=True)
 class Attempts:
     """The repetitions of one request. ``deadline``: seconds in all, None for ever. ``harmless``: it changes nothing,
@@ -49,7 +53,7 @@ class Attempts:
     until: asyncio.Future[Any] | None = None
     unknown: bool = False
     started: float = field(default_factory=time.monotonic)
-    backoff: Backoff = field(default_factory=lambda: Backoff(*_PAUSE))
+    backoff: Backoff = field(default_factory=_backoff)
     count: int = 0
     tokens: int = 0
     last: Failure | None = None

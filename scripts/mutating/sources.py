@@ -71,13 +71,27 @@ def sites() -> dict[Left, Site]:
             for node in ast.walk(compare)
             if isinstance(node, ast.Name) and (owner := times_of(name).get(node.id))
         }
+    read = _read_in_functions()
     for module in trees():
         for name, owner in times_of(module).items():
-            if owner == module and f"{owner}.{name}" not in compared:
+            if owner == module and f"{owner}.{name}" in read - compared:
                 for mode in (NEVER, NOW):
                     left = Left(module, mode, name)
                     found[left] = Site(left, module, "", name=name)
     return found
+
+
+def _read_in_functions() -> set[str]:
+    """Times that are read when a function runs; what only a default or another constant is made of stays as it was."""
+    return {
+        f"{owner}.{node.id}"
+        for name, tree in trees().items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and (owner := times_of(name).get(node.id))
+    }
 
 
 @functools.cache

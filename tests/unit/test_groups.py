@@ -367,3 +367,27 @@ def test_an_end_whose_successor_was_not_told_refuses_its_group(first: int) -> No
     writes = [claiming.guarded(world.signal(one)), claiming.guarded(world.end(other))]
     assert not world.store.apply(claiming.group([*writes[first:], *writes[:first]])).succeeded
     world.do(claiming.alone(writes[0]))
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_checkpoint_that_another_one_followed_refuses_its_group_and_is_refused_alone(first: int) -> None:
+    world, _ = running(1, decided=False)
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.plan(ref, 3))
+    world.do(world.claim(ref, "a", range(3)))
+    txns = [
+        world.report(ref, 0, JobState.SUCCESS),
+        world.wait_again(ref, 1, failed=True),
+        world.checkpoint(ref, 2, b"1"),
+    ]
+    writes = [claiming.guarded(txn) for txn in (*txns[first:], *txns[:first])]
+    world.do(world.checkpoint(ref, 2, b"2"))
+    before = world.store.listing()
+    assert not world.store.apply(claiming.group(writes)).succeeded
+    assert world.store.listing() == before
+    applied = world.do(claiming.one_by_one(writes)).responses
+    assert [one.succeeded for one in applied] == [txn.label != "progress" for txn in (*txns[first:], *txns[:first])]
+    progress = world.store.get(world.keys.job(ref, 2, "progress"))
+    assert progress is not None
+    assert progress.value == b"2"
