@@ -148,11 +148,13 @@ def limits(step: Step) -> Iterator[Finding]:
 
 
 def _live(step: Step, operation: Operation) -> Counter[str]:
-    """Holder → claims, of actors and of incarnations that are alive."""
+    """Incarnation that is alive → claims. Those of actors are left out: a history does not tell when one of them counts
+    no more, because its duration has passed.
+    """
     live: Counter[str] = Counter()
     for _, claim in operation.claims():
         owner = holder(claim)
-        if owner is not None and (claim.get("actor") or step.content.node(owner) is not None):
+        if owner is not None and not claim.get("actor") and step.content.node(owner) is not None:
             live[owner] += 1
     return live
 
