@@ -311,8 +311,10 @@ def begin_of(world: World, *ops: OperationRef) -> None:
     world.do(w.begins(world.keys, world.election, seen.run_ops, seen.run_ops_mod, new))
 
 
-def several() -> tuple[World, list[claiming.Guarded]]:
-    """Two of each: ends, what is told to successors of what ended well and badly, and what is reported of jobs."""
+def several() -> tuple[World, list[claiming.Guarded], list[claiming.Guarded]]:
+    """Two of each that a coordinator writes together (ends, what is told to successors of what ended well and badly),
+    and two of each that an executor does (reports, retries, checkpoints).
+    """
     world, ops = running(6, decided=False)
     for ref in ops[2:]:
         world.do(world.submit(world.next_ref(), ref))
@@ -325,21 +327,23 @@ def several() -> tuple[World, list[claiming.Guarded]]:
     world.do(world.plan(goes_on, 6))
     world.do(world.alter(goes_on, Options(max_jobs=6)))
     world.do(world.claim(goes_on, "a", range(6)))
-    txns = [
-        *(world.end(ref) for ref in ops[:2]),
-        *(world.signal(ref) for ref in ops[2:]),
+    ends = [*(world.end(ref) for ref in ops[:2]), *(world.signal(ref) for ref in ops[2:])]
+    told = [
         *(world.report(goes_on, p, JobState.SUCCESS) for p in (0, 1)),
         *(world.wait_again(goes_on, p, failed=True) for p in (2, 3)),
         *(world.checkpoint(goes_on, p, b"1") for p in (4, 5)),
     ]
-    return world, [claiming.guarded(txn) for txn in txns]
+    return world, [claiming.guarded(txn) for txn in ends], [claiming.guarded(txn) for txn in told]
 
 
-@pytest.mark.parametrize("first", range(0, 12, 2))
+@pytest.mark.parametrize("first", [0, 2, 4])
+@pytest.mark.parametrize("whose", [1, 2], ids=["coordinator", "executor"])
 @pytest.mark.parametrize("how", [claiming.group, claiming.one_by_one], ids=["group", "one_by_one"])
-def test_several_writes_of_any_kind_write_what_each_would_alone(how: Callable[..., Txn], first: int) -> None:
-    together, writes = several()
-    apart, _ = several()
+def test_several_writes_of_any_kind_write_what_each_would_alone(
+    how: Callable[..., Txn], whose: int, first: int
+) -> None:
+    found, apart = several(), several()[0]
+    together, writes = found[0], found[whose]
     writes = [*writes[first:], *writes[:first]]
     together.do(how(writes))
     for one in writes:
@@ -350,11 +354,11 @@ def test_several_writes_of_any_kind_write_what_each_would_alone(how: Callable[..
 @pytest.mark.parametrize("first", range(0, 6, 2))
 @pytest.mark.parametrize("how", [claiming.group, claiming.one_by_one], ids=["group", "one_by_one"])
 def test_a_former_coordinator_writes_none_of_several(how: Callable[..., Txn], first: int) -> None:
-    world, writes = several()
+    world, writes, _ = several()
     world.do(world.resign())
     world.do(world.elect("a"))
     before = world.store.listing()
-    world.store.apply(how([*writes[first:6], *writes[:first]]))
+    world.store.apply(how([*writes[first:], *writes[:first]]))
     assert world.store.listing() == before
 
 
