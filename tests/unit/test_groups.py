@@ -16,10 +16,11 @@ from distop.core import waiting as w
 from distop.core.codec import dumps
 from distop.core.invariants import check
 from distop.core.jobs import JobState
+from distop.core.links import Edge
 from distop.core.model import History, OperationRef, State
 from distop.core.options import Options
 from distop.core.states import Stage
-from distop.core.txn import MAX_OPERATIONS, Compare, Put, Txn, operations
+from distop.core.txn import MAX_OPERATIONS, Compare, Delete, KeyValue, Put, Txn, operations
 from tests.support.world import TABLE, TIME, TYPE, World, planned
 
 
@@ -311,6 +312,13 @@ def begin_of(world: World, *ops: OperationRef) -> None:
     world.do(w.begins(world.keys, world.election, seen.run_ops, seen.run_ops_mod, new))
 
 
+def after_of(world: World, ref: OperationRef, pred: OperationRef) -> list[KeyValue]:
+    """The edges by which one operation waits for another."""
+    return [
+        kv for kv in world.store.range(*world.keys.edges_range(ref, "after")) if Edge.decode(kv.value).op == str(pred)
+    ]
+
+
 def several() -> tuple[World, list[claiming.Guarded], list[claiming.Guarded]]:
     """Two of each that a coordinator writes together (ends, what is told to successors of what ended well and badly),
     and two of each that an executor does (reports, retries, checkpoints).
@@ -322,6 +330,9 @@ def several() -> tuple[World, list[claiming.Guarded], list[claiming.Guarded]]:
         world.do(world.cancel(ref))
     for ref in ops:
         world.do(world.finish_at_once(ref))
+    world.tamper(*(Put(world.keys.permit(ref, 0), b"free") for ref in ops[:2]))
+    (gone,) = (kv.key for ref in world.view().operations for kv in after_of(world, ref, ops[5]))
+    world.tamper(Delete(gone))  # who waited for it was cancelled, and is gone
     goes_on = world.next_ref()
     world.do(world.start(goes_on))
     world.do(world.plan(goes_on, 6))
