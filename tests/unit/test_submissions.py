@@ -10,6 +10,7 @@ from distop import Start
 from distop.core.declaration import Declaration
 from distop.core.invariants import check
 from distop.core.links import Edge
+from distop.core.model import TableRecord
 from distop.core.options import Options
 from distop.core.txn import Txn, TxnResult
 from distop.errors import NotAllowed, NotFound
@@ -64,6 +65,22 @@ def test_a_table_on_which_an_operation_began_meanwhile_is_not_removed() -> None:
         with pytest.raises(NotAllowed):
             await etcd.client.remove_table(TABLE)
         assert etcd.value(KEYS.table(TABLE)) is not None
+
+    run(work)
+
+
+def test_a_table_that_is_registered_anew_forgets_no_operation_that_began_meanwhile() -> None:
+    """It writes again what runs on the table."""
+
+    async def work(etcd: Etcd) -> None:
+        async def began(txn: Txn) -> TxnResult:
+            etcd.fates.clear()
+            await etcd.client.start_operation("noop", TABLE, {})
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(began)
+        await etcd.client.add_table(TableRecord(TABLE, "parquet", "/elsewhere"), check=False, replace=True)
+        assert etcd.value(KEYS.run_ops(TABLE)) == b'{"noop":1}'
 
     run(work)
 
