@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 
+from distop.core.keys import Keys
 from distop.core.txn import Get, GetResult, Put, Txn, absent
 from distop.errors import OutcomeUnknown, PermissionDenied
 from distop.store._proto import rpc_pb2 as rpc
@@ -121,15 +122,16 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
 def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> None:
     """A node record says what the executor offers: a late copy must not restore an old offer."""
     sent: list[Any] = []
+    key = Keys().node("e1")
 
     async def work(client: EtcdClient) -> None:
-        session = Session(client, "node", b"first", 10)
+        session = Session(client, key, b"first", 10)
         await session.start()
         await session.update(b"second")
         late = sent[-1]
         await session.update(b"third")
         world.etcd.store.apply(late)
-        node = await client.get("node")
+        node = await client.get(key)
         assert node is not None
         assert node.value == b"third"
         await session.close()
