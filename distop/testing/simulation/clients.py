@@ -272,7 +272,8 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
         if not all(name for name, _ in known):
             await asyncio.sleep(AGAIN)  # what it shall wait for has not been started, and perhaps never is
             continue
-        after = [After(OperationRef.parse(name), on) for name, on in known if name]
+        # Two requests of one id may have been told of the same operation, and each is waited for in one way only.
+        after = [After(OperationRef.parse(name), on) for name, on in dict(known).items() if name]
         break
     delay = wish.delay or None
     if wish.every:
