@@ -51,6 +51,12 @@ def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
     return any(key.name == "spec" and key.family == K.OP and not change.deleted for key, change in writes)
 
 
+def _ends(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+    """An operation ends by these."""
+    states = [change.kv.value for key, change in writes if key.name == "state" and key.family == K.OP]
+    return any(State(value.decode()).terminal for value in states if value)
+
+
 def check(
     keys: Keys, history: Iterable[tuple[int, Sequence[Change]]], listing: Iterable[KeyValue] = ()
 ) -> list[Violation]:
@@ -507,7 +513,7 @@ class Checker:
                 self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
 
     def _connected(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
-        """New edges: whoever is waited for has not ended, or is started in this revision (15)."""
+        """New edges: whoever is waited for has not ended, nor ends in this revision, or is started in it (15)."""
         for ref, writes in own.items():
             op = self._operations.get(ref)
             for key, change in writes:
@@ -519,6 +525,9 @@ class Checker:
                         known = self._operations.get(pred)
                         state = known.state if known is not None else None
                         text = f"made to wait for {pred}, which is {state or 'not there'}"
+                        self._found(15, change.kv.key, text, op)
+                    elif _ends(own.get(pred, ())):
+                        text = f"made to wait for {pred}, which ends in the same transaction"
                         self._found(15, change.kv.key, text, op)
 
     def _broken(self, op: OperationTrace, change: Change) -> None:

@@ -424,6 +424,23 @@ async def _by_id(etcd: EtcdClient, keys: Keys, of_type: OfType, objects: dict[Tr
                 except InvalidArgument as error:
                     one.verdict = error
                     del found[one]
+    return _without_waits_for_replaced(found)
+
+
+def _without_waits_for_replaced(asked: Mapping[Try, Asked]) -> dict[Try, Asked]:
+    """Without those that wait for an operation that another one of these replaces, or the other way round, whichever
+    comes later: it is judged by what the first one has left.
+    """
+    found: dict[Try, Asked] = {}
+    replaced, awaited = set[OperationRef](), set[OperationRef]()
+    for one, answer in asked.items():
+        holder = answer.holder.ref if answer.replaces and answer.holder is not None else None
+        after = {pred.ref for pred in answer.request.after}
+        if holder not in awaited and replaced.isdisjoint(after):
+            found[one] = answer
+            awaited |= after
+            if holder is not None:
+                replaced.add(holder)
     return found
 
 

@@ -21,9 +21,9 @@ from distop.core.links import Edge, Hold
 from distop.core.model import Cancel, History, Node, OperationRef, Spec, State, TableRecord
 from distop.core.txn import MAX_OPERATIONS, Delete, Put, Txn, TxnResult
 from distop.core.unique import Takes
-from distop.errors import Incompatible, InvalidArgument, UnreadableRecord
+from distop.errors import Incompatible, InvalidArgument, OperationStartError, UnreadableRecord
 from distop.submission.graph import start_graph
-from distop.submission.request import FOLLOW, Every, Request, request
+from distop.submission.request import FOLLOW, After, Every, Request, request
 from distop.submission.starts import Starts
 from distop.submission.submit import Started, submit
 from tests.support.modelclient import ModelClient
@@ -355,6 +355,41 @@ def test_L20_of_two_that_want_the_place_of_one_both_are_started_whenever_the_oth
     while run(lambda etcd: work(etcd, moment)):  # noqa: B023  # it is run before the next one
         moment += 1
     assert moment > 3
+
+
+@pytest.mark.parametrize("on", ["success", "end"])
+@pytest.mark.parametrize("policy", ["replace", "combine"])
+def test_who_takes_the_place_of_an_operation_and_who_waits_for_it_share_no_transaction(policy: str, on: str) -> None:
+    """Else the second one waits for what the first one ends, and was told that it is started."""
+
+    async def work(etcd: Etcd) -> None:
+        first = (await etcd.start(delay=60, files=[1])).ref
+        takes = etcd.start(policy=policy, delay=60, files=[2])
+        waits = etcd.start("b", after=[After(first, on)])
+        # The first of three goes alone, and the others behind it go together.
+        *_, last = await asyncio.gather(etcd.start("z"), takes, waits, return_exceptions=True)
+        if on == "success":
+            assert isinstance(last, OperationStartError)
+        else:
+            assert isinstance(last, Started)
+            assert etcd.store.range(*KEYS.edges_range(last.ref, "after")) == []
+        assert etcd.state(first) == "cancelled"
+
+    run(work)
+
+
+def test_P9_whom_others_wait_for_is_not_combined_with_in_the_transaction_that_makes_them_wait() -> None:
+    async def work(etcd: Etcd) -> None:
+        first = (await etcd.start(delay=60, files=[1])).ref
+        waits = etcd.start("b", after=[After(first)])
+        takes = etcd.start(policy="combine", delay=60, files=[2])
+        _, second, third = await asyncio.gather(etcd.start("z"), waits, takes, return_exceptions=True)
+        assert isinstance(second, Started)
+        assert isinstance(third, Incompatible)
+        assert "others wait for it" in str(third)
+        assert etcd.state(first) == "pending"
+
+    run(work)
 
 
 def test_a_late_copy_of_a_start_that_replaced_changes_nothing() -> None:

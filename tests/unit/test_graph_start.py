@@ -250,6 +250,20 @@ def test_an_edge_to_what_has_ended_is_found(gone: bool) -> None:
     ]
 
 
+def test_an_edge_to_what_ends_in_the_same_transaction_is_found() -> None:
+    async def main() -> list[str]:
+        etcd = Etcd()
+        first, second = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(2)]
+        history = ended_waiting(first.parts, spec_of(etcd, first.ref), State.CANCELLED, "2013-01-01T00:00:00.000Z", WHY)
+        mod = etcd.store.mod(KEYS.of(first.parts, "state"))
+        end = w.end_waiting(KEYS, first.parts, mod, history, WHY)
+        edges = w.link(KEYS, first.parts, second.parts, "end")
+        assert etcd.store.apply(replace(end, success=(*end.success, *edges))).succeeded
+        return breaches(etcd)
+
+    assert "15: made to wait for t/noop/1, which ends in the same transaction" in asyncio.run(main())
+
+
 def test_an_end_under_the_hold_of_a_graph_that_is_being_inserted_is_found() -> None:
     async def main() -> list[str]:
         etcd = Etcd()
