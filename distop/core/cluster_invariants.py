@@ -12,6 +12,7 @@ from distop.core.codec import UNREADABLE, loads
 from distop.core.links import GRAPH, Hold, HoldState
 from distop.core.model import Node, State
 from distop.core.unique import may_come_again
+from distop.core.watermarks import revision
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -53,7 +54,7 @@ class ClusterTrace:
         self._gone: dict[str, None] = {}
         """The last incarnations that ended, in order."""
         self._watermarks: dict[int, int] = {}
-        """Slot → the revision of its watermark."""
+        """Slot → the revision that its watermark names."""
         self._young: set[int] = set()
         """Slots whose watermarks are less than an hour old."""
         self._run_ops: dict[str, dict[str, int]] = {}
@@ -110,7 +111,9 @@ class ClusterTrace:
 
     def _watermark(self, key: ParsedKey, change: Change) -> Iterator[Fault]:
         if key.name != "young":
-            self._watermarks[key.chunk] = change.kv.mod_revision
+            self._watermarks[key.chunk] = upto = revision(change.kv.value)
+            if upto >= change.kv.mod_revision:
+                yield 14, "a watermark names a revision that was not there when its hour began"
         elif change.deleted:
             self._young.discard(key.chunk)
         else:
@@ -119,9 +122,9 @@ class ClusterTrace:
                 yield 14, "the first hour of a watermark was put without a lease, and never ends"
 
     @property
-    def old_before(self) -> int:
-        """What was written before this revision is an hour old, by the watermarks."""
-        return max((mod for slot, mod in self._watermarks.items() if slot not in self._young), default=0)
+    def old_upto(self) -> int:
+        """What was written up to this revision is an hour old, by the watermarks."""
+        return max((upto for slot, upto in self._watermarks.items() if slot not in self._young), default=0)
 
     def tally(self, ref: OperationRef, was: bool, active: bool) -> None:
         """An operation began or ceased to be one of those that runOps counts."""

@@ -248,10 +248,10 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
 
 def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Watermark) -> Txn:
     """Delete old history records, each as it was read: (operation, its record's mod revision, its request id). Each
-    alone, with what stands beside it. All of them were written before an old watermark: so a request id is kept for its
-    hour whatever any wall clock says. Raises ValueError for those that were not.
+    alone, with what stands beside it. An old watermark tells that they are an hour old: so a request id is kept for its
+    hour whatever any wall clock says. Raises ValueError for those of which it does not.
     """
-    if not mark.old or any(mod >= mark.mod for _, mod, _ in old):
+    if not mark.old or any(mod > mark.upto for _, mod, _ in old):
         raise ValueError("a history record is not known to be an hour old")
     return Txn(
         (),

@@ -412,7 +412,7 @@ class Checker:
         for change in records:
             if not change.deleted:
                 self._records[ref] = change.kv.mod_revision
-            elif self._records.pop(ref, -1) >= self._cluster.old_before:
+            elif self._records.pop(ref, -1) > self._cluster.old_upto:
                 text = "deleted, and no watermark tells that it is an hour old: its request id is forgotten too soon"
                 self._found(14, change.kv.key, text, writes=[change])
         return [change for change in records if change.deleted]

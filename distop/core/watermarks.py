@@ -3,14 +3,16 @@
 The wall clock of an executor may be wrong by hours, and a monotonic clock ends with its process. A lease ends after its
 time to live at the earliest (L4), whoever dies and whatever any clock says. So a watermark is a pair of keys that one
 transaction puts: ``distOpWatermark.<slot>``, which stays, and ``distOpWatermark.<slot>.young`` on a lease of an hour.
-Once the second one is gone, everything that was written before the first one is an hour old, and stays so: whoever
-deletes such records has nothing to compare.
+The first one names a revision that was read before the lease was granted: etcd may apply the put long after its sender
+gave it up, when the lease is nearly over. Once the second one is gone, everything up to that revision is an hour old,
+and stays so: whoever deletes such records has nothing to compare.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.core.codec import word
 from distop.core.frozen import frozen
 from distop.core.txn import Put, Txn, unchanged
 
@@ -28,34 +30,43 @@ STEPS = 6
 
 @frozen
 class Watermark:
-    """One of them. ``mod``: the revision at which it was put. ``lease``: that of its young key; 0: that key is gone."""
+    """One of them, about everything that was written up to the revision ``upto``. ``mod``: the revision at which it was
+    put. ``lease``: that of its young key; 0: that key is gone.
+    """
 
     slot: int
-    mod: int
+    upto: int
+    mod: int = 0
     lease: int = 0
 
     @property
     def old(self) -> bool:
-        """Everything that was written before it is an hour old."""
+        """Everything up to its revision is an hour old."""
         return not self.lease
 
 
 def watermarks(keys: Keys, found: Iterable[KeyValue]) -> list[Watermark]:
     """The watermarks in a listing of their family, the oldest first."""
-    mods: dict[int, int] = {}
+    marks: dict[int, KeyValue] = {}
     leases: dict[int, int] = {}
     for kv in found:
         key = keys.parse(kv.key)
         if key.name == "young":
             leases[key.chunk] = kv.lease or -1
         else:
-            mods[key.chunk] = kv.mod_revision
-    return sorted((Watermark(n, mod, leases.get(n, 0)) for n, mod in mods.items()), key=lambda one: one.mod)
+            marks[key.chunk] = kv
+    known = (Watermark(n, revision(kv.value), kv.mod_revision, leases.get(n, 0)) for n, kv in marks.items())
+    return sorted(known, key=lambda one: one.upto)
+
+
+def revision(value: bytes) -> int:
+    """What the value of a watermark names; 0, which is before everything, where it names nothing."""
+    return int(value) if value.isdigit() else 0
 
 
 def newest_old(known: Sequence[Watermark]) -> Watermark | None:
     """The newest one that is an hour old."""
-    return max((one for one in known if one.old), key=lambda one: one.mod, default=None)
+    return max((one for one in known if one.old), key=lambda one: one.upto, default=None)
 
 
 def room(known: Sequence[Watermark]) -> Watermark | None:
@@ -70,7 +81,9 @@ def room(known: Sequence[Watermark]) -> Watermark | None:
     return next((one for one in known if one.old and one is not needed), None)
 
 
-def put_watermark(keys: Keys, place: Watermark, lease: int) -> Txn:
-    """Put the next watermark in the slot of ``place``, with its young key on this lease."""
+def put_watermark(keys: Keys, place: Watermark, upto: int, lease: int) -> Txn:
+    """Put the next watermark in the slot of ``place``, with its young key on this lease. The revision ``upto`` was read
+    before the lease was granted.
+    """
     key, young = keys.watermark(place.slot), keys.young_watermark(place.slot)
-    return Txn((unchanged(key, place.mod),), (Put(key, b""), Put(young, b"", lease)), (), "watermark")
+    return Txn((unchanged(key, place.mod),), (Put(key, word(str(upto))), Put(young, b"", lease)), (), "watermark")

@@ -99,20 +99,21 @@ class HistoryPruner:
             seen = records[-1]
 
     async def _watermark(self) -> Watermark | None:
-        """The newest watermark that is old: what was written before it may be deleted. Where the newest one of all is
-        not quite new, another one is put.
+        """The newest watermark that is old: what was written up to its revision may be deleted. Where the newest one of
+        all is not quite new, another one is put.
         """
         client, keys = self._ctx.client, self._ctx.keys
-        known = watermarks(keys, (await client.list(*keys.family(K.WATERMARK))).kvs)
+        listing = await client.list(*keys.family(K.WATERMARK))
+        known = watermarks(keys, listing.kvs)
         try:
-            await self._put_watermark(known)
+            await self._put_watermark(known, listing.revision)
         except SessionLost:
             raise
         except DistopError as error:
             self._ctx.log.debug("could not put a watermark of the history's age: %s", describe(error))
         return newest_old(known)
 
-    async def _put_watermark(self, known: Sequence[Watermark]) -> None:
+    async def _put_watermark(self, known: Sequence[Watermark], upto: int) -> None:
         client, kept = self._ctx.client, self._ctx.limits.history_kept
         if known and known[-1].lease:
             _, left = await client.time_to_live(known[-1].lease)
@@ -122,7 +123,7 @@ class HistoryPruner:
             return
         lease = new_lease_id()
         await client.grant(math.ceil(kept), lease, deadline=PUT_LIMIT)
-        put = await self._ctx.commit(put_watermark(self._ctx.keys, place, lease), deadline=PUT_LIMIT)
+        put = await self._ctx.commit(put_watermark(self._ctx.keys, place, upto, lease), deadline=PUT_LIMIT)
         if not put.succeeded and not put.repeated:
             await client.revoke(lease)  # somebody else was faster
 
@@ -153,11 +154,11 @@ class HistoryPruner:
         return parsed.ref is not None and not parsed.name
 
     async def _forget(self, records: Sequence[Record], mark: Watermark, oldest: float = math.inf) -> bool:
-        """Delete those of these records, oldest first, that were written before the watermark and that finished before
+        """Delete those of these records, oldest first, that the watermark tells to be old and that finished before
         ``oldest``; False where one is younger, and so those behind it are, too.
         """
         ctx = self._ctx
-        past = [one for one in records if one[0] < mark.mod]
+        past = [one for one in records if one[0] <= mark.upto]
         for n in range(0, len(past), ctx.limits.pruned):
             page = past[n : n + ctx.limits.pruned]
             found = await ctx.client.read(*(Get(ctx.keys.history(ref)) for _, ref in page))

@@ -16,11 +16,11 @@ from distop.clock import System, source, time
 from distop.core import keys as K
 from distop.core.codec import rfc3339
 from distop.core.model import History, OperationRef, State
-from distop.core.txn import Get, KeyValue, Put, Txn
+from distop.core.txn import Get, KeyValue, Put, Txn, TxnResult
 from distop.core.watermarks import watermarks
 from distop.daemon import pruning
 from distop.daemon.pruning import HistoryPruner
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.graphs import Start
 from distop.inspection import history as past
 from distop.node.clockcheck import ClockCheck
@@ -346,6 +346,33 @@ async def test_a_clock_that_is_two_hours_ahead_deletes_nothing_within_its_hour(
     one._last.clear()
     await one.prune("t")
     assert ops(await client.history()) == ["t/noop/2"], "the hour is over, whatever the clock says"
+
+
+async def test_a_watermark_that_etcd_applies_late_makes_no_record_an_hour_old_that_was_written_meanwhile(
+    client: aio.Client,
+) -> None:
+    """Its hour begins with the grant of its lease, and its sender has given up long ago."""
+    one, late = pruner(client), []
+    one._ctx.config.history_limit = 1
+
+    async def commit(txn: Txn, deadline: float | None = None) -> TxnResult:
+        if txn.label == "watermark":
+            late.append(txn)
+            raise OutcomeUnknown("etcd stopped answering")
+        return await client.etcd.commit(txn, deadline=deadline)
+
+    one._ctx.commit = commit
+    now = time.time()
+    await write(client, record("t/noop/1", now - 90), record("t/noop/2", now - 60))
+    await one.prune("t")
+    (put,) = late
+    await write(client, record("t/noop/3", now), record("t/noop/4", now))
+    assert (await client.etcd.commit(put)).succeeded
+    (mark,) = watermarks(client.keys, await marks(client))
+    await client.etcd.revoke(mark.lease)
+    one._last.clear()
+    await one.prune("t")
+    assert ops(await client.history()) == ["t/noop/4", "t/noop/3"]
 
 
 async def marks(client: aio.Client) -> tuple[KeyValue, ...]:

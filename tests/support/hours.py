@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 def pass_an_hour(store: ModelStore, keys: Keys) -> Watermark:
     """The watermark, in the model of etcd."""
-    place = room(watermarks(keys, store.range(*keys.family(K.WATERMARK))))
+    place, upto = room(watermarks(keys, store.range(*keys.family(K.WATERMARK)))), store.revision
     assert place is not None
-    lease = store.grant(1_000_000 + store.revision)
-    assert store.apply(put_watermark(keys, place, lease)).succeeded
+    lease = store.grant(1_000_000 + upto)
+    assert store.apply(put_watermark(keys, place, upto, lease)).succeeded
     store.expire(lease)
     return _newest(watermarks(keys, store.range(*keys.family(K.WATERMARK))))
 
 
 async def pass_hour(etcd: EtcdClient, keys: Keys) -> Watermark:
     """The watermark, in a real etcd."""
-    place = room(watermarks(keys, (await etcd.list(*keys.family(K.WATERMARK))).kvs))
+    listing = await etcd.list(*keys.family(K.WATERMARK))
+    place = room(watermarks(keys, listing.kvs))
     assert place is not None
     lease = new_lease_id()
     await etcd.grant(3600, lease)
-    assert (await etcd.commit(put_watermark(keys, place, lease))).succeeded
+    assert (await etcd.commit(put_watermark(keys, place, listing.revision, lease))).succeeded
     await etcd.revoke(lease)
     return _newest(watermarks(keys, (await etcd.list(*keys.family(K.WATERMARK))).kvs))
 

@@ -676,6 +676,11 @@ def a_record_is_deleted_within_its_hour(world: World, ref: OperationRef) -> None
 
 
 @plant(14)
+def a_watermark_tells_of_what_is_written_after_it(world: World, ref: OperationRef) -> None:
+    world.tamper(Put(world.keys.watermark(0), b"1000000"))
+
+
+@plant(14)
 def the_hour_of_a_watermark_never_ends(world: World, ref: OperationRef) -> None:
     world.tamper(Put(world.keys.watermark(0), b""), Put(world.keys.young_watermark(0), b""))
 

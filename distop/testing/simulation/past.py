@@ -12,7 +12,7 @@ from distop.core.txn import Put, Txn
 from distop.testing.simulation.source import EPOCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from distop.core.keys import Keys
     from distop.testing.simulation.scenario import Scenario
@@ -21,8 +21,8 @@ LONG_AGO = 3 * 3600.0
 """Seconds; more than the history is kept for, whatever a clock of the simulation is wrong by."""
 
 
-def past(keys: Keys, wanted: Scenario) -> Iterator[Txn]:
-    """The transactions that write it, oldest records first."""
+def past(keys: Keys, wanted: Scenario, revision: Callable[[], int]) -> Iterator[Txn]:
+    """The transactions that write it, oldest records first. ``revision``: that of the last one that was applied."""
     finished = rfc3339(EPOCH - LONG_AGO)
     for table in wanted.tables:
         for instance in range(1, wanted.past + 1):
@@ -33,4 +33,4 @@ def past(keys: Keys, wanted: Scenario) -> Iterator[Txn]:
             named = Put(keys.request(table, "check", request), word(str(ref)))
             yield Txn((), (Put(keys.history(ref), record.encode()), following, named))
     if wanted.past:
-        yield Txn((), (Put(keys.watermark(0), b""),))
+        yield Txn((), (Put(keys.watermark(0), word(str(revision()))),))

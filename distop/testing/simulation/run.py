@@ -141,7 +141,7 @@ class Simulation:
         self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
         self.etcd.watching.fragments = wanted.fragments
         self.etcd.never_stale = HELPERS
-        for txn in past(self.keys, wanted):
+        for txn in past(self.keys, wanted, lambda: self.etcd.store.revision):
             self.etcd.preset(txn)
         self.etcd.committed = self._committed
         self.etcd.refused = self._refused
