@@ -9,7 +9,9 @@ import pytest
 from distop.core import keys as K
 from distop.core.limits import Limits
 from distop.core.model import Node
+from distop.core.txn import Put, Txn
 from distop.testing.simulation import Scenario, Simulation, scenario
+from distop.testing.simulation.loop import Process
 from distop.testing.simulation.run import Report, quietly
 from distop.testing.simulation.scenario import FEW_RECORDS, Fault, Wish, plain
 
@@ -43,6 +45,23 @@ def test_records_are_forgotten_once_their_hour_is_over_by_no_clock_of_an_executo
     assert list(map(str, done.breaches)) == []
     assert done.ended == 30
     assert done.courses["forgotten history"] >= 15
+
+
+def test_a_watermark_that_etcd_applies_late_makes_nothing_old_that_was_written_meanwhile() -> None:
+    """Each put of one takes eight of the ten seconds for which its lease lasts, and its sender gives it up."""
+    limits = Limits(prune_every=0.5, history_kept=10.0)
+    with quietly():
+        sim = Simulation(replace(plain(1, 2, wishes(30, 1.5)), history_limit=1, limits=limits))
+        first, after = sim.keys.family(K.WATERMARK)
+
+        def sending(process: Process, path: str, asked: object) -> float:
+            puts = [op for op in asked.success if isinstance(op, Put)] if isinstance(asked, Txn) else []
+            return 8.0 if any(first <= put.key < after for put in puts) else 0.0
+
+        sim.network.sending = sending
+        done = sim.run()
+    assert list(map(str, done.breaches)) == []
+    assert done.courses["forgotten history"] >= 10
 
 
 def test_a_daemon_whose_clock_is_wrong_says_so_in_its_node_record() -> None:
