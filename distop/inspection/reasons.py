@@ -183,10 +183,7 @@ def _judge(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.NEWER_RELEASE, f"executors of a later release: {known}"
     if view.unreadable:
         yield Code.UNREADABLE, f"records that executors can read: {view.unreadable}"
-    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
-        if text := node.refused.get(str(view.snapshot.ref)):
-            write = f"a write of executor {node.executor}, which retries with back-off"
-            yield Code.REFUSED, f"etcd to accept {write}: {text}"
+    yield from _refused(view)
     if view.stage is Stage.CLEANING:
         return
     if view.stage is Stage.PAUSED:
@@ -256,6 +253,17 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.DRAINED, f"an executor that offers `{type_name}` and is not drained ({undo}){cannot}"
     else:
         yield Code.PARTLY_DRAINED, f"{_some(drained)}, drained, to work again ({undo})"
+
+
+def _refused(view: View) -> Iterator[tuple[Code, str]]:
+    """What etcd does not accept of it, or of those before it: their end has to be written down for it to go on."""
+    before = view.snapshot.behind if view.stage is Stage.WAITING else ()
+    for node in sorted(view.nodes.values(), key=lambda node: node.executor):
+        for op in (str(view.snapshot.ref), *before):
+            if text := node.refused.get(op):
+                about = f" about {op}" if op in before else ""
+                write = f"a write of executor {node.executor}{about}, which retries with back-off"
+                yield Code.REFUSED, f"etcd to accept {write}: {text}"
 
 
 def _where(view: View) -> Mapping[str, str]:
