@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.files import open_filesystem
 from distop_behaviors.reading import parquet_tail, store_causes
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
@@ -46,7 +47,7 @@ def unchanged(path: str, size: int, mtime_ns: int) -> None:
         if parquet_tail.is_remote(path):
             from pyarrow import fs
 
-            filesystem, inner = fs.FileSystem.from_uri(path)
+            filesystem, inner = open_filesystem(path)
             info = filesystem.get_file_info(inner)
             if info.type != fs.FileType.File:
                 raise FileNotFoundError

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import socket
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distop import files
 from distop.behavior import TableRecord, TableUnavailable, load
 from distop.tables import plan_table
 from distop_behaviors.reading import footers, store_causes
@@ -88,6 +90,18 @@ def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest
         plan = [(f"s3://bucket/{key}", len(data), 1_359_655_200_000_000_000) for key in files]
         found = footers.read_all(plan, frozenset({"a"}))
     assert [isinstance(one, Unreadable) for one in found] == [True] * 7 + [False] * 13
+
+
+@pytest.mark.timeout(60)
+def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client by itself asks again for a quarter of an hour, for each file."""
+    monkeypatch.setattr(files, "GCS_RETRIES", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"scheme=http&endpoint_override=127.0.0.1%3A{server.getsockname()[1]}"
+    plan = [(f"gs://anonymous@bucket/{n}.parquet?{where}", 1_000, 1) for n in range(20)]
+    assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_causes.CONNECTION
+    with pytest.raises(Unreadable, match="cannot be read"):
+        footers.unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])
