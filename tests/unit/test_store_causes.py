@@ -76,6 +76,52 @@ def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
     assert store_causes.of_python(ValueError(text)) is None
 
 
+class Thrown(Exception):
+    """An error of Spark's, and what Java threw, by its class and its message."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.java_exception = self
+        self._name = name
+
+    def getClass(self) -> Thrown | None:
+        return self
+
+    def getName(self) -> str:
+        return self._name
+
+    def getSuperclass(self) -> None:
+        return None
+
+    def getMessage(self) -> str:
+        return str(self)
+
+    def getCause(self) -> None:
+        return None
+
+
+_GOOGLE = "com.google.cloud.hadoop.repackaged.gcs.com.google.api.client.googleapis.json.GoogleJsonResponseException"
+_ABFS = "org.apache.hadoop.fs.azurebfs.contracts.exceptions.AbfsRestOperationException"
+_S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_causes.DENIED),
+        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_causes.CREDENTIALS),
+        (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
+        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_causes.DENIED),
+        (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
+        ("java.lang.IllegalStateException", "403 Forbidden", None),
+    ],
+)
+def test_a_cause_is_told_by_the_status_that_a_client_of_a_service_quotes(
+    name: str, text: str, cause: str | None
+) -> None:
+    assert store_causes.of_spark(Thrown(name, text)) == cause
+
+
 def test_a_cause_of_the_system_is_told_by_its_number() -> None:
     assert store_causes.of_python(PermissionError(errno.EACCES, "no")) == store_causes.DENIED
     assert store_causes.of_python(ConnectionRefusedError(errno.ECONNREFUSED, "no")) == store_causes.CONNECTION
