@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.store.ports import release, reserve
-from distop.worker.guardian import kill_session, session_members
+from distop.worker.guardian import environment, kill_session, session_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,10 +112,7 @@ class Standalone:
         return [pid for pid in session_members(session) if self._marked(pid)]
 
     def _marked(self, pid: int) -> bool:
-        try:
-            return self._mark() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
+        return self._mark() in environment(pid).split(b"\0")
 
     def _mark(self) -> bytes:
         return f"{MARKER}={self.folder}".encode()

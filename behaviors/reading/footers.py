@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
+from distop.files import open_filesystem
 from distop_behaviors.reading import parquet_tail, store_causes
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     import pyarrow as pa
 
@@ -22,6 +27,10 @@ if TYPE_CHECKING:
 THREADS = 8
 CHECKED_EVERY = 512
 """Files looked at between two looks at whether to go on."""
+CHECKED_AFTER = 1.0
+"""Seconds of waiting for a file between two such looks."""
+LONGEST_READ = 300.0
+"""Seconds for which a file is waited for. The clients of object stores give up before; a file system may never."""
 KEPT_FILES = 20_000
 
 PlannedFile = tuple[str, int, int]
@@ -46,7 +55,7 @@ def unchanged(path: str, size: int, mtime_ns: int) -> None:
         if parquet_tail.is_remote(path):
             from pyarrow import fs
 
-            filesystem, inner = fs.FileSystem.from_uri(path)
+            filesystem, inner = open_filesystem(path)
             info = filesystem.get_file_info(inner)
             if info.type != fs.FileType.File:
                 raise FileNotFoundError
@@ -83,13 +92,14 @@ def read_all(
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
         schemas = _Schemas(wanted)
-        with ThreadPoolExecutor(THREADS, "footers") as pool:
+        with _pool() as pool:
             n, size = 0, THREADS
             while n < len(unread):
                 check()
                 page = unread[n : n + size]
-                for i, facts in zip(page, pool.map(lambda i: _read(files[i], schemas, immutable), page), strict=True):
-                    found[i] = facts
+                reading = [pool.submit(_read, files[i], schemas, immutable) for i in page]
+                for i, one in zip(page, reading, strict=True):
+                    found[i] = _waited_for(files[i], one, check)
                 if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
                     for i in unread[size:]:
                         found[i] = Unreadable(
@@ -98,6 +108,32 @@ def read_all(
                     break
                 n, size = n + size, CHECKED_EVERY
     return [f for f in found if f is not None]
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that read. Those that hang when an error ends the reading are left to themselves."""
+    pool = ThreadPoolExecutor(THREADS, "footers")
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _waited_for(
+    file: PlannedFile, reading: Future[FileFacts | Unreadable], check: Callable[[], None]
+) -> FileFacts | Unreadable:
+    """What comes of reading a file. Raises TableUnavailable where nothing does, and what ``check`` raises."""
+    since = time.monotonic()
+    while not reading.done() and not wait([reading], CHECKED_AFTER).done:
+        check()
+        if time.monotonic() - since >= LONGEST_READ:
+            raise TableUnavailable(
+                f"the file {file[0]} has not answered for {LONGEST_READ:g} s: check whether this machine can read it"
+            )
+    return reading.result()
 
 
 def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:

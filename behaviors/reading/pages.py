@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from distop.files import open_filesystem
 from distop_behaviors.reading import parquet_tail
 from distop_behaviors.reading.facts import Unreadable
 
@@ -43,9 +44,7 @@ def check(path: str, columns: Collection[str]) -> None:
     """
     metadata = parquet_tail.read(path).metadata
     if parquet_tail.is_remote(path):
-        from pyarrow import fs
-
-        filesystem, inner = fs.FileSystem.from_uri(path)
+        filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as file:
             _check(path, metadata, columns, lambda offset, count: bytes(file.read_at(count, offset)))
     else:

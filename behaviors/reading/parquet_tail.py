@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
+from distop.files import open_filesystem
 from distop_behaviors.reading.facts import Unreadable
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ def read(path: str) -> Footer:
     import pyarrow.parquet as pq
 
     if is_remote(path):
-        from pyarrow import fs
-
-        filesystem, inner = fs.FileSystem.from_uri(path)
+        filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as file:
             size = file.size()
             tail = _tail(path, size, lambda count: bytes(file.read_at(count, size - count)))

@@ -60,7 +60,8 @@ _OF_JAVA = {
 }
 """Classes of Java by their names; those that extend one of them count as it."""
 _SUPERCLASSES = 10
-_STATUS = re.compile(r"\bstatus code:? (401|403)\b", re.IGNORECASE)
+_STATUS = re.compile(r"(?:\bstatus code:? |^|\", )(401|403)\b", re.IGNORECASE)
+"""The status of an answer as Amazon's, Google's and Microsoft's clients quote it, one after the other."""
 _OF_STATUS = {"401": CREDENTIALS, "403": DENIED}
 _SERVICE = re.compile(r"(?:software\.amazon|com\.amazonaws|com\.google\.cloud|org\.apache\.hadoop\.fs\.azurebfs)\.")
 _MISSING_CLASS = re.compile(r"(?:java\.lang\.ClassNotFoundException: )?Class \S+ not found")

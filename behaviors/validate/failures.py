@@ -54,6 +54,11 @@ _STOPPED = re.compile(
     r"|Cannot call methods on a stopped SparkContext"
 )
 """How Spark's own sentences begin."""
+_OF_TASK = re.compile(
+    r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
+    r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: "
+)
+"""What Spark puts before the exception of a task, where it is no cause of its own."""
 MAX_SENTENCE = 600
 """Characters of Spark's sentence about an error: it may quote an expression whole."""
 _DISK = "No space left on device"
@@ -180,7 +185,7 @@ def sentence_of(error: Exception) -> str:
         with suppress(Py4JError, OSError):
             text = _of_java(error.java_exception)
     found = re.search(r"\[[A-Z_0-9.]+\] .*", text)
-    line = (found.group(0) if found else text.split("\n")[0]).strip()
+    line = _OF_TASK.sub("", found.group(0) if found else text.split("\n")[0]).strip()
     return shorten(re.sub(r"\s*SQLSTATE: \w+.*$", "", line), MAX_SENTENCE)
 
 

@@ -196,6 +196,7 @@ class Feed:
         self._heard = 0.0
         self._asked = False
         self._may_ask = False
+        self._answer_due = False
         self._started_at = 0
 
     @property
@@ -410,12 +411,13 @@ class Feed:
                 return
             quiet = loop.time() - self._heard
             if quiet >= patience * 0.9:
-                if self._may_ask and not self._asked:
-                    self._asked = True
+                owed = self._owes_progress()
+                if self._may_ask and (not self._asked or (owed and not self._answer_due)):
+                    self._asked, self._answer_due = True, owed
                     self._progress = loop.create_task(stream.ask_progress())
                     self._silence_timer = loop.call_later(patience, check)
                     return
-                if self._may_ask and not self._answer_due():
+                if self._may_ask and not self._answer_due:
                     self._asked = False
                     self._watch_silence(patience)
                     return
@@ -426,8 +428,9 @@ class Feed:
 
         self._silence_timer = loop.call_later(patience, check)
 
-    def _answer_due(self) -> bool:
-        """Whether the server has to tell its progress: not where the watch starts beyond the store's revision (W8a).
+    def _owes_progress(self) -> bool:
+        """Whether the server answers a request for progress that is sent now: not where the watch starts beyond the
+        store's revision (W8a). It drops that request, and a later write does not bring its answer.
 
         What was written is known by the answers to other requests, such as the renewals of a session. Until then
         nothing can be missed, and the connection is judged by its pings and by `hasleader` alone.

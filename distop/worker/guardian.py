@@ -33,6 +33,8 @@ TICK = 0.2
 
 UNKILLABLE = 10.0
 """Seconds of waiting for killed processes between two words about it."""
+_EXEC_LOOKS = 50
+"""How often the environment of a process is looked at, a millisecond apart, where nothing is shown."""
 MARKER = "DISTOP_CHILD"
 """The environment variable that tells the processes of one child from all others."""
 
@@ -79,7 +81,7 @@ def kill_session(
     while empty < 2:
         members = session_members(sid)
         if marker:
-            members = [pid for pid in members if _carries(pid, marker)]
+            members = [pid for pid in members if marker in environment(pid)]
         empty = 0 if members else empty + 1
         for pid in members:
             # One that became another user's (by sudo, say) cannot be killed by us: it is waited for, and told of.
@@ -104,12 +106,19 @@ def command(pid: int) -> str:
         return ""
 
 
-def _carries(pid: int, marker: bytes) -> bool:
+def environment(pid: int) -> bytes:
+    """What a process was started with, as /proc has it; empty where it is gone. In the middle of an exec, as of
+    spark-class when it becomes Java, /proc shows nothing: another look tells.
+    """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-            return marker in file.read()
+        for _ in range(_EXEC_LOOKS):
+            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+                if found := file.read():
+                    return found
+            time.sleep(0.001)
     except OSError:
-        return False
+        pass
+    return b""
 
 
 class Guardian:

@@ -14,7 +14,7 @@ from distop.core.keys import encode
 from distop.core.model import OperationRef
 from distop.core.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.errors import InvalidArgument
-from distop.files import local_path, read, write
+from distop.files import local_path, open_filesystem, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,7 +127,7 @@ def _names(location: str) -> list[str]:
             return []
     from pyarrow import fs
 
-    filesystem, inner = fs.FileSystem.from_uri(location)
+    filesystem, inner = open_filesystem(location)
     return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
 
 
@@ -139,7 +139,7 @@ def _remove(location: str) -> None:
         return
     from pyarrow import fs
 
-    filesystem, inner = fs.FileSystem.from_uri(location)
+    filesystem, inner = open_filesystem(location)
     if filesystem.get_file_info(inner).type == fs.FileType.Directory:
         filesystem.delete_dir(inner)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.core.txn import Put, Txn
 from distop.testing.simulation.run import Simulation
 from distop.testing.simulation.scenario import plain
 
@@ -34,4 +35,25 @@ def test_watches_stay_where_they_are(version: str, caplog: pytest.LogCaptureFixt
         store.removeHandler(caplog.handler)
     assert report.breaches == []
     assert report.seconds >= IDLE
+    assert [text for text in caplog.messages if "going on with" in text] == []
+
+
+def test_a_write_elsewhere_between_a_question_and_its_answer_blames_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    """The request for progress was dropped before the write: only what is known when it is sent makes an answer due."""
+    caplog.set_level(logging.INFO, "distop.store")
+    store = logging.getLogger("distop.store")
+    store.addHandler(caplog.handler)
+    try:
+        sim = Simulation(idle("3.5.33"))
+
+        def write() -> None:
+            before = sim.etcd.revision
+            sim.etcd.store.apply(Txn((), (Put("not distop's", b"1"),)))
+            sim.etcd._commit(before, "somebody")
+
+        for n in range(1, 12):
+            sim.loop.world_at(31.0 * n, write)
+        sim.run()
+    finally:
+        store.removeHandler(caplog.handler)
     assert [text for text in caplog.messages if "going on with" in text] == []

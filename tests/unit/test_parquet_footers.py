@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import TableRecord
+from distop.behavior import JobCancelled, TableRecord, TableUnavailable
 from distop_behaviors.reading import footers as read
 from distop_behaviors.reading import parquet_tail
 from distop_behaviors.reading.facts import Unreadable
@@ -20,8 +21,10 @@ from tests.support.context import FakeContext, run_operation
 from tests.support.damaged import KINDS, ROWS, sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from distop_behaviors.reading.footers import PlannedFile
 
 READ = """\
 import sys
@@ -121,3 +124,35 @@ def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Pat
     report = only(path, tmp_path, {"not_null": "id"})
     assert [c["verdict"] for c in report["checks"]] == ["unknown"]
     assert report["checks"][0]["evidence"] == {"files_statistics": 1, "files_scanned": 0}
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[PlannedFile]:
+    """A file whose reader waits for ever."""
+    path = tmp_path / "hanging.parquet"
+    os.mkfifo(path)
+    status = path.stat()
+    yield str(path), status.st_size, status.st_mtime_ns
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # the end of the file, for who still waits
+
+
+@pytest.mark.timeout(30)
+def test_a_file_that_never_answers_is_no_verdict(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
+    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    with pytest.raises(TableUnavailable, match=r"hanging\.parquet has not answered for 0\.2 s: check"):
+        read.read_all([hanging], frozenset({"id"}))
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_for_a_file_can_be_stopped(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
+    looks: list[None] = []
+
+    def check() -> None:
+        looks.append(None)
+        if len(looks) > 3:
+            raise JobCancelled
+
+    with pytest.raises(JobCancelled):
+        read.read_all([hanging], frozenset({"id"}), check)

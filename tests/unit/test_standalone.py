@@ -48,6 +48,23 @@ def test_what_a_folder_names_is_ended_only_where_it_is_its_own(tmp_path: Path) -
             foreign.kill()
 
 
+def test_a_process_is_its_own_in_the_middle_of_an_exec(tmp_path: Path) -> None:
+    """/proc shows no environment then: the process counted as ended, and a cluster that came up as broken."""
+    script, done = tmp_path / "execs", tmp_path / "done"
+    script.write_text(f'#!/bin/sh\n[ "$1" -gt 0 ] && exec "$0" $(($1 - 1))\n: > "{done}"\nread -r line\n')
+    script.chmod(0o755)
+    (tmp_path / "cluster.json").write_text(json.dumps({"url": "spark://127.0.0.1:1", "size": asdict(Size(workers=1))}))
+    command, env = [str(script), "300"], {**os.environ, MARKER: str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env, start_new_session=True) as process:
+        (tmp_path / "master.pid").write_text(str(process.pid))
+        cluster, seen = Standalone(tmp_path), set[int]()
+        while not done.exists():
+            seen.add(cluster.parts()[0].pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert seen == {process.pid}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import socket
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distop import files
 from distop.behavior import TableRecord, TableUnavailable, load
 from distop.tables import plan_table
 from distop_behaviors.reading import footers, store_causes
@@ -74,6 +76,52 @@ def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
     assert store_causes.of_python(ValueError(text)) is None
 
 
+class Thrown(Exception):
+    """An error of Spark's, and what Java threw, by its class and its message."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.java_exception = self
+        self._name = name
+
+    def getClass(self) -> Thrown | None:
+        return self
+
+    def getName(self) -> str:
+        return self._name
+
+    def getSuperclass(self) -> None:
+        return None
+
+    def getMessage(self) -> str:
+        return str(self)
+
+    def getCause(self) -> None:
+        return None
+
+
+_GOOGLE = "com.google.cloud.hadoop.repackaged.gcs.com.google.api.client.googleapis.json.GoogleJsonResponseException"
+_ABFS = "org.apache.hadoop.fs.azurebfs.contracts.exceptions.AbfsRestOperationException"
+_S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_causes.DENIED),
+        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_causes.CREDENTIALS),
+        (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
+        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_causes.DENIED),
+        (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
+        ("java.lang.IllegalStateException", "403 Forbidden", None),
+    ],
+)
+def test_a_cause_is_told_by_the_status_that_a_client_of_a_service_quotes(
+    name: str, text: str, cause: str | None
+) -> None:
+    assert store_causes.of_spark(Thrown(name, text)) == cause
+
+
 def test_a_cause_of_the_system_is_told_by_its_number() -> None:
     assert store_causes.of_python(PermissionError(errno.EACCES, "no")) == store_causes.DENIED
     assert store_causes.of_python(ConnectionRefusedError(errno.ECONNREFUSED, "no")) == store_causes.CONNECTION
@@ -88,6 +136,18 @@ def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest
         plan = [(f"s3://bucket/{key}", len(data), 1_359_655_200_000_000_000) for key in files]
         found = footers.read_all(plan, frozenset({"a"}))
     assert [isinstance(one, Unreadable) for one in found] == [True] * 7 + [False] * 13
+
+
+@pytest.mark.timeout(60)
+def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client by itself asks again for a quarter of an hour, for each file."""
+    monkeypatch.setattr(files, "GCS_RETRIES", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"scheme=http&endpoint_override=127.0.0.1%3A{server.getsockname()[1]}"
+    plan = [(f"gs://anonymous@bucket/{n}.parquet?{where}", 1_000, 1) for n in range(20)]
+    assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_causes.CONNECTION
+    with pytest.raises(Unreadable, match="cannot be read"):
+        footers.unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])

@@ -51,6 +51,13 @@ def test_a_stopped_context(text: str) -> None:
     assert _STOPPED.match(text)
 
 
+def test_an_exception_of_a_task_is_told_without_the_task() -> None:
+    """The number of a task says nothing, and differs from one partition to the next."""
+    thrown = "java.lang.IllegalArgumentException: Malformed pattern"
+    text = f"{_LOST}1.0 (TID 7) (192.0.2.2 executor driver): {thrown}\n\tat java.base/java.text.DecimalFormat"
+    assert failures.sentence_of(Exception(text)) == thrown
+
+
 _FILE = (
     "org.apache.spark.SparkException",
     "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///t/a.",
