@@ -41,10 +41,10 @@ def of(path: Path) -> Any:
     return found
 
 
-def only(path: Path, tmp_path: Path, *checks: dict[str, Any]) -> Any:
+def only(path: Path, tmp_path: Path, *checks: dict[str, Any], mode: str = "only") -> Any:
     """The report of a validate by statistics alone, which needs no Spark."""
     table = TableRecord("t", "parquet", str(path.parent))
-    arg = {"checks": list(checks), "statistics": "only"}
+    arg = {"checks": list(checks), "statistics": mode}
     return run_operation(Validate(), table, arg, lambda table: FakeContext(tmp_path, table)).report
 
 
@@ -121,3 +121,14 @@ def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Pat
     report = only(path, tmp_path, {"not_null": "id"})
     assert [c["verdict"] for c in report["checks"]] == ["unknown"]
     assert report["checks"][0]["evidence"] == {"files_statistics": 1, "files_scanned": 0}
+
+
+def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:
+    """One file has NULLs by its statistics, and the other has none, so that it would have to be read."""
+    data = pa.table({"at": pa.array([1, None], pa.time64("us"))})
+    pq.write_table(data, path)
+    pq.write_table(data, path.with_name("b.parquet"), write_statistics=False)
+    for mode in ("only", "auto"):
+        (check,) = only(path, tmp_path, {"not_null": "at"}, mode=mode)["checks"]
+        assert (check["verdict"], check["violations"], check["exact"]) == ("violated", 1, False), mode
+    assert "Spark does not read times in microseconds" in check["error"]
