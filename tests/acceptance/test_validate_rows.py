@@ -1,6 +1,6 @@
 """Row by row: which rows each kind of check says are violated, held against plain Python.
 
-The oracle's tables are random, and of their violations a few are looked at. Here are chosen values, about a hundred
+The oracle's tables are random, and of their violations a few are looked at. Here are chosen values, some 140
 checks (:mod:`tests.support.row_cases`), and every violating row. Keys are in ``test_validate_keys.py``.
 """
 

@@ -85,11 +85,11 @@ def test_a_footer_that_is_longer_than_its_file_is_said_so(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["no", "too-many"])
-def test_rows_are_summed_over_row_groups(kind: str, path: Path) -> None:
+@pytest.mark.parametrize(("kind", "missing"), [("no", 0), ("too-many", 2 * ROWS)])
+def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) -> None:
     KINDS[f"counts-{kind}-rows"](path)
     found = of(path)
-    assert (found.rows, found.left) == (ROWS, None)
+    assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
     assert "its row groups hold 2000" in found.contradiction
 
 
@@ -98,6 +98,8 @@ CONTRADICTIONS: dict[str, Callable[[Path], None]] = {
     "pages": footers.misplaced,
     "values": lambda path: footers.with_values(path, 7),
     "nulls": lambda path: footers.with_nulls(path, 3 * ROWS),
+    "bounds of NULLs alone": lambda path: footers.with_nulls(path, ROWS // 2),
+    "sizes": lambda path: footers.misplaced(path, size=-(1 << 24)),
 }
 
 
@@ -110,6 +112,16 @@ def test_a_footer_that_contradicts_itself_decides_nothing(kind: str, path: Path,
     CONTRADICTIONS[kind](path)
     report = only(path, tmp_path, *checks)
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("unknown", 0)] * 3
+    assert report["rows"] is None
+
+
+@pytest.mark.parametrize("size", [1 << 24, -(1 << 24)])
+def test_a_contradiction_of_a_column_that_no_check_names_is_one(size: int, path: Path, tmp_path: Path) -> None:
+    """A reader skips the row groups of such a file, whichever columns it is asked for."""
+    sound(path)
+    footers.misplaced(path, size=size)
+    report = only(path, tmp_path, {"not_null": "id"})
+    assert [check["verdict"] for check in report["checks"]] == ["unknown"]
     assert report["rows"] is None
 
 
