@@ -73,6 +73,8 @@ class FileFacts:
     """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
     contradiction: str = ""
     """Where its footer contradicts itself: nothing but the columns and the rows of its row groups is taken from it."""
+    missing: int = 0
+    """So many rows more than its row groups hold are counted in its footer: nobody can read them."""
 
     @property
     def left(self) -> int | None:

@@ -263,12 +263,16 @@ def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
     try:
         if rows != metadata.num_rows or any(group.num_rows < 0 for group in groups):
             raise _Contradiction(f"it counts {metadata.num_rows} rows, and its row groups hold {rows}")
+        for group in groups:
+            _check_places(group, size)
         chunks = {
-            leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound, size) for g in groups if g.num_rows)
+            leaf.path: tuple(_chunk(g, schema.places[leaf.path], leaf, sound) for g in groups if g.num_rows)
             for leaf in schema.leaves.values()
         }
     except _Contradiction as e:
-        return FileFacts(path, max(rows, 0), schema.columns, schema.leaves, ids=schema.ids, contradiction=str(e))
+        missing = max(metadata.num_rows - rows, 0)
+        kinds = schema.columns, schema.leaves
+        return FileFacts(path, max(rows, 0), *kinds, ids=schema.ids, contradiction=str(e), missing=missing)
     return FileFacts(path, rows, schema.columns, schema.leaves, chunks, ids=schema.ids)
 
 
@@ -276,15 +280,25 @@ class _Contradiction(Exception):
     """What a footer says cannot be so."""
 
 
-def _chunk(group: Any, index: int, leaf: Leaf, sound: bool, size: int) -> Chunk:
-    """The statistics of a leaf outside of lists, in a file of ``size`` bytes. Raises _Contradiction."""
+def _check_places(group: Any, size: int) -> None:
+    """Raises _Contradiction where a column's pages are not within the file's ``size`` bytes. Readers find a row group
+    by the places of all of its columns, whichever are read.
+    """
+    for n in range(group.num_columns if group.num_rows else 0):
+        column = group.column(n)
+        begin, count = column.dictionary_page_offset or column.data_page_offset, column.total_compressed_size
+        if begin < 0 or count < 0:
+            raise _Contradiction(f"the pages of {column.path_in_schema!r} take {count} bytes from byte {begin} on")
+        if begin + count > size:
+            raise _Contradiction(f"the pages of {column.path_in_schema!r} end behind the file's {size} bytes")
+
+
+def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
+    """The statistics of a leaf outside of lists. Raises _Contradiction."""
     column = group.column(index)
     if column.num_values != group.num_rows:
         name = ".".join(leaf.path)
         raise _Contradiction(f"{name!r} has {column.num_values} values in a row group of {group.num_rows} rows")
-    begin = column.dictionary_page_offset or column.data_page_offset
-    if begin < 0 or begin + column.total_compressed_size > size:
-        raise _Contradiction(f"the pages of {'.'.join(leaf.path)!r} end behind the file's {size} bytes")
     statistics = column.statistics
     if statistics is not None and statistics.has_null_count and not 0 <= statistics.null_count <= group.num_rows:
         raise _Contradiction(
@@ -293,6 +307,8 @@ def _chunk(group: Any, index: int, leaf: Leaf, sound: bool, size: int) -> Chunk:
     if statistics is None:
         return Chunk(group.num_rows, None)
     nulls = statistics.null_count if statistics.has_null_count else None
+    if nulls == group.num_rows and statistics.has_min_max:
+        raise _Contradiction(f"{'.'.join(leaf.path)!r} has only NULLs in a row group, and a minimum and a maximum")
     bounded = statistics.has_min_max and leaf.kind != "other"
     if bounded and leaf.kind == "decimal" and statistics.physical_type not in ("INT32", "INT64"):
         bounded = sound and statistics.physical_type == "FIXED_LEN_BYTE_ARRAY"

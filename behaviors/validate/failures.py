@@ -149,7 +149,10 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     """The same by the classes and messages of what was thrown, and of what caused it; "" where they say no more than
     that a file cannot be read.
     """
-    causes = [(name, text.strip().split("\n")[0]) for name, text in causes if _READING.search(text) is None]
+    # What follows in further lines, a schema mostly, is announced at the end of the first.
+    causes = [
+        (name, text.strip().split("\n")[0].rstrip(" {:")) for name, text in causes if _READING.search(text) is None
+    ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
             return "its name has a ':', which Hadoop does not read in the name of a file: rename it"

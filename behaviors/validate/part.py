@@ -467,7 +467,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         tally.exact = False
     if tally.pending and not _readable(part, tally, check, columns):
         found = columns.find(tally.target.path[0])
-        tally.fail(found[2] or "" if found else "")
+        tally.lose(found[2] or "" if found else "")
 
 
 def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:

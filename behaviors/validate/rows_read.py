@@ -73,7 +73,11 @@ def of_frame(frame: DataFrame) -> int | None:
 
 def expected(files: Sequence[FileFacts]) -> int | None:
     """The rows that a reader finds in these files; None where deletes leave that open."""
-    return None if any(facts.deleted is None for facts in files) else sum(f.rows - (f.deleted or 0) for f in files)
+    return None if any(facts.deleted is None for facts in files) else sum(map(_most, files))
+
+
+def _most(facts: FileFacts) -> int:
+    return facts.rows + facts.missing - (facts.deleted or 0)
 
 
 def left_out(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, str]:
@@ -81,7 +85,7 @@ def left_out(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, 
     wrong = {}
     for facts in files:
         rows = found.get(facts.path, 0)
-        most = facts.rows - (facts.deleted or 0)
+        most = _most(facts)
         if rows == most or (facts.deleted is None and rows < most):
             continue
         why = facts.contradiction or "what it says of their places is wrong"

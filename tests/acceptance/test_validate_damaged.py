@@ -98,6 +98,25 @@ def test_rows_of_a_footer_that_contradicts_itself_are_those_that_are_read(table:
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
+@pytest.mark.parametrize("check", [{"not_null": "id"}, {"unique": "id"}], ids=["rows", "keys"])
+def test_rows_that_a_footer_counts_and_no_row_group_holds_are_an_error(
+    table: Table, mode: str, check: dict[str, Any]
+) -> None:
+    path = made(table, "counts-too-many-rows")
+    found = table.run(check, statistics=mode).report["checks"][0]
+    assert found["verdict"] == "error"
+    assert f"the file {path} cannot be read: Spark finds 2000 rows in it, and its footer has 6000" in found["error"]
+
+
+def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_right(table: Table) -> None:
+    """Their statistics would say that all is well, and nobody can read a row."""
+    path = made(table, "pages-behind-the-end")
+    found = table.run({"not_null": "id"}).report["checks"][0]
+    assert (found["verdict"], found["evidence"]["files_statistics"]) == ("error", 0)
+    assert str(path) in found["error"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
 @pytest.mark.parametrize("where", [None, "id >= 0", "id % 2 = 0"])
 def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
     table: Table, mode: str, where: str | None

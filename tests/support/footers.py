@@ -90,9 +90,9 @@ def _each(footer: Fields, change: Callable[[Fields], None]) -> None:
             change(chunk[_META][1])
 
 
-def misplaced(path: Path, *, padded: bool = False) -> None:
-    """By the footer, the last column's pages take 16 MiB: readers that share a file out by the middle of its row groups
-    find that nowhere in it.
+def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
+    """By the footer, the last column's pages take ``size`` bytes: readers that share a file out by the middle of its
+    row groups find that nowhere in it.
     """
 
     def change(footer: Fields) -> None:
@@ -100,7 +100,7 @@ def misplaced(path: Path, *, padded: bool = False) -> None:
             # Sums that writers may leave out.
             for field in (_GROUP_OFFSET, _GROUP_COMPRESSED):
                 group.pop(field, None)
-            group[_CHUNKS][1][1][-1][1][_META][1][_COMPRESSED] = (_I64, _whole(1 << 24))
+            group[_CHUNKS][1][1][-1][1][_META][1][_COMPRESSED] = (_I64, _whole(size))
 
     rewrite(path, change, padded=padded)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MODES = ("only", "auto", "never")
 DEADLINE = 300.0
+READ_BY_SPARK = {"ARROW-GH-45185.parquet": "Spark takes a first repetition level of 1 for the beginning of a row"}
+"""Files whose rows Spark reads, all of them, and pyarrow does not, and why: nothing else is compared of their rows."""
 
 
 @dataclass
@@ -149,7 +151,7 @@ def mistakes(path: Path, expected: Expected, answers: dict[str, Answer]) -> Iter
                 yield f"{mode}: {check['check']}: the error does not name the file: {check['error']}"
     never = answers["never"]
     if expected.rows is None:
-        if any(check["verdict"] != "error" for check in never.checks):
+        if path.name not in READ_BY_SPARK and any(check["verdict"] != "error" for check in never.checks):
             yield f"never: {never.verdict}, and the file cannot be read: {expected.error}"
     elif not never.trouble and never.verdict != "error" and never.rows != expected.rows:
         yield f"never: {never.rows} rows, not {expected.rows}"

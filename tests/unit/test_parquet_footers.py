@@ -44,10 +44,10 @@ def of(path: Path) -> Any:
     return found
 
 
-def only(path: Path, tmp_path: Path, *checks: dict[str, Any]) -> Any:
+def only(path: Path, tmp_path: Path, *checks: dict[str, Any], mode: str = "only") -> Any:
     """The report of a validate by statistics alone, which needs no Spark."""
     table = TableRecord("t", "parquet", str(path.parent))
-    arg = {"checks": list(checks), "statistics": "only"}
+    arg = {"checks": list(checks), "statistics": mode}
     return run_operation(Validate(), table, arg, lambda table: FakeContext(tmp_path, table)).report
 
 
@@ -88,11 +88,11 @@ def test_a_footer_that_is_longer_than_its_file_is_said_so(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["no", "too-many"])
-def test_rows_are_summed_over_row_groups(kind: str, path: Path) -> None:
+@pytest.mark.parametrize(("kind", "missing"), [("no", 0), ("too-many", 2 * ROWS)])
+def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) -> None:
     KINDS[f"counts-{kind}-rows"](path)
     found = of(path)
-    assert (found.rows, found.left) == (ROWS, None)
+    assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
     assert "its row groups hold 2000" in found.contradiction
 
 
@@ -101,6 +101,8 @@ CONTRADICTIONS: dict[str, Callable[[Path], None]] = {
     "pages": footers.misplaced,
     "values": lambda path: footers.with_values(path, 7),
     "nulls": lambda path: footers.with_nulls(path, 3 * ROWS),
+    "bounds of NULLs alone": lambda path: footers.with_nulls(path, ROWS // 2),
+    "sizes": lambda path: footers.misplaced(path, size=-(1 << 24)),
 }
 
 
@@ -113,6 +115,16 @@ def test_a_footer_that_contradicts_itself_decides_nothing(kind: str, path: Path,
     CONTRADICTIONS[kind](path)
     report = only(path, tmp_path, *checks)
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("unknown", 0)] * 3
+    assert report["rows"] is None
+
+
+@pytest.mark.parametrize("size", [1 << 24, -(1 << 24)])
+def test_a_contradiction_of_a_column_that_no_check_names_is_one(size: int, path: Path, tmp_path: Path) -> None:
+    """A reader skips the row groups of such a file, whichever columns it is asked for."""
+    sound(path)
+    footers.misplaced(path, size=size)
+    report = only(path, tmp_path, {"not_null": "id"})
+    assert [check["verdict"] for check in report["checks"]] == ["unknown"]
     assert report["rows"] is None
 
 
@@ -156,3 +168,14 @@ def test_who_waits_for_a_file_can_be_stopped(hanging: PlannedFile, monkeypatch: 
 
     with pytest.raises(JobCancelled):
         read.read_all([hanging], frozenset({"id"}), check)
+
+
+def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:
+    """One file has NULLs by its statistics, and the other has none, so that it would have to be read."""
+    data = pa.table({"at": pa.array([1, None], pa.time64("us"))})
+    pq.write_table(data, path)
+    pq.write_table(data, path.with_name("b.parquet"), write_statistics=False)
+    for mode in ("only", "auto"):
+        (check,) = only(path, tmp_path, {"not_null": "at"}, mode=mode)["checks"]
+        assert (check["verdict"], check["violations"], check["exact"]) == ("violated", 1, False), mode
+    assert "Spark does not read times in microseconds" in check["error"]

@@ -94,6 +94,14 @@ _FILE = (
             "Spark does not read its schema: Invalid Spark read type: expected a map",
         ),
         (
+            [("x.AnalysisException", "Invalid Spark read type: expected group v (VARIANT(1)) {\n  required binary")],
+            "Spark does not read its schema: Invalid Spark read type: expected group v (VARIANT(1))",
+        ),
+        (
+            [("x.InvalidRecordException", "c not found in message schema {\n  optional int32 b")],
+            "it is damaged, or not written as Spark reads it (InvalidRecordException: c not found in message schema)",
+        ),
+        (
             [
                 ("java.io.IOException", "Expected 1 values at file:/t/a.parquet offset 19"),
                 ("java.io.EOFException", "the end"),
