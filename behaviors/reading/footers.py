@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.core.frozen import frozen
-from distop_behaviors.reading import parquet_tail, store_causes
+from distop_behaviors.reading import parquet_tail, store_errors
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
@@ -101,10 +101,14 @@ def read_all(
 
 
 def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
-    """The one cause for which the store refuses each of several files; None where it gives one of them, where the
-    causes differ, or where they say nothing of the store.
+    """The one cause for which the store refuses all of these files, or None.
+
+    None where a file was read, where the causes differ, or where an error does not concern the store.
     """
-    causes = {store_causes.of_python(facts.__cause__) if isinstance(facts, Unreadable) else None for facts in found}
+    causes = {
+        store_errors.cause_of_python_error(facts.__cause__) if isinstance(facts, Unreadable) else None
+        for facts in found
+    }
     return causes.pop() if len(found) > 1 and len(causes) == 1 else None
 
 
@@ -237,18 +241,21 @@ def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
 
 
 class _Contradiction(Exception):
-    """What a footer says cannot be so."""
+    """A footer contradicts itself."""
 
 
 def _chunk(group: Any, index: int, leaf: Leaf, sound: bool, size: int) -> Chunk:
-    """The statistics of a leaf outside of lists, in a file of ``size`` bytes. Raises _Contradiction."""
+    """The statistics of one leaf column in one row group, in a file of ``size`` bytes.
+
+    The leaf is not inside a list. Raises _Contradiction.
+    """
     column = group.column(index)
     if column.num_values != group.num_rows:
         name = ".".join(leaf.path)
         raise _Contradiction(f"{name!r} has {column.num_values} values in a row group of {group.num_rows} rows")
     begin = column.dictionary_page_offset or column.data_page_offset
     if begin < 0 or begin + column.total_compressed_size > size:
-        raise _Contradiction(f"the pages of {'.'.join(leaf.path)!r} end behind the file's {size} bytes")
+        raise _Contradiction(f"the pages of {'.'.join(leaf.path)!r} end beyond the file's {size} bytes")
     statistics = column.statistics
     if statistics is not None and statistics.has_null_count and not 0 <= statistics.null_count <= group.num_rows:
         raise _Contradiction(

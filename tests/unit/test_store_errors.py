@@ -1,4 +1,4 @@
-"""A store that refuses all files of a table for one cause: a few are asked for, and no verdict comes of it."""
+"""A store that refuses all files of a table: a few are probed, without a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from distop.behavior import TableRecord, TableUnavailable, load
 from distop.tables import plan_table
-from distop_behaviors.reading import footers, store_causes
+from distop_behaviors.reading import footers, store_errors
 from distop_behaviors.reading.facts import Unreadable
 from tests.support.context import FakeContext
 from tests.support.refusing import RefusingStore
@@ -36,32 +36,32 @@ def parquet() -> bytes:
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "SignatureDoesNotMatch"])
-def test_a_few_files_tell_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_files_show_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with RefusingStore(code=code) as store:
         store.serve(monkeypatch)
         found = footers.read_all(planned(), frozenset({"a"}))
         asked = {line.partition("?")[0] for line in store.asked}
     assert all(isinstance(one, Unreadable) for one in found)
-    assert footers.refusal(found[: footers.THREADS]) == store_causes.DENIED  # S3 says no more to HEAD
+    assert footers.refusal(found[: footers.THREADS]) == store_errors.DENIED  # S3 says no more to HEAD
     assert len(found) == FILES
     assert len(asked) == footers.THREADS
 
 
 _SAID = "When getting information for key 'k' in bucket 'b': "
 SAID = {
-    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_causes.DENIED,
-    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_causes.CREDENTIALS,
-    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_causes.BUCKET,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_causes.FAILING,
+    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_errors.DENIED,
+    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
+    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
     f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
-        store_causes.CONNECTION
+        store_errors.CONNECTION
     ),
     f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
-        store_causes.NAME
+        store_errors.NAME
     ),
-    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_causes.DENIED,
+    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_errors.DENIED,
     "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork() - CURL error "
-    "[7]=Could not connect to server": store_causes.CONNECTION,
+    "[7]=Could not connect to server": store_errors.CONNECTION,
     f"{_SAID}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
     "Parquet magic bytes not found in footer": None,
 }
@@ -70,14 +70,15 @@ SAID = {
 
 @pytest.mark.parametrize("text", SAID)
 def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
-    assert store_causes.of_python(OSError(text)) == SAID[text]
-    assert store_causes.of_python(ValueError(text)) is None
+    assert store_errors.cause_of_python_error(OSError(text)) == SAID[text]
+    assert store_errors.cause_of_python_error(ValueError(text)) is None
 
 
 def test_a_cause_of_the_system_is_told_by_its_number() -> None:
-    assert store_causes.of_python(PermissionError(errno.EACCES, "no")) == store_causes.DENIED
-    assert store_causes.of_python(ConnectionRefusedError(errno.ECONNREFUSED, "no")) == store_causes.CONNECTION
-    assert store_causes.of_python(FileNotFoundError(errno.ENOENT, "no")) is None
+    assert store_errors.cause_of_python_error(PermissionError(errno.EACCES, "no")) == store_errors.DENIED
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "no")
+    assert store_errors.cause_of_python_error(refused) == store_errors.CONNECTION
+    assert store_errors.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
 
 
 def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])
-def test_a_table_that_may_be_listed_and_not_read_is_no_verdict(
+def test_a_table_that_can_be_listed_but_not_read_gets_no_verdict(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[str, bytes | None] = {f"listed/day={n}/a.parquet": None for n in range(FILES)}
