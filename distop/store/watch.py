@@ -427,10 +427,11 @@ class Feed:
         self._silence_timer = loop.call_later(patience, check)
 
     def _answer_due(self) -> bool:
-        """Whether the server has to tell its progress: not where the watch starts beyond the store's revision (W8a).
+        """Whether the server must answer a progress request (W8a).
 
-        What was written is known by the answers to other requests, such as the renewals of a session. Until then
-        nothing can be missed, and the connection is judged by its pings and by `hasleader` alone.
+        It need not where the watch starts beyond the store's revision. Writes are known by the answers to other
+        requests, such as the renewals of a session. Until there is one nothing can be missed, and the connection is
+        judged by its pings and by `hasleader` alone.
         """
         return self._client.transport.identity.revision >= self._started_at
 
