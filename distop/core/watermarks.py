@@ -1,10 +1,10 @@
-"""Age watermarks: which records are at least an hour old, by etcd's own leases and by no wall clock.
+"""Age watermarks: which records are an hour old, measured by etcd leases.
 
-The wall clock of an executor may be wrong by hours, and a monotonic clock ends with its process. A lease ends after its
-time to live at the earliest (L4), whoever dies and whatever any clock says. So a watermark is a pair of keys that one
-transaction puts: ``distOpWatermark.<slot>``, which stays, and ``distOpWatermark.<slot>.young`` on a lease of an hour.
-Once the second one is gone, everything that was written before the first one is an hour old, and stays so: whoever
-deletes such records has nothing to compare.
+An executor's wall clock may be wrong by hours, and a monotonic clock ends with its process. A lease ends after its
+time to live at the earliest (L4), whoever dies and whatever a clock says. A watermark is a pair of keys put by one
+transaction: ``distOpWatermark.<slot>``, which stays, and ``distOpWatermark.<slot>.young`` on a lease of an hour. Once
+the second key is gone, everything written before the first key is an hour old, and stays so. So a deletion of such
+records needs no compare.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 SLOTS = 8
-"""Watermarks at once."""
+"""Maximum number of watermarks at once."""
 STEPS = 6
-"""A new one is put at the earliest when so large a part of the hour is over (1/6) since the one before."""
+"""A new watermark is put at most every 1/6 of the hour."""
 
 
 @frozen
 class Watermark:
-    """One of them. ``mod``: the revision at which it was put. ``lease``: that of its young key; 0: that key is gone."""
+    """One watermark.
+
+    ``mod``: the revision at which it was put. ``lease``: the lease of its young key; 0 once that key is gone.
+    """
 
     slot: int
     mod: int
@@ -36,7 +39,7 @@ class Watermark:
 
     @property
     def old(self) -> bool:
-        """Everything that was written before it is an hour old."""
+        """Whether everything written before it is an hour old."""
         return not self.lease
 
 
@@ -54,13 +57,14 @@ def watermarks(keys: Keys, found: Iterable[KeyValue]) -> list[Watermark]:
 
 
 def newest_old(known: Sequence[Watermark]) -> Watermark | None:
-    """The newest one that is an hour old."""
+    """The newest watermark that is an hour old."""
     return max((one for one in known if one.old), key=lambda one: one.mod, default=None)
 
 
-def room(known: Sequence[Watermark]) -> Watermark | None:
-    """Where the next one goes: a slot that was never used (``mod`` 0), or that of an old one, which is not the newest
-    of these; None: there is no room.
+def next_slot(known: Sequence[Watermark]) -> Watermark | None:
+    """The slot for the next watermark; None where all are needed.
+
+    A slot that was never used (``mod`` 0), or that of an old watermark other than the newest old one.
     """
     used = {one.slot for one in known}
     unused = [slot for slot in range(SLOTS) if slot not in used]
@@ -71,6 +75,6 @@ def room(known: Sequence[Watermark]) -> Watermark | None:
 
 
 def put_watermark(keys: Keys, place: Watermark, lease: int) -> Txn:
-    """Put the next watermark in the slot of ``place``, with its young key on this lease."""
+    """Put a watermark and its young key, on this lease, into the slot of ``place``."""
     key, young = keys.watermark(place.slot), keys.young_watermark(place.slot)
     return Txn((unchanged(key, place.mod),), (Put(key, b""), Put(young, b"", lease)), (), "watermark")
