@@ -129,8 +129,8 @@ class JobContext(ABC):
     log: logging.LoggerAdapter[logging.Logger]
     progress: Progress
     again: bool = False
-    """An earlier run did not come to its end, of this job or, in a batch, of one of its jobs: the process may have died
-    of what it read.
+    """Whether an earlier run of this job (in a batch: of one of its jobs) was cut off: what it read may have crashed
+    the process.
     """
     superseded: bool = False
     """In a cleanup: the attempt was cut off a while ago, and somebody else may run the job now, or have done it. Remove

@@ -141,9 +141,10 @@ class PermissionDenied(EtcdRejected):
 
 
 class MalformedRequest(EtcdRejected):
-    """etcd does not take a request of this form: it is too large, has too many operations, or writes a key twice. It is
-    refused whatever the store holds, so one that is part of a group must not hold up the others. ``key``: what it is
-    about, where that is known.
+    """etcd rejects the request as invalid: too large, or a key is written twice.
+
+    It may also have too many operations. It is rejected whatever the store contains, so one that is part of a group
+    must not hold up the others. ``key``: the key concerned, where that is known.
     """
 
     def __init__(self, message: str, *, code: str = "", detail: str = "", key: str = "") -> None:

@@ -40,8 +40,9 @@ GCS_RETRIES = 20.0
 
 
 def open_filesystem(location: str) -> tuple[Any, str]:
-    """pyarrow's file system of a URL, and the path in it. Raises what pyarrow raises: OSError, ImportError, ValueError
-    and others.
+    """pyarrow's file system of a URL, and the path in it.
+
+    Raises what pyarrow raises: OSError, ImportError, ValueError and others.
     """
     from pyarrow import fs
 

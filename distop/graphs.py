@@ -88,7 +88,10 @@ def steps(given: Step | Iterable[Start]) -> Iterable[Start]:
 
 
 def _check_fields(one: Start) -> None:
-    """Raises InvalidArgument where a field is not of its type; what stands in it is checked with the request."""
+    """Raises InvalidArgument where a field has the wrong type.
+
+    The values are checked with the request.
+    """
     text(one.type_name, "the operation type")
     text(one.table, "the name of a table")
     if isinstance(one.after, str) or not isinstance(one.after, Iterable):

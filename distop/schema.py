@@ -54,8 +54,9 @@ def encode_argument(arg: Any) -> bytes:
 
 
 def encode_json(given: Any, what: str) -> bytes:
-    """A value of a caller as JSON: what goes into a record. Raises InvalidArgument for what is no JSON (NaN and the
-    infinities among it), and for lone surrogates.
+    """A caller's value as JSON for a record.
+
+    Raises InvalidArgument for what is not JSON (NaN and infinities included), and for lone surrogates.
     """
     try:
         value = dumps(given)

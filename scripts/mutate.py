@@ -20,21 +20,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
-from mutating import sources
+from mutating import source_mutants
 from mutating.catalogue import LAYERS, Catalogue, Place, collected
-from mutating.search import TRIED, Hunt, Verdict, hunt, unfounded
-from mutating.transactions import GUARD, LAST, WRITE, Left
+from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
+from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
 FOLDERS = ("tests/unit", "tests/simulation")
 ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|starting|lives)")
-"""What unit tests import that apply transactions: for a sample these alone are observed."""
+"""Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/mutants.md."""
 PAIRS = 4
 """Pairs of guards that are left out for each guard that survives."""
-KINDS = (GUARD, WRITE, LAST, *sources.MODES)
+KINDS = (GUARD, WRITE, LAST, *source_mutants.MODES)
 LEFT_OUT = (
     "test_planted_bugs.py",
     "test_schedules.py",
@@ -44,12 +44,12 @@ LEFT_OUT = (
     "test_mutants.py",
     "test_within_copies.py",
 )
-"""Files of tests that run many schedules or orders themselves, or that are about mutants."""
+"""Test files that run many schedules themselves, or that are about mutants."""
 SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/support", "scripts/mutating")
 
 
-class Mutating:
-    """The plugin that takes the place of pytest's own loop, once all tests are collected."""
+class MutationRun:
+    """The pytest plugin that replaces pytest's own loop once all tests are collected."""
 
     def __init__(self, wanted: argparse.Namespace, out: Any) -> None:
         self.wanted = wanted
@@ -69,21 +69,21 @@ class Mutating:
     def run(self, items: Sequence[pytest.Item]) -> int:
         wanted, content, cached = self.wanted, fingerprint(), read_cache(self.cache)
         catalogue = self.catalogue(items, content, cached)
-        chosen = sorted(left for left in catalogue.mutants if not wanted.only or left.place.startswith(wanted.only))
-        chosen = [left for left in chosen if left.mode in wanted.kinds and "a caller's key" not in left.what]
+        chosen = sorted(one for one in catalogue.mutants if not wanted.only or one.place.startswith(wanted.only))
+        chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
         if wanted.sample:
-            chosen = [left for left in chosen if catalogue.decisive.get(left) and str(left) not in explained()]
+            chosen = [mutant for mutant in chosen if catalogue.decisive.get(mutant) and str(mutant) not in explained()]
             chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
         if wanted.list:
-            for left in chosen:
-                self.say(f"{left}  ({len(catalogue.decisive.get(left, ()))} places)")
+            for mutant in chosen:
+                self.say(f"{mutant}  ({len(catalogue.decisive.get(mutant, ()))} places)")
             return 0
         known = {name: Verdict(**told) for name, told in cached.get("verdicts", {}).items()}
-        verdicts = [known[str(left)] for left in chosen if settled(known.get(str(left)), content, wanted)]
+        verdicts = [known[str(mutant)] for mutant in chosen if settled(known.get(str(mutant)), content, wanted)]
         known_now = {one.mutant for one in verdicts}
-        opened = {str(left): left for left in chosen if str(left) not in known_now}
+        opened = {str(mutant): mutant for mutant in chosen if str(mutant) not in known_now}
         by_id = {item.nodeid: item for item in items}
-        hunts = [self.hunt(catalogue, left, known.get(str(left)), by_id) for left in opened.values()]
+        hunts = [self.hunt(catalogue, mutant, known.get(str(mutant)), by_id) for mutant in opened.values()]
         for n, verdict in enumerate(hunt(hunts, by_id, wanted.jobs), 1):
             verdicts.append(verdict)
             verdict.content = content
@@ -92,8 +92,8 @@ class Mutating:
                 write_cache(self.cache, content, catalogue, known)
             if wanted.verbose or not verdict.killed:
                 self.say(f"{n}/{len(hunts)} {verdict.mutant}: {told(verdict)}")
-        self.back(catalogue, verdicts, opened, by_id)
-        for verdict, how in unfounded([one for one in verdicts if one.mutant in opened], wanted.jobs):
+        self.find_backing(catalogue, verdicts, opened, by_id)
+        for verdict, how in breaches_without_mutant([one for one in verdicts if one.mutant in opened], wanted.jobs):
             self.say(f"BREACHED WITHOUT A MUTANT: {verdict.killer}: {how} (found with {verdict.mutant})")
         write_cache(self.cache, content, catalogue, known)
         for line in table(verdicts, catalogue):
@@ -108,7 +108,7 @@ class Mutating:
         if (cached.get("content") == content and former.schedules >= wanted.schedules) or (
             wanted.kept and former.mutants
         ):
-            former.mutants |= sources.sites().keys()
+            former.mutants |= source_mutants.sites().keys()
             return former
         began = time.perf_counter()
         seeds = range(wanted.first, wanted.first + wanted.schedules)
@@ -123,13 +123,17 @@ class Mutating:
         write_cache(self.cache, content, found, verdicts)
         self.say(f"{len(observed)} tests and {len(seeds)} schedules observed in {time.perf_counter() - began:.0f} s")
         for text in found.broken:
-            self.say(f"fails without a mutant, so it decides nothing: {text}")
+            self.say(f"fails without a mutant, so it is not used: {text}")
         return found
 
-    def back(
-        self, catalogue: Catalogue, verdicts: Sequence[Verdict], opened: dict[str, Left], items: dict[str, pytest.Item]
+    def find_backing(
+        self,
+        catalogue: Catalogue,
+        verdicts: Sequence[Verdict],
+        opened: dict[str, Mutant],
+        items: dict[str, pytest.Item],
     ) -> None:
-        """Look for what backs each guard that survived: leave out pairs of guards."""
+        """Leave out pairs of guards, to find what backs each guard that survived."""
         survived = [one for one in verdicts if not one.killed and one.mutant in opened]
         pairs = {
             str(pair): pair
@@ -148,22 +152,22 @@ class Mutating:
         enough = {(one.mutant, one.killer) for one in hunt(alone, items, self.wanted.jobs) if one.killed}
         for name, pair in pairs.items():
             if name in killed and any((str(replace(pair, what=k)), killed[name].killer) in enough for k in pair.kinds):
-                del killed[name]  # one of the two alone is found there, so that shows nothing of the other one
+                del killed[name]  # one of the two alone is killed there, so the pair proves nothing
         for one in survived:
-            left = opened[one.mutant]
-            for pair in catalogue.pairs(left)[:PAIRS]:
+            mutant = opened[one.mutant]
+            for pair in catalogue.pairs(mutant)[:PAIRS]:
                 if str(pair) in killed and not one.backed:
-                    (other,) = (kind for kind in pair.kinds if kind != left.what)
+                    (other,) = (kind for kind in pair.kinds if kind != mutant.what)
                     one.backed = f"{other}; both left out: {told(killed[str(pair)])}"
 
-    def hunt(self, catalogue: Catalogue, left: Left, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
+    def hunt(self, catalogue: Catalogue, mutant: Mutant, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
         tried = self.wanted.tries
-        places = [place for layer in LAYERS for place in catalogue.places(left, layer)[: tried or TRIED[layer]]]
+        places = [place for layer in LAYERS for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
         if known is not None and known.killed:
             former = Place.parse(known.killer)
             if (not former.test or former.test in items) and known.killer not in catalogue.broken:
                 places = [former, *places]
-        return Hunt(left, places, len(catalogue.decisive.get(left, ())))
+        return Hunt(mutant, places, len(catalogue.decisive.get(mutant, ())))
 
 
 def file_of(item: pytest.Item) -> str:
@@ -172,19 +176,19 @@ def file_of(item: pytest.Item) -> str:
 
 
 def settled(known: Verdict | None, content: str, wanted: argparse.Namespace) -> bool:
-    """A verdict on the same code that need not be made again."""
+    """Whether a verdict on the same code can be kept."""
     return known is not None and known.content == content and (known.killed or not wanted.again)
 
 
 def told(verdict: Verdict) -> str:
-    """A verdict for people."""
+    """A verdict as text."""
     if verdict.killed:
         return f"{verdict.layer}: {verdict.killer}: {verdict.how}"
     if verdict.backed:
         return f"backed by {verdict.backed}"
     if not verdict.decisive:
-        return "SURVIVES: it changes nothing anywhere"
-    return f"SURVIVES: decisive in {verdict.decisive} places, run in {verdict.places}"
+        return "SURVIVES: it is decisive nowhere"
+    return f"SURVIVES: decisive in {verdict.decisive} places, run in {verdict.places} of them"
 
 
 def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
@@ -204,13 +208,13 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
         yield row(one, len(alike), *counts, hangs, share, backed, listed, len(others) - listed)
     survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
     for verdict in survivors:
-        yield f"{verdict.mutant}: {'explained: ' if verdict.mutant in known else ''}{told(verdict)}"
+        yield f"{verdict.mutant}: {'explained in docs/mutants.md: ' if verdict.mutant in known else ''}{told(verdict)}"
     for verdict in verdicts:
         if verdict.killed and verdict.mutant in known:
-            yield f"{verdict.mutant}: is found, so docs/mutants.md need not explain it"
-    built = {left.place for left in catalogue.mutants if left.mode not in sources.MODES}
-    never = sorted(built - {left.place for left in catalogue.simulated})
-    yield f"labels that no schedule builds: {', '.join(never) or 'none'}"
+            yield f"{verdict.mutant}: it is killed, so its row in docs/mutants.md can be removed"
+    built = {mutant.place for mutant in catalogue.mutants if mutant.mode not in source_mutants.MODES}
+    never = sorted(built - {mutant.place for mutant in catalogue.simulated})
+    yield f"labels of transactions that no schedule builds: {', '.join(never) or 'none'}"
 
 
 def explained() -> set[str]:
@@ -229,7 +233,7 @@ def kind(mutant: str) -> str:
 
 
 def fingerprint() -> str:
-    """Of all the code that decides a verdict."""
+    """A hash of all the code that decides a verdict."""
     digest = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -243,7 +247,10 @@ def read_cache(path: Path) -> Any:
 
 
 def write_cache(path: Path, content: str, catalogue: Catalogue, known: dict[str, Verdict]) -> None:
-    """Verdicts on former code are kept: what killed a mutant then is tried first."""
+    """Write the cache.
+
+    Verdicts on former code are kept: what killed a mutant then is tried first.
+    """
     path.parent.mkdir(exist_ok=True)
     verdicts = {name: asdict(one) for name, one in known.items()}
     path.write_text(json.dumps({"content": content, "catalogue": catalogue.as_json(), "verdicts": verdicts}))
@@ -251,38 +258,39 @@ def write_cache(path: Path, content: str, catalogue: Catalogue, known: dict[str,
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="scripts/mutate", description="Leave out each guard and each write of each transaction, and see it found."
+        prog="scripts/mutate",
+        description="Generate mutants of the code, and look for the test or schedule that kills each.",
     )
     parser.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="only so many of the mutants that are decisive somewhere"
+        "--sample", type=int, default=0, metavar="N", help="run N of the mutants that are decisive (default: all)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
-    parser.add_argument("--only", default="", metavar="LABEL", help="only mutants whose label or module begins so")
-    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="what is changed (default all)")
-    parser.add_argument("--list", action="store_true", help="name the mutants, and run none")
+    parser.add_argument("--only", default="", metavar="LABEL", help="run mutants whose label or module starts so")
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="kinds of mutants (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and run none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
     parser.add_argument("--schedules", type=int, default=400, metavar="N", help="schedules to observe (default 400)")
     parser.add_argument("--lives", type=int, default=200, metavar="N", help="random lives to observe (default 200)")
-    parser.add_argument("--kept", action="store_true", help="look where mutants were decisive in the last run's code")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first schedule (default 1)")
+    parser.add_argument("--kept", action="store_true", help="use the places found by an earlier run on former code")
     parser.add_argument(
         "--held", type=int, default=4, metavar="N", help="requests of each label that are held in schedules (default 4)"
     )
-    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first of them (default 1)")
     parser.add_argument(
         "--tries",
         type=int,
         default=0,
         metavar="N",
-        help="places of each layer to run a mutant in before it counts as a survivor (default 15 to 40)",
+        help="places of each layer in which a mutant is run before it counts as a survivor (default 15 to 40)",
     )
-    parser.add_argument("--again", action="store_true", help="run survivors again, though nothing changed")
-    parser.add_argument("--least", type=float, default=0.95, help="the share that has to be found (default 0.95)")
-    parser.add_argument("--verbose", action="store_true", help="tell what killed each")
+    parser.add_argument("--again", action="store_true", help="run survivors again, even if no code has changed")
+    parser.add_argument("--least", type=float, default=0.95, help="share that must be killed or backed (default 0.95)")
+    parser.add_argument("--verbose", action="store_true", help="print what killed each mutant")
     wanted = parser.parse_args(args)
     out = os.fdopen(os.dup(1), "w")
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
-    plugin = Mutating(wanted, out)
+    plugin = MutationRun(wanted, out)
     os.chdir(ROOT)
     folders = list(FOLDERS)
     if wanted.sample:

@@ -30,10 +30,10 @@ WAYS = {
     "where": mistakes_of_where,
     "beside": mistakes_beside,
 }
-"""The values of ``statistics``, a condition on rows, and checks beside one that breaks Spark."""
+"""The values of ``statistics``, a condition on rows, and checks beside one on which Spark fails."""
 
 SHOWN = 5
-"""Mistakes printed of one file."""
+"""Mistakes printed for one file."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -92,10 +92,13 @@ def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple
 
 
 def judge_files(folder: Path) -> int:
-    """Print a row for each Parquet file below a folder; 0 where validate is right about all of them, else 1."""
+    """Print a row for each Parquet file below a folder.
+
+    Returns 0 where validate is right about all of them, else 1.
+    """
     files = parquet_files(folder)
     if not files:
-        print(f"there is no Parquet file below {folder}", file=sys.stderr)
+        print(f"no Parquet file found below {folder}", file=sys.stderr)
         return 1
     wide = max(len(str(path.relative_to(folder))) for path in files)
     print(f"{'file':{wide}}  {'rows':>9}  " + "  ".join(f"{mode:18}" for mode in MODES))
@@ -112,7 +115,7 @@ def judge_files(folder: Path) -> int:
 
 
 def _row(judged: Judged, folder: Path, wide: int) -> str:
-    """The file, the rows that pyarrow reads, and each mode's verdict with the rows that it reports."""
+    """A table row: file, rows that pyarrow reads, and each mode's verdict and rows."""
     rows = "-" if judged.expected.rows is None else judged.expected.rows
     told = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in judged.answers.values())
     return f"{judged.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in told)

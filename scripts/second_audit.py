@@ -1,4 +1,4 @@
-"""Hold etcd's history against the documented contract, by rules that share no code with ``distop audit``.
+"""Check etcd's history against the contract, without code of ``distop audit``.
 
 It reads the history by ``etcdctl watch`` from the first revision on. Exit code 0: no violation; 1: violations, which
 are printed; 3: the history cannot be read, or is not kept from the first revision on.
@@ -18,17 +18,17 @@ from auditing.auditor import SecondAuditor
 from auditing.follower import SecondFollower
 
 ASK = 30.0
-"""Seconds within which etcd has to answer one question."""
+"""Time limit in seconds for one request to etcd."""
 LOOK = 0.1
-"""Seconds between two looks at how far the audit has come."""
+"""Seconds between two looks at the progress of the audit."""
 
 
 class Unreadable(Exception):
-    """etcd cannot be asked."""
+    """etcd cannot be read."""
 
 
 def newest(etcdctl: str, options: Sequence[str], namespace: str) -> tuple[int, int]:
-    """The newest revision of a key of distop's that exists, and the store's. Raises Unreadable."""
+    """The newest revision of distop's keys, and the store's. Raises Unreadable."""
     prefix = f"{namespace}/distOp" if namespace else "distOp"
     order = ["--order=DESCEND", "--sort-by=MODIFY", "--limit=1", "--keys-only"]
     command = [etcdctl, *options, "--write-out=json", "get", "--prefix", prefix, *order]
@@ -44,8 +44,10 @@ def newest(etcdctl: str, options: Sequence[str], namespace: str) -> tuple[int, i
 
 
 def caught_up(follower: SecondFollower, known: int, store: int, quiet: float, timeout: float) -> bool:
-    """Wait until the history up to now was judged. The last revisions may have deleted keys or be of others, so that
-    the end is taken for reached once nothing has come for ``quiet`` seconds.
+    """Wait until the history up to now is judged; False: it was not in time.
+
+    The last revisions may have deleted keys or concern others, so the end counts as reached once nothing has come for
+    ``quiet`` seconds.
     """
     deadline = time.monotonic() + timeout
     seen, since = -1, time.monotonic()
@@ -79,7 +81,7 @@ def main() -> int:
     with SecondFollower(given.etcdctl, options, given.namespace, auditor) as follower:
         complete = caught_up(follower, known, store, given.quiet, given.timeout)
     if not complete:
-        why = follower.failure or f"not read up to revision {known} within {given.timeout:g} s"
+        why = follower.failure or f"it was not read up to revision {known} within {given.timeout:g} s (--timeout)"
         print(f"second audit: the history cannot be judged: {why}", file=sys.stderr)
         return 3
     for violation in auditor.violations:

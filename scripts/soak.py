@@ -2,8 +2,8 @@
 
 Three members of etcd with users, four executors (Spark in one of them) and a stream of operations of every kind, with
 commands to them. The plan of faults depends on the seed alone, and so does each operation and what is done to it; what
-they meet depends on the machine as well. etcd's history is audited as it grows, by ``distop audit`` and by a second
-auditor (``scripts/auditing``) that shares no code with it; at the end everything is healed, every
+they meet depends on the machine as well. As it grows, etcd's history is audited by ``distop audit`` and by the second
+auditor (``scripts/auditing``), which shares no code with distop; at the end everything is healed, every
 operation has to end and to leave nothing behind, in etcd and in the work directories, and what was written is compared
 with what the outcomes name. In the second half two executors, the one with Spark and another, are spared by the faults,
 and the latter by operations that cost a child its life, so that the memory of their daemons and of its child can be

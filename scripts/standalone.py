@@ -154,7 +154,10 @@ class Standalone:
             kill_session(pid, self._reap, self._mark())
 
     def restart_master(self) -> None:
-        """Kill the master, and start another one at its address, which knows no application and no worker."""
+        """Kill the master, and start a new one at its address.
+
+        The new one knows no application and no worker.
+        """
         self.kill(MASTER)
         port = self.url.rpartition(":")[2]
         (page,) = self._reserve(1)

@@ -119,7 +119,7 @@ def pytest_runtest_logstart() -> None:
 
 
 class _Malformed(logging.Handler):
-    """Takes in which transactions etcd, or its model, refused by their form."""
+    """Collects the transactions that etcd, or its model, rejects as invalid."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -132,8 +132,9 @@ class _Malformed(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nobody builds a transaction that etcd refuses by its form, neither in this process nor in the daemons that the
-    test has started, except where a test is marked ``malformed``.
+    """Fail a test in which a transaction is built that etcd rejects as invalid.
+
+    It may be built in this process, or in daemons that the test has started. Tests marked ``malformed`` are excepted.
     """
     handler, logger = _Malformed(), logging.getLogger("distop.malformed")
     logger.addHandler(handler)
@@ -143,7 +144,7 @@ def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     lines = (line for group in OPENED for line in group.lines())
     found = [*handler.found, *(line for line in lines if "malformed transaction: " in line)]
-    assert not found, "etcd refuses transactions by their form:\n" + "\n".join(found[:3])
+    assert not found, "etcd rejects transactions as invalid:\n" + "\n".join(found[:3])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -72,9 +72,9 @@ class FileFacts:
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
     contradiction: str = ""
-    """Where its footer contradicts itself: nothing but the columns and the rows of its row groups is taken from it."""
+    """How its footer contradicts itself. Then only the columns and the rows of its row groups are taken from it."""
     missing: int = 0
-    """So many rows more than its row groups hold are counted in its footer: nobody can read them."""
+    """Rows that its footer counts beyond those of its row groups: nobody can read them."""
 
     @property
     def left(self) -> int | None:

@@ -1,6 +1,7 @@
-"""Reads footers in a process of its own: pyarrow ends the process over some that are damaged.
+"""Reads Parquet footers in a separate process, because pyarrow aborts on some.
 
-That takes as long as starting Python does. So it is for files over which a process may have died already.
+Starting the process takes as long as starting Python, so it is used only for files that may have crashed a process
+before.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
     from distop_behaviors.reading.footers import PlannedFile
 
 _ASKED_EVERY = 0.5
-"""Seconds between two looks at whether to go on."""
+"""Seconds between two calls of ``check``."""
 
 
-def deadly(
+def crashing_footers(
     files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None] = lambda: None
 ) -> dict[str, Unreadable]:
-    """The files whose footers end the process that reads them, by path. ``check`` is called now and then, and raises
-    where that is to stop.
+    """Files whose footers crash the process that reads them, by path.
+
+    ``check`` is called twice a second; it raises to stop the probe.
     """
     found: dict[str, Unreadable] = {}
     left = list(files)
     while left:
         seen, code = _read(left, wanted, check)
         if code == 0 or not seen:
-            break  # without a first file it is Python itself that does not start
+            break  # where no file was started, Python itself cannot start
         path = left[seen - 1][0]
         found[path] = Unreadable(
             f"the file {path} is not a readable Parquet file: its footer is damaged and crashes the reader "
@@ -44,7 +46,7 @@ def deadly(
 
 
 def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None]) -> tuple[int, int]:
-    """How many of the files were begun, and how the process that read them ended."""
+    """How many files were started, and the exit code of the process that read them."""
     command = [sys.executable, "-P", "-m", "distop_behaviors.reading.footer_probe"]
     asked = json.dumps([list(files), sorted(wanted)])
     with subprocess.Popen(
@@ -66,7 +68,10 @@ def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[
 
 
 def main() -> int:
-    """Read the footers of the files that stand on the standard input, and print a line before each."""
+    """Read the footers of the files given on stdin as JSON.
+
+    Prints an empty line before each file, so the caller knows how far this process came.
+    """
     files, wanted = json.load(sys.stdin)
     for path, size, mtime_ns in files:
         sys.stdout.write("\n")

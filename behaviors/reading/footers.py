@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import TableUnavailable
 from distop.core.frozen import frozen
 from distop.files import open_filesystem
-from distop_behaviors.reading import parquet_tail, store_causes
+from distop_behaviors.reading import parquet_tail, store_errors
 from distop_behaviors.reading.facts import Chunk, FileFacts, Leaf, Unreadable
 
 if TYPE_CHECKING:
@@ -137,10 +137,14 @@ def _waited_for(
 
 
 def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
-    """The one cause for which the store refuses each of several files; None where it gives one of them, where the
-    causes differ, or where they say nothing of the store.
+    """The one cause for which the store refuses all of these files, or None.
+
+    None where a file was read, where the causes differ, or where an error does not concern the store.
     """
-    causes = {store_causes.of_python(facts.__cause__) if isinstance(facts, Unreadable) else None for facts in found}
+    causes = {
+        store_errors.cause_of_python_error(facts.__cause__) if isinstance(facts, Unreadable) else None
+        for facts in found
+    }
     return causes.pop() if len(found) > 1 and len(causes) == 1 else None
 
 
@@ -277,12 +281,13 @@ def _facts(path: str, footer: Footer, schemas: _Schemas) -> FileFacts:
 
 
 class _Contradiction(Exception):
-    """What a footer says cannot be so."""
+    """A footer contradicts itself."""
 
 
 def _check_places(group: Any, size: int) -> None:
-    """Raises _Contradiction where a column's pages are not within the file's ``size`` bytes. Readers find a row group
-    by the places of all of its columns, whichever are read.
+    """Raises _Contradiction where a column's pages are not within the file's ``size`` bytes.
+
+    Readers find a row group by the places of all of its columns, whichever are read.
     """
     for n in range(group.num_columns if group.num_rows else 0):
         column = group.column(n)
@@ -290,11 +295,11 @@ def _check_places(group: Any, size: int) -> None:
         if begin < 0 or count < 0:
             raise _Contradiction(f"the pages of {column.path_in_schema!r} take {count} bytes from byte {begin} on")
         if begin + count > size:
-            raise _Contradiction(f"the pages of {column.path_in_schema!r} end behind the file's {size} bytes")
+            raise _Contradiction(f"the pages of {column.path_in_schema!r} end beyond the file's {size} bytes")
 
 
 def _chunk(group: Any, index: int, leaf: Leaf, sound: bool) -> Chunk:
-    """The statistics of a leaf outside of lists. Raises _Contradiction."""
+    """The statistics of one leaf column in one row group. The leaf is not inside a list. Raises _Contradiction."""
     column = group.column(index)
     if column.num_values != group.num_rows:
         name = ".".join(leaf.path)

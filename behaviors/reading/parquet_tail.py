@@ -1,7 +1,7 @@
-"""The last bytes of a Parquet file: its footer as it was written, which pyarrow then parses.
+"""Reads the raw footer of a Parquet file from its last bytes; pyarrow parses it.
 
-What is encrypted is found out here. Of an encrypted file whose footer is plain, pyarrow ends the whole process where it
-is asked for an encrypted column; so nothing of such a footer may be looked at through it.
+Encryption is detected here. If a file has encrypted columns and a plain footer, pyarrow aborts the process when it is
+asked for an encrypted column. So such a footer is never given to pyarrow.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_READ = 64 * 1024
-"""Bytes read at first: nearly every footer is shorter."""
+"""Bytes read at first; nearly every footer is shorter."""
 _END = 8
-"""Bytes behind a footer: its length, and the magic."""
+"""Bytes after a footer: its length and the magic."""
 _ENCRYPTED = b"PARE"
 _SIGNATURE = 28
 """Bytes between a footer and its length where columns are encrypted and the footer is plain: nonce and tag (Parquet
@@ -31,20 +31,23 @@ _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_remote(path: str) -> bool:
-    """It is a URL, not a local path."""
+    """Whether this is a URL, not a local path."""
     return _REMOTE.match(path) is not None
 
 
 @frozen
 class Footer:
-    """A file's metadata as pyarrow has them, and the file's size in bytes."""
+    """A file's metadata as pyarrow reads it, and the file's size in bytes."""
 
     metadata: Any
     size: int
 
 
 def read(path: str) -> Footer:
-    """The footer of a file. Raises Unreadable where it is encrypted, cut off, or no footer, and OSError."""
+    """The footer of a file.
+
+    Raises Unreadable where it is encrypted, truncated, or not a footer, and OSError.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -71,12 +74,15 @@ def read(path: str) -> Footer:
 
 
 def _tail(path: str, size: int, last: Callable[[int], bytes]) -> bytes:
-    """The end of a file, from its footer on or earlier. Raises Unreadable where that is encrypted, or cut off."""
+    """The last bytes of a file, at least its whole footer.
+
+    Raises Unreadable where the footer is encrypted or truncated.
+    """
     tail = last(min(size, FIRST_READ))
     if tail.endswith(_ENCRYPTED):
         raise Unreadable(f"the file {path} cannot be read: it is encrypted, and {_KEYS}")
     if len(tail) < _END or not tail.endswith(b"PAR1"):
-        return tail  # pyarrow says what it is not
+        return tail  # not Parquet: pyarrow raises the error
     wanted = _length(tail) + _END
     if wanted > size:
         raise Unreadable(

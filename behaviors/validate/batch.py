@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled, TableUnavailable
-from distop_behaviors.reading import footer_probe, footers, manifests, nearer, pages
+from distop_behaviors.reading import footer_probe, footers, manifests, nearer, page_headers
 from distop_behaviors.reading.facts import VOID, Unreadable, match, of_json
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, scan
@@ -124,13 +124,14 @@ class Batch:
         return self._looked_at(list(parts), preparation, snapshots) if sources else parts
 
     def _footers(self, files: Sequence[PlannedFile], names: Names) -> list[FileFacts | Unreadable]:
-        deadly = footer_probe.deadly(files, names.wanted(), self._stop) if self._ctx.again else {}
-        read = iter(footers.read_all([f for f in files if f[0] not in deadly], names.wanted(), self._stop))
-        return [deadly[f[0]] if f[0] in deadly else next(read) for f in files]
+        crashing = footer_probe.crashing_footers(files, names.wanted(), self._stop) if self._ctx.again else {}
+        read = iter(footers.read_all([f for f in files if f[0] not in crashing], names.wanted(), self._stop))
+        return [crashing[f[0]] if f[0] in crashing else next(read) for f in files]
 
     def _check_store(self, facts: Sequence[FileFacts | Unreadable]) -> None:
-        """Raises TableUnavailable where the store lists the table and gives none of its files: that says nothing of
-        them, and another node may have access.
+        """Raises TableUnavailable where the store refuses all files of the batch.
+
+        Such a refusal says nothing about the files, and another node may have access.
         """
         asked = facts[: footers.THREADS]
         cause = footers.refusal(asked)
@@ -183,11 +184,11 @@ class Batch:
         if part.settled:
             return []
         if self._argument.where is not None and self._argument.statistics != "only":
-            return [f for f in part.plan.files if f[0] not in part.lost]
+            return [f for f in part.plan.files if f[0] not in part.unreadable]
         pending = {path for t in part.tallies for path in t.pending}
         if self._argument.statistics != "only":
             pending |= {facts.path for facts in part.facts if facts.left is None}
-        return [f for f in part.plan.files if f[0] in pending and f[0] not in part.lost]
+        return [f for f in part.plan.files if f[0] in pending and f[0] not in part.unreadable]
 
     def _samples_wanted(self, part: Part) -> bool:
         sampled = self._argument.sample > 0 and self._argument.statistics != "only"
@@ -282,19 +283,19 @@ class Batch:
             self._apply(part, files[part.plan.partition], counts)
 
     def _look_at_pages(self, parts: Sequence[Part]) -> None:
-        """Mark files with a damaged page: the JVM may have died of it."""
+        """Mark files with a damaged page: one of them may have crashed the JVM."""
         for part in parts:
             for path, _, _ in self._files(part) if not part.plan.source else ():
                 self._stop()
                 try:
-                    pages.check(path, part.columns)
+                    page_headers.check(path, part.columns)
                 except Unreadable as e:
-                    part.lose(path, str(e))
+                    part.mark_unreadable(path, str(e))
                 except OSError:
                     pass  # the scan says it, of what was planned
 
     def _apply(self, part: Part, files: Sequence[PlannedFile], counts: Mapping[str, scan.Counts]) -> None:
-        if part.rows is None and not part.lost:
+        if part.rows is None and not part.unreadable:
             rows = {f[0]: (counts[f[0]].rows if f[0] in counts else None) or 0 for f in files}
             part.rows = sum(rows.values()) if self._argument.where is not None else counted(part.facts, rows)
         for n, tally in enumerate(part.tallies):

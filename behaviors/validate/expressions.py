@@ -212,10 +212,10 @@ def _length(column: Column, low: int | None, high: int | None) -> Column:
 
 @lru_cache(maxsize=KEPT_CONDITIONS)
 def references(session: SparkSession, text: str) -> tuple[str, ...]:
-    """The first parts of the column names in an expression (of ``a.b``: ``a``), in order.
+    """The first parts of an expression's column names (of ``a.b``: ``a``), in order.
 
-    Raises Spark's ParseException; Unfit where ``*`` stands for columns: which are read depends on the other checks; and
-    where the parser itself breaks on the text.
+    Raises Spark's ParseException. Raises Unfit where ``*`` stands for columns, since which are read depends on the
+    other checks, and where the parser itself fails on the text.
     """
     from py4j.protocol import Py4JJavaError
 

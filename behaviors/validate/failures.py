@@ -25,7 +25,7 @@ _READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
 _CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
 _ENCODING = re.compile(r"Unsupported encoding: (\w+)")
 _PLACE = re.compile(r" (?:at|of|in) (?:file |path )?[a-z0-9]+:/\S+")
-"""The file once more."""
+"""The file's path in a message that already names the file."""
 
 _GONE = frozenset(
     {
@@ -60,7 +60,7 @@ _OF_TASK = re.compile(
 )
 """What Spark puts before the exception of a task, where it is no cause of its own."""
 MAX_SENTENCE = 600
-"""Characters of Spark's sentence about an error: it may quote an expression whole."""
+"""Maximum characters of Spark's error message, which may quote a whole expression."""
 _DISK = "No space left on device"
 
 
@@ -97,7 +97,7 @@ def _is_gone(thrown: Any) -> bool:
     if name in _GONE or (name.startswith("java.io.") and text.rstrip(")").endswith(_DISK)):
         return True
     if name == "scala.MatchError" and text.startswith("java.lang.OutOfMemoryError"):
-        return True  # how Spark 4.1 says it of a file that it reads
+        return True  # Spark 4.1 reports a lack of memory so while it reads a file
     condition = _condition(thrown)
     if condition is not None:
         return condition in _GONE_CONDITIONS
@@ -119,8 +119,10 @@ def _condition(thrown: Any) -> str | None:
 
 
 def is_internal(error: Exception) -> bool:
-    """Spark met a bug or a limit of its own (a stack that overflows, an internal error): not the data's fault, and with
-    other expressions it may not meet it. Asked of what is not unexpected alone.
+    """Whether Spark failed on a bug or limit of its own, such as a stack overflow.
+
+    The data is not the cause, and Spark may succeed with other expressions. Call this only where :func:`is_unexpected`
+    is false.
     """
     first = next(thrown(error), None)
     if first is None:
@@ -130,13 +132,13 @@ def is_internal(error: Exception) -> bool:
 
 
 def _is_of_java(thrown: Any) -> bool:
-    """It is an error of Java's, or of the compiler of generated code, that Spark has not made one of its own."""
+    """Whether this is an error of Java or of the code compiler, not one of Spark's."""
     name = str(thrown.getClass().getName())
     return name.startswith(("java.lang.", "scala.", "org.codehaus.", "com.google.common.util.concurrent."))
 
 
 def why_unreadable(error: Exception) -> str:
-    """What kept Spark from reading a file: the codec, the encoding, encryption, its name, or damage."""
+    """Why Spark cannot read a file: codec, encoding, encryption, its name, or damage."""
     from py4j.protocol import Py4JError
 
     causes: list[tuple[str, str]] = []
@@ -146,8 +148,9 @@ def why_unreadable(error: Exception) -> str:
 
 
 def explained(causes: Sequence[tuple[str, str]]) -> str:
-    """The same by the classes and messages of what was thrown, and of what caused it; "" where they say no more than
-    that a file cannot be read.
+    """Why a file cannot be read, from the (class, message) pairs of the exceptions.
+
+    "" where they only say that a file cannot be read.
     """
     # What follows in further lines, a schema mostly, is announced at the end of the first.
     causes = [
@@ -155,7 +158,7 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     ]
     for name, text in causes:
         if name == "java.net.URISyntaxException" and ":" in text.rpartition("URI: ")[2]:
-            return "its name has a ':', which Hadoop does not read in the name of a file: rename it"
+            return "its name has a ':', which Hadoop cannot read in a file name: rename it"
         if missing := _CODEC.search(text):
             return f"Spark has no codec {missing[2]} (the class {missing[1]})"
         if encoding := _ENCODING.search(text):
@@ -167,18 +170,20 @@ def explained(causes: Sequence[tuple[str, str]]) -> str:
     told = [(name, text) for name, text in causes if text]
     if not told and not causes:
         return ""
-    # The first that says something says where, the last says what.
+    # The first message has the place, the last one the cause.
     name, text = told[0] if told else causes[-1]
     said = [name.rpartition(".")[2]]
     if told:
         said.append(_PLACE.sub("", text))
         if told[-1][1] not in text:
             said.append(told[-1][1])
-    return f"it is damaged, or not written as Spark reads it ({': '.join(said)})"
+    return f"it is damaged, or in a form that Spark cannot read ({': '.join(said)})"
 
 
 def sentence_of(error: Exception) -> str:
-    """Spark's own sentence, of at most :data:`MAX_SENTENCE` characters, without the plan, the query text and the stack.
+    """Spark's error message without the plan, the query text and the stack.
+
+    It has at most :data:`MAX_SENTENCE` characters.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -195,5 +200,5 @@ def sentence_of(error: Exception) -> str:
 def _of_java(thrown: Any) -> str:
     name, text = str(thrown.getClass().getName()), str(thrown.getMessage() or "").strip()
     if name == "java.lang.StackOverflowError":
-        return f"Spark cannot nest expressions so deeply ({name})"
+        return f"the expression is nested too deeply for Spark ({name})"
     return text or name

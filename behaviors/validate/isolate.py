@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
-from distop_behaviors.reading import iceberg, store_causes
+from distop_behaviors.reading import iceberg, store_errors
 from distop_behaviors.reading.facts import Unreadable
 from distop_behaviors.reading.footers import unchanged
 from distop_behaviors.validate import failures, rows_read, scan
@@ -47,10 +47,10 @@ class Isolated:
         self._where = where
         self._written = dict(written)
         self._check_stop = check_stop
-        self._alone = False
-        """Other checks of the same rows are judged elsewhere."""
-        self._store_gives = False
-        """Not every file is refused."""
+        self._single_check = False
+        """Whether this is one of several checks of the same rows, each counted by itself."""
+        self._store_readable = False
+        """Whether the store is known to give at least one file."""
         self.changed = False
         """A file is not what was planned, or cannot be read: the whole table may be gone."""
 
@@ -99,26 +99,28 @@ class Isolated:
                 left = [p for p in left if not p.settled]
                 for part in left:
                     ordinal = part.plan.partition
-                    files[ordinal] = [file for file in files[ordinal] if file[0] not in part.lost]
+                    files[ordinal] = [file for file in files[ordinal] if file[0] not in part.unreadable]
         return {}
 
     def _check_store(self, error: Exception, group: Group) -> None:
-        """Raises TableUnavailable where the store refuses all files for one cause: it says nothing of any of them, and
-        each would be asked for alone. A few tell: where one of them is given, it is not asked again.
+        """Raises TableUnavailable where the store refuses all files for one cause.
+
+        A few files are probed, so that not every file has to be read alone. If one of them is readable, the store is
+        not probed again.
         """
-        cause = store_causes.of_spark(error) if len(group.files) > 1 and not self._store_gives else None
+        cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 and not self._store_readable else None
         if cause is None:
             return
-        for file in store_causes.spread(group.files):
+        for file in store_errors.evenly_spaced(group.files):
             self._check_stop()
             try:
                 scan.count(self._session, replace(self._group_of([file]), all_rows=True), {}, None)
             except Exception as e:
                 if failures.is_unexpected(e):
                     raise
-                if store_causes.of_spark(e) == cause:
+                if store_errors.cause_of_spark_error(e) == cause:
                     continue
-            self._store_gives = True
+            self._store_readable = True
             return
         raise TableUnavailable(
             f"Spark cannot read any of these files (files: {len(group.files)}) from this executor: {cause} "
@@ -146,7 +148,7 @@ class Isolated:
                         unchanged(*file)
                     if file[0] == broken:
                         why = failures.why_unreadable(error)
-                        part.lose(broken, f"the file {broken} cannot be read: {why}")
+                        part.mark_unreadable(broken, f"the file {broken} cannot be read: {why}")
                         found = self.changed = True
             except Unreadable as e:
                 part.fail(str(e))
@@ -189,24 +191,26 @@ class Isolated:
     def _mark_unread(
         self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], group: Group, scanned: Scanned
     ) -> None:
-        """Mark files of which not all rows were read. What ``where`` skipped is read by nobody: so each file is asked
-        for its rows, where those of all files together are not as many as there should be.
+        """Mark files of which Spark did not read all rows.
+
+        If the total does not match the footers, each file is counted by a separate query, because ``where`` may skip
+        rows.
         """
         facts = []
         for part in parts:
             of_part = {file[0] for file in files[part.plan.partition]}
             facts += [one for one in part.facts if one.path in of_part]
-        if scanned.read is not None and scanned.read == rows_read.expected(facts):
+        if scanned.read is not None and scanned.read == rows_read.expected_rows(facts):
             return
         if group.all_rows and self._where is None:
             found = {path: counts.rows or 0 for path, counts in scanned.counts.items()}
         else:
-            # Of files with deletes that nobody has counted any number of rows is right.
+            # For files with uncounted deletes, no number of rows is wrong.
             facts = [one for one in facts if one.deleted is not None]
             asked = {one.path for one in facts}
             group = scan.of_files(group, [file for file in group.files if file[0] in asked])
             found = scan.rows_by_file(self._session, group) if asked else {}
-        wrong = rows_read.left_out(facts, found)
+        wrong = rows_read.misread_files(facts, found)
         for part in parts:
             for file in files[part.plan.partition]:
                 if file[0] not in wrong:
@@ -214,7 +218,7 @@ class Isolated:
                 try:
                     if not group.source:
                         unchanged(*file)
-                    part.lose(file[0], wrong[file[0]])
+                    part.mark_unreadable(file[0], wrong[file[0]])
                 except Unreadable as e:
                     part.fail(str(e))
                     self.changed = True
@@ -255,48 +259,52 @@ class Isolated:
     def _halves(
         self, error: Exception, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
     ) -> dict[str, Counts]:
-        """Nothing tells who is at fault: each check is judged alone, and split until a partition stands alone."""
+        """Run each check alone, then split the partitions, until the culprit is alone."""
         checks = [n for n in self._checks if any(p.tallies[n].error is None and p.tallies[n].pending for p in parts)]
         if len(checks) > 1:
-            return self._apart(error, checks, parts, files)
+            return self._count_each_check(error, checks, parts, files)
         if len(parts) == 1:
-            return self._one_alone(error, parts[0], files[parts[0].plan.partition])
+            return self._mark_unchecked(error, parts[0], files[parts[0].plan.partition])
         middle = len(parts) // 2
         return {**self.count(parts[:middle], files), **self.count(parts[middle:], files)}
 
-    def _apart(
+    def _count_each_check(
         self, error: Exception, checks: Sequence[int], parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]
     ) -> dict[str, Counts]:
-        """Each check by itself: some throw before they see a row, or are too much for Spark, alone or together."""
+        """Count each check by itself.
+
+        Some checks fail before they read a row, or exceed Spark's limits, alone or together.
+        """
         merged: dict[str, Counts] = {}
         for n in checks:
             self._check_stop()
             written = {of: text for of, text in self._written.items() if of in (n, WHERE)}
             check = {n: self._checks[n]}
             one = Isolated(self._session, self._group_of, check, self._where, written, self._check_stop)
-            one._alone, one._store_gives = True, True
+            one._single_check, one._store_readable = True, True
             for path, counts in one.count(parts, files).items():
                 kept = merged.setdefault(path, counts)
                 kept.violations.update(counts.violations)
             self.changed = self.changed or one.changed
         for part in parts if self._where is not None else ():
-            # Nothing tells how many rows the condition picks there.
+            # It is unknown how many rows the condition selects there.
             if all(part.tallies[n].error is not None for n in checks):
+                text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
                 for file in files[part.plan.partition]:
-                    part.lose(file[0], f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}")
+                    part.mark_unreadable(file[0], text)
         return merged
 
-    def _one_alone(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
-        """One check, or none, on one partition."""
+    def _mark_unchecked(self, error: Exception, part: Part, files: Sequence[PlannedFile]) -> dict[str, Counts]:
+        """Mark one partition whose last check, or whose ``where``, still fails alone."""
         text = f"the files of partition {part.plan.name} cannot be checked: {_cause(error)}"
         # What statistics decided stays decided.
-        if self._alone:
+        if self._single_check:
             for n in self._checks:
                 if part.tallies[n].pending:
-                    part.tallies[n].lose(text)
+                    part.tallies[n].mark_unreadable(text)
         else:
             for file in files:
-                part.lose(file[0], text)
+                part.mark_unreadable(file[0], text)
         return {}
 
 

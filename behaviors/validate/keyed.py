@@ -37,8 +37,10 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 @frozen
 class Found:
-    """``violations``: rows. ``examples``: what :func:`sharing` finds some of them by. ``frame``: the query, which was
-    run.
+    """Rows that violate a key check, and how to find some of them.
+
+    ``violations``: number of rows. ``examples``: what :func:`sharing` finds some of them by. ``frame``: the query that
+    was run.
     """
 
     violations: int
@@ -202,8 +204,9 @@ def _without_partner(rows: DataFrame, key: Sequence[Column], partners: Partners,
 
 
 def alone(rows: DataFrame, key: Sequence[Column], partners: Partners, size: int) -> Found:
-    """How many rows, of files of ``size`` bytes, have a key that no row of the other table has. Raises what Spark
-    raises.
+    """Rows whose key no row of the other table has, in files of ``size`` bytes.
+
+    Raises what Spark raises.
     """
     frame = _without_partner(rows, key, partners, size).selectExpr("count(1)")
     ((violations,),) = frame.collect()

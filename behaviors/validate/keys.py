@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobCancelled
-from distop_behaviors.reading import pages
+from distop_behaviors.reading import page_headers
 from distop_behaviors.reading.facts import Ambiguous, Unreadable
 from distop_behaviors.reading.session import session_of
 from distop_behaviors.validate import failures, keyed, rows_read, scan
@@ -165,7 +165,7 @@ class KeyChecks:
             # The JVM may have died of one of their pages.
             for facts in files:
                 self._stop()
-                pages.check(facts.path, {target.path[0] for target in targets})
+                page_headers.check(facts.path, {target.path[0] for target in targets})
         return list(files)
 
     def _be_unique(self, check: Check, side: Side, result: CheckResult) -> None:
@@ -244,16 +244,18 @@ class KeyChecks:
         return [self._picked(side, part) for part in parts or [list(files)]]
 
     def _check_read(self, found: keyed.Found, *read: tuple[Side, Sequence[FileFacts]]) -> None:
-        """Raises Unreadable where not all rows of these files were read. A condition that skips some, and a join whose
-        other side is empty, are no proof of it: then each file is asked for its rows.
+        """Raises Unreadable where Spark did not read all rows of these files.
+
+        A condition that skips rows and a join with an empty side also read fewer rows. So if the total does not match,
+        each file is counted by a separate query.
         """
         session = self._session
-        rows = rows_read.expected([facts for _, files in read for facts in files])
+        rows = rows_read.expected_rows([facts for _, files in read for facts in files])
         if rows is not None and rows == rows_read.of_frame(found.frame):
             return
         for side, files in read:
             if files:
-                wrong = rows_read.left_out(files, scan.rows_by_file(session, side.group(files, self._absent)))
+                wrong = rows_read.misread_files(files, scan.rows_by_file(session, side.group(files, self._absent)))
                 for why in wrong.values():
                     raise Unreadable(why)
 

@@ -19,10 +19,12 @@ _AGGREGATION = "HashAggregate"
 
 
 def of_tasks(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
-    """The rows that the tasks of a grouping by counts make, to be added up by their keys; they are read anew whenever
-    they are collected. With the physical plan. None where Spark plans it in another way. Raises what Spark raises.
+    """The partial counts that each task makes, to be added up by key, and the plan.
 
-    Functions that tell the time have the answer of now for good: such a query is not to be kept.
+    They are computed anew whenever they are collected. None where Spark plans the query in another way. Raises what
+    Spark raises.
+
+    Functions that read the clock keep the answer of now: such a query must not be kept.
     """
     from pyspark.sql.classic.dataframe import DataFrame as Classic
 

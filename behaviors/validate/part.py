@@ -67,9 +67,9 @@ class Tally:
     violations: int = 0
     exact: bool = True
     at_least: int = 0
-    """Violations that statistics prove of the pending files, whose exact number a scan is to find."""
-    unread: bool = False
-    """A pending file could not be read: ``error`` says why, and what statistics prove stands beside it."""
+    """Violations that statistics prove in the pending files; a scan finds the exact number."""
+    unreadable: bool = False
+    """Whether a pending file could not be read. ``error`` has the cause; proved violations still count."""
     by_statistics: int = 0
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
@@ -84,20 +84,23 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
 
     def fail(self, text: str) -> None:
-        """The check errs here, whatever else is known; the first reason stays."""
-        self.unread = False
+        """Mark the check as failed with an error; the first reason is kept."""
+        self.unreadable = False
         self.error = self.error or shorten(text)
         self.pending.clear()
 
-    def lose(self, text: str) -> None:
-        """A pending file cannot be read. What statistics prove needs no reading of it: that there are violations."""
+    def mark_unreadable(self, text: str) -> None:
+        """Mark a pending file as unreadable.
+
+        Violations that the statistics prove still count.
+        """
         if self.error is None:
             self.fail(text)
-            self.unread, self.exact = True, False
+            self.unreadable, self.exact = True, False
             self.violations += self.at_least
 
     def result(self) -> CheckResult:
-        erred = self.error is not None and not (self.unread and self.violations)
+        erred = self.error is not None and not (self.unreadable and self.violations)
         verdict: Verdict
         if erred:
             verdict = "error"
@@ -134,7 +137,7 @@ class Part:
     missing: list[str] | None = field(default_factory=list)
     rows: int | None = 0
     path_columns: Mapping[str, str] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
     """Its files that cannot be read."""
 
     def fail(self, text: str) -> None:
@@ -143,25 +146,31 @@ class Part:
         for tally in self.tallies:
             tally.fail(text)
 
-    def lose(self, path: str, text: str) -> None:
-        """One of its files cannot be read. Checks that statistics have decided of it keep their verdicts."""
-        self.lost.add(path)
+    def mark_unreadable(self, path: str, text: str) -> None:
+        """Mark one file as unreadable.
+
+        Checks that the statistics have decided for this file keep their verdicts.
+        """
+        self.unreadable.add(path)
         for tally in self.tallies:
             if path in tally.pending:
-                tally.lose(text)
+                tally.mark_unreadable(text)
         if self.erred:
             self.rows = 0
 
     @property
     def erred(self) -> bool:
-        """Nothing can be said of this partition, by any check."""
-        return all(t.error is not None and not (t.unread and t.violations) for t in self.tallies)
+        """Whether no check has a verdict for this partition."""
+        return all(t.error is not None and not (t.unreadable and t.violations) for t in self.tallies)
 
     @property
     def settled(self) -> bool:
-        """No scan can tell more: nothing is pending, and its rows are known, or can no longer be."""
+        """Whether a scan can add nothing.
+
+        Nothing is pending, and the number of rows is known or cannot be known any more.
+        """
         erred = all(t.error is not None for t in self.tallies)
-        return erred or not (any(t.pending for t in self.tallies) or (self.rows is None and not self.lost))
+        return erred or not (any(t.pending for t in self.tallies) or (self.rows is None and not self.unreadable))
 
     def result(self) -> Result:
         checks = [t.result() for t in self.tallies]
@@ -467,7 +476,7 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         tally.exact = False
     if tally.pending and not _readable(part, tally, check, columns):
         found = columns.find(tally.target.path[0])
-        tally.lose(found[2] or "" if found else "")
+        tally.mark_unreadable(found[2] or "" if found else "")
 
 
 def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:
@@ -509,7 +518,7 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
 
 
 def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.Decision:
-    """A partition column has one value: its nulls are known without a look at the data."""
+    """Decide from the one value that a partition column has; no data is read."""
     if check.kind == "not_null":
         if value is not None:
             return statistics.PASS

@@ -1,7 +1,7 @@
-"""How many rows Spark's scans have read, to be compared with what the files' footers count.
+"""Compares the number of rows that Spark has read with the counts in the footers.
 
-A reader looks for a row group in the part of a file that holds the middle of it. Where a footer is wrong about its
-place, no part does: the rows are left out, and no reader says so. What was not read must not pass.
+A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
+has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SCANS = ("FileSourceScanExec", "BatchScanExec")
-"""The nodes that read files: Spark's own, and those of other sources."""
+"""Plan nodes that read files: Spark's own, and those of other sources."""
 _ROWS = "numOutputRows"
 
 
 @frozen
 class RowsRead:
-    """Spark's counters of the rows that the scans of one plan have read, over all of its runs."""
+    """Spark's counters of the rows read by one plan's scans, summed over all its runs."""
 
     counters: Sequence[Any]
 
     def total(self) -> int:
-        """The rows so far."""
+        """Rows read so far."""
         return sum(int(counter.value()) for counter in self.counters)
 
 
 def of_plan(plan: Any) -> RowsRead | None:
-    """The counters of a physical plan; None where Spark does not tell of them as it did."""
+    """The row counters of a physical plan; None where this Spark has none."""
     try:
-        # Where stages share what was shuffled, a scan is in the plan twice.
+        # A scan is in the plan twice where stages share a shuffle.
         return RowsRead([*dict(_counters(plan)).values()])
     except Exception:
         _log.warning("Cannot read Spark's row counters; counting the rows with a separate query", exc_info=True)
@@ -47,13 +47,16 @@ def of_plan(plan: Any) -> RowsRead | None:
 
 
 def _counters(plan: Any) -> Iterator[tuple[int, Any]]:
-    """The counters by their ids. Each call into the JVM takes a while, so it is asked for leaves, not for each node."""
+    """The row counters of a plan, by id.
+
+    Each call into the JVM is slow, so only the leaves are asked for, not each node.
+    """
     leaves = plan.collectLeaves()
     for n in range(leaves.length()):
         leaf = leaves.apply(n)
         name = str(leaf.getClass().getSimpleName())
         if name == "AdaptiveSparkPlanExec":
-            # A stage that gave no row is in the first plan alone, one that was planned anew in the last.
+            # A stage without rows is only in the first plan, a replanned stage only in the last.
             yield from _counters(leaf.initialPlan())
             yield from _counters(leaf.executedPlan())
         elif name.endswith("QueryStageExec"):
@@ -66,30 +69,34 @@ def _counters(plan: Any) -> Iterator[tuple[int, Any]]:
 
 
 def of_frame(frame: DataFrame) -> int | None:
-    """The rows that were read when this frame was collected; None where that is not known."""
+    """Rows read when this frame was collected; None where that is not known."""
     found = of_plan(frame._jdf.queryExecution().executedPlan())
     return found.total() if found is not None else None
 
 
-def expected(files: Sequence[FileFacts]) -> int | None:
-    """The rows that a reader finds in these files; None where deletes leave that open."""
-    return None if any(facts.deleted is None for facts in files) else sum(map(_most, files))
+def expected_rows(files: Sequence[FileFacts]) -> int | None:
+    """Rows that a reader must find in these files; None where deletes are not counted."""
+    return None if any(facts.deleted is None for facts in files) else sum(map(_counted, files))
 
 
-def _most(facts: FileFacts) -> int:
+def _counted(facts: FileFacts) -> int:
     return facts.rows + facts.missing - (facts.deleted or 0)
 
 
-def left_out(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, str]:
-    """The files of which a reader found other rows than there are, with a sentence; ``found``: rows by file."""
+
+def misread_files(files: Sequence[FileFacts], found: Mapping[str, int]) -> dict[str, str]:
+    """Files whose row count differs from their footer's, each with an error message.
+
+    ``found``: rows by file, as a reader counted them.
+    """
     wrong = {}
     for facts in files:
         rows = found.get(facts.path, 0)
-        most = _most(facts)
+        most = _counted(facts)
         if rows == most or (facts.deleted is None and rows < most):
             continue
-        why = facts.contradiction or "what it says of their places is wrong"
+        why = facts.contradiction or "the footer states wrong positions"
         wrong[facts.path] = (
-            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, and its footer has {most} ({why})"
+            f"the file {facts.path} cannot be read: Spark finds {rows} rows in it, but its footer counts {most} ({why})"
         )
     return wrong

@@ -94,8 +94,10 @@ class Counts:
 
 @frozen
 class Scanned:
-    """What a scan counted, by file (files without violations may be left out), and how many rows it read in all; None
-    where that is not known, or rows were skipped that ``where`` does not pick.
+    """What a scan counted by file, and how many rows it read.
+
+    Files without violations may be missing in ``counts``. ``read`` is None where that number is not known, or where
+    ``where`` skipped rows.
     """
 
     counts: dict[str, Counts]
@@ -104,8 +106,10 @@ class Scanned:
 
 @frozen
 class _Counting:
-    """A query that counts. ``rows``: its counters where Spark has planned it for good; ``held``: what it is made of, so
-    that nothing else gets their ids.
+    """A cached query that counts violations.
+
+    ``rows``: the row counters, where Spark has planned the query for good. ``held``: the objects that the query uses;
+    they are kept alive so that no other object gets their ids.
     """
 
     query: DataFrame
@@ -113,7 +117,7 @@ class _Counting:
     rows: RowsRead | None
     held: Any
     running: threading.Lock = field(default_factory=threading.Lock)
-    """Its counters are its own for one run at a time."""
+    """Held during a run: the counters belong to one run at a time."""
 
 
 def spark_path(path: str) -> str:
@@ -229,11 +233,12 @@ def _hold_all(frame: DataFrame, group: Group) -> None:
 def count(
     session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
 ) -> Scanned:
-    """Violations by file and check. Raises what Spark raises. ``lasting``: no condition tells the time, or anything
-    else that is not the row's.
+    """Violations by file and check.
 
-    A query takes dozens of calls into the JVM, two analyses and a plan: the last ones are kept, as their conditions
-    are.
+    Raises what Spark raises. ``lasting``: no condition depends on the time, or on anything else outside of the row.
+
+    A query takes dozens of calls into the JVM, two analyses and a plan, so the last queries and their conditions are
+    cached.
     """
     with_rows = where is not None or group.all_rows
     if not with_rows and not checks:
@@ -261,7 +266,7 @@ def count(
 
 
 def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
-    """The rows of a query that counts, and how many rows it read."""
+    """Run a counting query: its rows, and how many rows it read."""
     if not counting.planned:
         # Selected from: a query that was run once would find what it shuffled then.
         query = counting.query.select("*")
@@ -274,7 +279,10 @@ def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
 
 
 def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
-    """How many rows Spark finds in each file of a group: no column is read. Raises what Spark raises."""
+    """How many rows Spark finds in each file of a group, without reading a column.
+
+    Raises what Spark raises.
+    """
     counts = count(session, replace(group, all_rows=True), {}, None, lasting=True).counts
     return {path: found.rows or 0 for path, found in counts.items()}
 
@@ -305,7 +313,7 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
 
 
 def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> Scanned:
-    """As :func:`count`, but a row on which a check throws is counted as such and fails nothing else."""
+    """Like :func:`count`, but a row on which a check throws does not fail the query."""
     from pyspark.sql import functions as F
 
     frame = relation(session, group)
@@ -369,8 +377,8 @@ def analysed(session: SparkSession, group: Group, column: Column) -> str | None:
 
     frame = relation(session, group)
     try:
-        # Planned as well: what the optimizer breaks on is known then. What throws there of its own right (a constant
-        # that cannot be cast) is told by those who count.
+        # The expression is planned as well, to find what the optimizer fails on. An error of the expression itself (a
+        # constant that cannot be cast) is reported when the rows are counted.
         frame.where(unpushed(column))._jdf.queryExecution().executedPlan()
     except AnalysisException as e:
         return sentence_of(e)

@@ -138,7 +138,7 @@ def _json(text: str, where: str) -> Any:
     except RecursionError:
         raise InvalidArgument(f"{where} is nested too deeply") from None
     except ValueError:
-        raise InvalidArgument(f"{where} holds a number of more digits than can be read") from None
+        raise InvalidArgument(f"{where} has a number with too many digits") from None
 
 
 def parse_options(texts: Sequence[str] | None) -> Mapping[str, Any]:

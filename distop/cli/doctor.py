@@ -209,7 +209,7 @@ async def _nodes(client: Client) -> Finding:
 
 
 async def _writes(client: Client) -> Finding:
-    """What etcd refuses by its form, which executors send again and again."""
+    """Writes that etcd rejects as invalid, and that executors keep retrying."""
     from distop.inspection.reasons import LIMITS
 
     live = sorted((await client.nodes()).values(), key=lambda node: node.executor)

@@ -33,7 +33,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on a line of its own. A lone surrogate (from a file name, say) is its JSON escape."""
+    """One JSON document on a line of its own.
+
+    A lone surrogate (from a file name, say) is written as its JSON escape.
+    """
     text = json.dumps(value, ensure_ascii=False, default=str)
     print(text.encode(errors="backslashreplace").decode(), flush=True)
 
@@ -44,8 +47,9 @@ def say(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text with control characters and lone surrogates written as escapes: a name may hold line ends, and orders
-    to a terminal.
+    """The text with control characters and lone surrogates written as escapes.
+
+    A name may contain line ends and terminal control sequences.
     """
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 

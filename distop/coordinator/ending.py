@@ -57,7 +57,7 @@ ERRORS_KEPT = 10
 ERROR_TEXT = 2_000
 MAX_HISTORY_BYTES = 1024 * 1024
 FOLLOW_UP_TIME = 600.0
-"""Seconds during which an operation that shall follow is tried again while it is refused."""
+"""Seconds for which a refused follow-up is retried."""
 FOLLOW_UP_PAUSE = (1.0, 60.0)
 SERIES_PAUSE = (1.0, 5.0)
 
@@ -146,13 +146,13 @@ class Ending:
         self._followed: dict[OperationRef, set[int]] = {}
         """What follows an operation, as far as that is settled, while another part of it has to wait."""
         self._follow_at: dict[OperationRef, float] = {}
-        """When it is tried again (``time.monotonic``)."""
+        """When the refused follow-ups of an operation are retried (``time.monotonic``)."""
         self._refused: dict[OperationRef, float] = {}
-        """Operations of which something that shall follow was refused, and since when (``time.monotonic``)."""
+        """When the first follow-up of an operation was refused (``time.monotonic``)."""
         self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, guard, reached)
         self._ends = Reporter(
-            ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.refusals, ctx.limits, what="ends of operations"
+            ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.rejected_writes, ctx.limits, what="ends of operations"
         )
         """Of their keys: those that come together go together."""
 
@@ -474,9 +474,10 @@ class Ending:
         self._follow_at.pop(ref, None)
 
     def _try_again(self, ref: OperationRef) -> float:
-        """Seconds until what follows is tried again, or 0 once that was tried for long enough: the longer the later. A
-        monotonic clock counts, since a wall clock that is hours ahead would give up at once; so a new coordinator tries
-        as long again.
+        """Seconds until a refused follow-up is tried again; 0 once it was tried for long.
+
+        The pause grows with the time since the first refusal. A monotonic clock counts, because a wall clock that is
+        hours ahead would give up at once. So a new coordinator tries as long again.
         """
         now = time.monotonic()
         waited = now - self._refused.setdefault(ref, now)

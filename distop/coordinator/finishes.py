@@ -35,9 +35,11 @@ FORESEEN_FOR = 0.25
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One that waits. ``answer``: the revision at which it was finished, 0 where it was refused; or None: it is its
-    turn to commit. ``apart``: it goes alone: together with others it was
-    refused, and nothing told why, or etcd does not take its form.
+    """A finish that waits for its group commit.
+
+    ``answer``: the revision at which it was written, 0 where it was refused, or None: it is its turn to commit.
+    ``apart``: it is committed alone, because a group with it was refused without a known reason, or because etcd
+    rejects it as invalid.
     """
 
     final: f.Final
@@ -65,7 +67,7 @@ class Finishes:
         """Seconds of the last commit."""
         self._waiting: deque[_Waiting] = deque()
         self._malformed: set[OperationRef] = set()
-        """Operations whose finish etcd does not take, each of them alone: they go alone at once."""
+        """Operations whose finish etcd rejects as invalid, even alone; they are retried alone at once."""
         self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
         """The read that was begun last, and when."""
         self._since = 0

@@ -1,10 +1,10 @@
-"""Which steps of a coordinator are for another node: those of operations whose selector this node does not fit.
+"""Gives up an election whose operations need a node with other labels.
 
-Planning and completion run code of the behavior, so they are done where the operation may be worked for. A coordinator
-that does not fit one of its operations gives up the election once its own calls into the child have ended, if a node
-that fits lives; until then it begins no other call, so that neither waits for the other for ever. The operation waits
-for such a node if there is none; a cancelled one waits for a minute, then it ends without its completion code. Who
-counts as such a node is told by ``distop.core.completing``.
+Planning and completion run code of the behavior, so they run only on a node that has the operation's labels. A
+coordinator without them gives up the election once its own calls into the child have ended, if such a node lives.
+Until then it starts no other call, so that neither waits for the other for ever. Without such a node the operation
+waits. A cancelled operation waits for a minute, then it ends without its completion code. Which nodes count is decided
+by ``distop.core.coordinator_ranking``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.core import completing, decide
+from distop.core import coordinator_ranking, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -30,8 +30,10 @@ AGAIN = 0.1
 
 
 class Placing:
-    """Of one coordinator. ``pass_on`` gives up the election, or tells (False) that it cannot be given up yet; ``kick``
-    has operations looked at again. ``only_ending``: no live node has code of the type, and none has had for a while.
+    """Decides for one coordinator which steps run on this node.
+
+    ``pass_on`` gives up the election, or returns False where that is not possible yet. ``kick`` has operations looked
+    at again. ``only_ending``: no live node has code of the type, and none has had any for a minute.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Placing:
         self._elsewhere: dict[OperationRef, Mapping[str, str]] = {}
         """Operations whose next step is for another node, with their selectors."""
         self._alone: dict[OperationRef, float] = {}
-        """Cancelled ones of them for which no live node fits, and since when that is known."""
+        """Those of them that no live node may run, and since when that is known."""
         self._put_off: set[OperationRef] = set()
         """Operations whose next step waits until the election is given up."""
         self._own: set[OperationRef] = set()
@@ -58,15 +60,15 @@ class Placing:
         self._timer: asyncio.TimerHandle | None = None
 
     def here(self, op: OperationView, step: decide.Step) -> decide.Step:
-        """The step as it is to be done here, now; None: it is for another node, or for later."""
+        """The step to take here and now; None where it is for another node, or for later."""
         assert op.spec is not None
         where, ref = op.spec.where, op.ref
         if not isinstance(step, decide.MakePlan | decide.Complete | decide.CompleteFirst):
             self._settled(ref)
             return step
         if self._only_ending or not self._ctx.fits(where):
-            missing = completing.missing(self._ctx.cluster.nodes, ref.type, where)
-            ends = op.decision is not None and completing.ends_without_code(op.state, op.cancel)
+            missing = coordinator_ranking.missing_executor(self._ctx.cluster.nodes, ref.type, where)
+            ends = op.decision is not None and coordinator_ranking.ends_without_code(op.state, op.cancel)
             if op.decision is not None and ends and self._waited(ref, missing):
                 self._settled(ref)
                 return decide.without_code(op.decision, f"no live executor {missing}")
@@ -81,7 +83,7 @@ class Placing:
         return step
 
     def _waited(self, ref: OperationRef, missing: str) -> bool:
-        """A node that may run the operation's code is missing, and has been for a while."""
+        """Whether no live node has been able to run the operation's code for a minute."""
         if not missing:
             self._alone.pop(ref, None)
             return False
@@ -100,9 +102,12 @@ class Placing:
             self.changed()
 
     def _wanted(self) -> bool:
-        """Another node would take up what this one does not fit."""
+        """Whether another node would coordinate an operation that this one may not run."""
         nodes, mine = self._ctx.cluster.nodes, self._ctx.incarnation
-        return any(set(completing.takers(nodes, ref.type, where)) - {mine} for ref, where in self._elsewhere.items())
+        return any(
+            set(coordinator_ranking.candidates(nodes, ref.type, where)) - {mine}
+            for ref, where in self._elsewhere.items()
+        )
 
     def _look_soon(self, pause: float) -> None:
         if self._timer is not None:
@@ -117,7 +122,7 @@ class Placing:
             self._look_soon(AGAIN)
 
     def changed(self) -> None:
-        """Nodes came or went, or an operation needs none any more; or it is time for a poll."""
+        """Look again after a change of nodes, the end of an operation's wait, or a poll."""
         if self._alone:
             self._kick(list(self._alone))
         if self._wanted():

@@ -64,7 +64,7 @@ class Reaper:
         if op.ref.type not in self._ctx.types:
             if op.spec.rules.code:  # else actors ran the jobs, and there is nothing to clean up after them
                 self._ctx.log.warning(
-                    "cancelled jobs are not cleaned up: no live executor offers %s",
+                    "Cannot clean up after cancelled jobs; deleting their claims: no live executor offers the type %s",
                     op.ref.type,
                     extra={"operation": str(op.ref), "jobs": len(claims)},
                 )

@@ -20,7 +20,7 @@ from distop.coordinator.planning import Planning
 from distop.coordinator.reaping import Reaper
 from distop.coordinator.trying import Elsewhere
 from distop.coordinator.waiters import Waiters
-from distop.core import completing, decide
+from distop.core import coordinator_ranking, decide
 from distop.core import transitions as t
 from distop.core.codec import SCHEMA_VERSION
 from distop.core.keys import state_ordinal
@@ -49,7 +49,7 @@ caught up by then.
 """
 
 COORDINATION = "coordination"
-"""What is told of an operation where etcd does not take what its coordinator writes."""
+"""Names the rejected write in messages: one by the operation's coordinator."""
 
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ class Coordinator:
     """Coordinates one type on one table under one election (``fence``: its mod revision). ``on_failure`` is called when
     it cannot go on, because what it watches has failed; ``on_trouble`` when a call into the child failed, of which
     nobody knows whether another node would do better; ``on_elsewhere`` when what is next is for a node with other
-    labels (False: not yet). ``only_ending``: no live node has code of the type; what is cancelled is brought to its
-    end, and everything else is left alone.
+    labels (False: not yet). ``only_ending``: no live node has code of the type, so cancelled operations are ended, and
+    all others are left alone.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Coordinator:
         self._first: set[OperationRef] = set()
         """Operations whose completion code is at work before the decision."""
         self._malformed: set[OperationRef] = set()
-        """Operations of which etcd does not take by its form what is to be written next."""
+        """Operations whose next write etcd rejects as invalid."""
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled: they wait for their claims to go."""
         self._watching: asyncio.Task[None] | None = None
@@ -213,10 +213,10 @@ class Coordinator:
         self._kick(changed)
 
     def _settle_refusals(self, refs: Iterable[OperationRef]) -> None:
-        """Nothing more is to be written of these here."""
+        """Forget the rejected writes of operations that this coordinator writes no more."""
         for ref in list(refs):
             self._malformed.discard(ref)
-            self._ctx.refusals.settled(str(ref), COORDINATION)
+            self._ctx.rejected_writes.settled(str(ref), COORDINATION)
 
     def _keep_arguments(self, changes: Sequence[Event]) -> None:
         """Those of operations that start come with their other records, and planning needs them at once."""
@@ -257,7 +257,7 @@ class Coordinator:
         return True
 
     def _next_step(self, op: OperationView) -> decide.Step:
-        ends = completing.ends_without_code(op.state, op.cancel) or op.stage is Stage.CLEANING
+        ends = coordinator_ranking.ends_without_code(op.state, op.cancel) or op.stage is Stage.CLEANING
         if self._only_ending and not ends:
             return None
         nodes, poll = self._ctx.cluster.nodes, self._ctx.config.poll
@@ -323,7 +323,7 @@ class Coordinator:
             self._wake_at(ref, later.when)
         except MalformedRequest as error:
             self._malformed.add(ref)
-            self._wake_at(ref, time.time() + self._ctx.refusals.refused(str(ref), COORDINATION, error))
+            self._wake_at(ref, time.time() + self._ctx.rejected_writes.refused(str(ref), COORDINATION, error))
         except (DistopError, OSError) as error:
             self._log.warning("coordination paused: %s", describe(error), extra={"operation": str(ref), "error": error})
             self._wake_at(ref, time.time() + random.uniform(1.0, 2.0))

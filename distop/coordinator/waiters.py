@@ -18,7 +18,7 @@ from distop.core import catalog
 from distop.core import waiting as w
 from distop.core.codec import rfc3339
 from distop.core.due import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
-from distop.core.grouping import fitting, together
+from distop.core.grouping import fitting_count, merged
 from distop.core.model import CLUSTER_TABLE, State
 from distop.core.options import rank
 from distop.core.plan import whole_plan
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 EXCLUDED_PAUSE = (0.05, 2.0)
 """Seconds between two looks at what runs on the table, while that excludes those that are ready."""
 TROUBLE_PAUSE = (0.5, 10.0)
-WAITING = "what begins or ends it"
-"""What is told of an operation where etcd does not take that."""
+WAITING = "begin or end"
+"""Names the rejected write in messages: the begin or the end of a pending operation."""
 
 
 class Waiters:
@@ -76,7 +76,7 @@ class Waiters:
         self._changed = asyncio.Event()
         self._closed = False
         self._aside: dict[OperationRef, float] = {}
-        """Those of which etcd does not take by its form what begins or ends them, and when they are tried again."""
+        """Operations whose begin or end etcd rejects as invalid, and when each is retried."""
         self._apart = False
         """A group was refused, and nothing told why: the next ones are tried one by one, each another one first."""
 
@@ -133,8 +133,11 @@ class Waiters:
                 self._held.setdefault(hold, {})[op.ref] = None
 
     def _set_aside(self, ref: OperationRef, error: MalformedRequest) -> None:
-        """etcd does not take what begins or ends this one, alone: it holds up no other, and is tried again later."""
-        pause = self._ctx.refusals.refused(str(ref), WAITING, error)
+        """Retry later an operation whose begin or end etcd rejects as invalid, even alone.
+
+        Meanwhile it holds up no other operation.
+        """
+        pause = self._ctx.rejected_writes.refused(str(ref), WAITING, error)
         self._ready.pop(ref, None)
         self._over.pop(ref, None)
         self._aside[ref] = time.time() + pause
@@ -143,7 +146,7 @@ class Waiters:
 
     def _settle(self, ref: OperationRef) -> None:
         if self._aside.pop(ref, None) is not None:
-            self._ctx.refusals.settled(str(ref), WAITING)
+            self._ctx.rejected_writes.settled(str(ref), WAITING)
 
     # ------------------------------------------------------------------ times
 
@@ -213,7 +216,7 @@ class Waiters:
                 self._set_timer(now)
         if not ends:
             return False
-        ends = ends[: fitting(txn for _, _, txn in ends)]
+        ends = ends[: fitting_count(txn for _, _, txn in ends)]
         if len(ends) > 1 and await self._end(ends):
             return True
         # One of them holds up the others: an edge or a hold that this view does not show yet.
@@ -240,11 +243,11 @@ class Waiters:
         if len(ends) == 1 and (ref := ends[0][0]) in self._over:
             self._over[ref] = self._over.pop(ref)  # where it is refused, others come before it
         try:
-            applied = await self._commit(together([txn for _, _, txn in ends]))
+            applied = await self._commit(merged([txn for _, _, txn in ends]))
         except MalformedRequest as error:
             if len(ends) == 1:
                 self._set_aside(ends[0][0], error)
-            return False  # etcd takes none of them together, or does not take this one
+            return False  # etcd rejects the group as invalid, or this one alone
         for ref, history, _ in ends:
             if applied:
                 self._over.pop(ref, None)
@@ -317,7 +320,7 @@ class Waiters:
             if len(group) == 1:
                 self._set_aside(group[0].ref, error)
                 return True
-            self._apart = True  # etcd takes none of them together
+            self._apart = True  # etcd rejects the group as invalid
             return True
         if result.succeeded:
             await self._reached(result.revision)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import word
 from distop.core.frozen import frozen
-from distop.core.grouping import together
+from distop.core.grouping import merged
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.model import OperationRef, State
 from distop.core.permits import gives_back, takes
@@ -241,7 +241,7 @@ def alone(write: Guarded) -> Txn:
 
 def group(writes: Sequence[Guarded]) -> Txn:
     """All or nothing: the usual case, in which every fence still holds."""
-    return together([alone(write) for write in writes])
+    return merged([alone(write) for write in writes])
 
 
 def one_by_one(writes: Sequence[Guarded]) -> Txn:

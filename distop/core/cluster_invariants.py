@@ -41,12 +41,12 @@ class ClusterTrace:
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
         self.tables: set[str] = set()
-        """Those that are registered."""
+        """Registered tables."""
         self.declared: dict[str, int] = {}
         """Type → the revision at which it was declared."""
         self.holds: set[str] = set()
         self.inserting: set[str] = set()
-        """Those of them under which a graph is being inserted."""
+        """Holds under which a graph is being inserted."""
         self.denied: set[str] = set()
         """Those of them that will never let go."""
         self.ids: dict[tuple[str, str, str], str] = {}
@@ -119,7 +119,7 @@ class ClusterTrace:
         else:
             self._young.add(key.chunk)
             if not change.kv.lease:
-                yield 14, "the first hour of a watermark was put without a lease, and never ends"
+                yield 14, "the young key of a watermark was put without a lease, so its hour never ends"
 
     @property
     def old_upto(self) -> int:

@@ -166,7 +166,10 @@ def next_step(
 
 
 def without_code(decision: Seen[Decision], why: str) -> Finish:
-    """The end of a cancelled operation whose completion code nobody may run: its record tells that it did not run."""
+    """The end of a cancelled operation whose completion code nobody can run.
+
+    Its record says that the code did not run.
+    """
     text = f"the completion code did not run: {why}"
     return Finish(replace(decision.value, error=text), decision.mod)
 
@@ -252,8 +255,8 @@ def actors_of(op: OperationView, clock: float) -> dict[int, float]:
 
 
 LEFT_TO_OTHERS = 30.0
-"""Seconds, at least, for which an executor leaves a job that failed there to others, for each time that it did: where
-the executor is broken itself it has free slots again at once, and would take all attempts of the job.
+"""Minimum seconds for which an executor leaves a job to others, times the number of its attempts that failed there. A
+broken executor has free slots again at once, and would take all attempts of the job.
 """
 HEAD_START = 2.0
 """Seconds for which a job that can go on is left to the executor that has its local state, if that one lives."""
@@ -490,19 +493,20 @@ def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
 
 
 NOT_RUN = "this executor could not run it: "
-"""How the text of an attempt begins that ended for what the executor lacked for the moment."""
+"""Prefix of an attempt's text where the executor lacked something for the moment."""
 
 
 def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
-    """The waiting claim after a release: not held against the job, and due at once. ``lacks``: what the executor lacked
-    for the moment, which the job's story tells.
+    """The waiting claim after a release: not held against the job, and due at once.
+
+    ``lacks``: what the executor lacked for the moment; it is added to the job's list of attempts.
     """
     tried = told(claim.tried, Tried(claim.attempt, executor, f"{NOT_RUN}{lacks}")) if lacks else claim.tried
     return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, tried)
 
 
 def given_back(claim: Claim) -> frozenset[str]:
-    """The executors that could not run the job for what they lacked for the moment."""
+    """Executors that gave the job back because they lacked something for the moment."""
     return frozenset(one.executor for one in claim.tried if one.text.startswith(NOT_RUN))
 
 

@@ -44,7 +44,7 @@ class EndWaiting:
     void: bool = False
     """Its graph never was there as a whole."""
     hold: str = ""
-    """This hold is gone, as far as the view tells: it ends only where that is so."""
+    """The hold that its transaction compares to be absent; the view has not seen it."""
 
 
 @frozen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.codec import dumps, word
 from distop.core.frozen import frozen
-from distop.core.grouping import fitting, together
+from distop.core.grouping import fitting_count, merged
 from distop.core.model import Decision, History, OperationRef, Phase, State
 from distop.core.requests import forgotten
 from distop.core.txn import (
@@ -125,17 +125,17 @@ def finish(
     if counts[first.type] <= 0:
         del counts[first.type]
     common = _common(keys, first.table, election, run_ops_mod, counts)
-    return together([part(keys, one) for one in finals] if parts is None else parts, common)
+    return merged([part(keys, one) for one in finals] if parts is None else parts, common)
 
 
 def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
-    """What a finish compares, writes and reads beside what each operation adds."""
+    """What a finish compares, writes and reads once, however many operations it ends."""
     run_ops = keys.run_ops(table)
     return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "finish")
 
 
 def part(keys: Keys, one: Final) -> Txn:
-    """What the finish of one operation adds to that of several."""
+    """What one operation adds to the transaction that finishes several."""
     return Txn(_last_seen(keys, one), _over_with(keys, one), (Get(keys.of(one.ref, "state")),))
 
 
@@ -170,8 +170,11 @@ def _over_with(keys: Keys, one: Final) -> tuple[Operation, ...]:
 def finish_together(
     keys: Keys, election: Compare, table: str, parts: Sequence[Txn], most: int = MAX_OPERATIONS
 ) -> int:
-    """How many of these parts, from the first one on, go in one transaction, and one at least (``core.grouping``)."""
-    return fitting(parts, _common(keys, table, election, 0, {}), most)
+    """How many of these parts fit into one transaction, in order; at least one.
+
+    See ``core.grouping``.
+    """
+    return fitting_count(parts, _common(keys, table, election, 0, {}), most)
 
 
 @frozen
@@ -247,9 +250,10 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
 
 
 def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Watermark) -> Txn:
-    """Delete old history records, each as it was read: (operation, its record's mod revision, its request id). Each
-    alone, with what stands beside it. An old watermark tells that they are an hour old: so a request id is kept for its
-    hour whatever any wall clock says. Raises ValueError for those of which it does not.
+    """Delete old history records: (operation, its record's mod revision, request id).
+
+    Each record is deleted on its own, with the keys beside it. The watermark must be old and name the revision of each
+    or a later one, so that a request id is kept for its hour whatever a wall clock says. Raises ValueError for others.
     """
     if not mark.old or any(mod > mark.upto for _, mod, _ in old):
         raise ValueError("a history record is not known to be an hour old")

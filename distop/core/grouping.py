@@ -1,8 +1,7 @@
-"""Which parts go into one transaction: as many as etcd takes (T1, T2), and none that writes what another one writes or
-compares (T3).
+"""Decides which writes share one etcd transaction (group commit).
 
-A group commit joins transactions that each could be sent alone. That is right only where their order does not matter,
-and etcd takes it only where no key is put twice, or put and deleted. Both are told from the transactions themselves.
+A group must fit (T1, T2), and no part may write a key that another part writes or compares (T3). Then the order of the
+parts does not matter, and etcd accepts the transaction. Both rules are checked on the transactions themselves.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ GROUP_BYTES = 1024 * 1024
 
 
 class Room:
-    """What is left of one transaction while parts are added to it (T1, T2). ``common`` is what it has beside them;
-    compares that several parts have in common, or with that, count once (:func:`together`). ``most``: entries of its
-    longest list, with those of the longest nested one. Whether the parts go together is told by :func:`independent`.
+    """The space left in one transaction while parts are added to it (T1, T2).
+
+    ``common``: what the transaction has besides the parts. A compare that several parts share counts once
+    (:func:`merged`). ``most``: the limit for the longest list plus the longest nested list. Conflicts between the
+    parts are found by :func:`independent_count`.
     """
 
     __slots__ = ("_compares", "_distinct", "_failure", "_most", "_nested", "_size", "_success", "parts")
@@ -40,7 +41,7 @@ class Room:
         self._nested = self._size = 0
 
     def add(self, part: Txn) -> bool:
-        """Add a part; False: it is for another transaction. The first one always is for this one."""
+        """Add a part; False where it does not fit. The first part always fits."""
         nested, size = self._nested, self._size
         for op in (*part.success, *part.failure):
             if isinstance(op, Put):
@@ -61,7 +62,7 @@ class Room:
 
     @property
     def full(self) -> bool:
-        """Hardly anything more goes into it."""
+        """Whether hardly anything more fits."""
         return max(self._distinct, self._success, self._failure) + self._nested > self._most - 2
 
 
@@ -70,17 +71,17 @@ def _value_bytes(txn: Txn) -> int:
     return sum(len(op.value) if isinstance(op, Put) else _value_bytes(op) for op in ops if isinstance(op, Put | Txn))
 
 
-def fitting(parts: Iterable[Txn], common: Txn | None = None, most: int = MAX_OPERATIONS) -> int:
-    """How many of these, from the first one on, go into one transaction; one at least, where there is one."""
+def fitting_count(parts: Iterable[Txn], common: Txn | None = None, most: int = MAX_OPERATIONS) -> int:
+    """How many of these parts go into one transaction, in order; at least one, if any."""
     room = Room(common, most)
     for part in parts:
         if not room.add(part):
             break
-    return independent(room.parts)
+    return independent_count(room.parts)
 
 
-def together(parts: Sequence[Txn], common: Txn | None = None) -> Txn:
-    """All of these parts, or none; what ``common`` has comes first."""
+def merged(parts: Sequence[Txn], common: Txn | None = None) -> Txn:
+    """One transaction with all of these parts; what ``common`` has comes first."""
     whole = parts if common is None else (common, *parts)
     return Txn(
         tuple(dict.fromkeys(compare for one in whole for compare in one.compares)),
@@ -90,14 +91,15 @@ def together(parts: Sequence[Txn], common: Txn | None = None) -> Txn:
     )
 
 
-def independent(parts: Sequence[Txn]) -> int:
-    """How many of these, from the first one on, can be done in any order, and so together: none of them writes what
-    another one writes or compares, but that several may delete the same.
+def independent_count(parts: Sequence[Txn]) -> int:
+    """How many of these parts, in order, can be applied together, in any order.
+
+    None of them writes a key that another one writes or compares. Several may delete the same key.
     """
-    if len(parts) < 2 or _strangers(parts):
+    if len(parts) < 2 or _share_no_keys(parts):
         return len(parts)
-    put, deleted, compared = _Keys(), _Keys(), _Keys()
-    for n, one in enumerate(map(_Touched, parts)):
+    put, deleted, compared = _KeySet(), _KeySet(), _KeySet()
+    for n, one in enumerate(map(_TouchedKeys, parts)):
         if (
             any(put.meet(*key) or deleted.meet(*key) or compared.meet(*key) for key in one.put)
             or any(put.meet(*key) or compared.meet(*key) for key in one.deleted)
@@ -110,8 +112,8 @@ def independent(parts: Sequence[Txn]) -> int:
     return len(parts)
 
 
-class _Touched:
-    """The keys and ranges that a part may put, delete, and compare, those of nested transactions among them."""
+class _TouchedKeys:
+    """The keys and ranges that a part puts, deletes and compares, also when nested."""
 
     __slots__ = ("compared", "deleted", "put")
 
@@ -138,9 +140,10 @@ class _Touched:
                 self._look(op)
 
 
-def _strangers(parts: Sequence[Txn]) -> bool:
-    """No two of them have to do with the same keys, but for such as nobody writes. False: that takes a closer look.
-    This is the usual case, and told in a few microseconds for each.
+def _share_no_keys(parts: Sequence[Txn]) -> bool:
+    """Whether no two parts touch the same key, except keys that no part writes.
+
+    This is the usual case, and takes a few microseconds for each part. False: a closer look is needed.
     """
     writer: dict[str, int] = {}
     compared: dict[str, int] = {}
@@ -186,8 +189,8 @@ def _strangers(parts: Sequence[Txn]) -> bool:
     return True
 
 
-class _Keys:
-    """A set of keys and ranges that tells whether another key or range meets it."""
+class _KeySet:
+    """A set of keys and key ranges that finds overlaps."""
 
     __slots__ = ("_ends", "_order", "_points", "_starts")
 

@@ -17,7 +17,7 @@ from distop.core.cluster_invariants import ClusterTrace, Ids, RequestKeys, Reque
 from distop.core.codec import UNREADABLE, loads
 from distop.core.job_invariants import job_faults, unreadable
 from distop.core.joined import apart
-from distop.core.limit_invariants import left_permit, limit_faults
+from distop.core.limit_invariants import limit_faults, orphaned_permit
 from distop.core.links import Edge
 from distop.core.model import CLUSTER_TABLE, Attempts, Cancel, Decision, History, OperationRef, Phase, State
 from distop.core.operation_invariants import (
@@ -47,7 +47,7 @@ _LATE = "written after its operation was finished and cleaned up"
 
 
 def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
-    """An operation that was not there begins by these."""
+    """Whether these writes start an operation."""
     return any(key.name == "spec" and key.family == K.OP and not change.deleted for key, change in writes)
 
 
@@ -89,7 +89,7 @@ class Checker:
         self._cluster_log: dict[str, deque[tuple[int, Change]]] = {}
         self._existing: set[str] = set()
         self._records: dict[OperationRef, int] = {}
-        """The history records that there are, with the revisions at which they were written."""
+        """History records, with the revision at which each was written."""
         self._requests = Requests()
         self._request_keys = RequestKeys()
         self._ids = Ids()
@@ -154,7 +154,7 @@ class Checker:
                 self._job(op, partition, delta)
         self._permits(own)
         if not self._quiet:
-            self._connected(own)
+            self._new_edges(own)
         started: dict[tuple[str, str], list[int]] = {}
         for ref, writes in own.items():
             self._operation(ref, writes, started)
@@ -250,7 +250,7 @@ class Checker:
         if self._quiet:
             return
         for p, delta in deltas.items():
-            if delta.claim is not None and (left := left_permit(op, p)) >= 0:
+            if delta.claim is not None and (left := orphaned_permit(op, p)) >= 0:
                 text = f"it belongs to job {p}, whose claim with this permit has ended"
                 self._found(16, self.keys.permit(op.ref, left), text, op, op.jobs[p])
         claimed = [p for p, delta in deltas.items() if delta.claim is not None and not delta.claim.deleted]
@@ -408,12 +408,12 @@ class Checker:
                     self._requests.began(ref, record.request_id)
 
     def _forgotten(self, ref: OperationRef, records: Sequence[Change]) -> list[Change]:
-        """The deletion of an operation's history record, among the changes of it: not within its hour (14)."""
+        """Deletions of an operation's history record; reports those within its hour (14)."""
         for change in records:
             if not change.deleted:
                 self._records[ref] = change.kv.mod_revision
             elif self._records.pop(ref, -1) > self._cluster.old_upto:
-                text = "deleted, and no watermark tells that it is an hour old: its request id is forgotten too soon"
+                text = "deleted, but no watermark shows that it is an hour old: its request id is forgotten too soon"
                 self._found(14, change.kv.key, text, writes=[change])
         return [change for change in records if change.deleted]
 
@@ -512,8 +512,8 @@ class Checker:
                 state = pred.state if pred is not None else None
                 self._found(15, change.kv.key, f"taken away while {edge.op} is {state or 'not there'}", op)
 
-    def _connected(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
-        """New edges: whoever is waited for has not ended, nor ends in this revision, or is started in it (15)."""
+    def _new_edges(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+        """A new edge leads to an operation that has not ended and does not end here, or that starts with it (15)."""
         for ref, writes in own.items():
             op = self._operations.get(ref)
             for key, change in writes:
@@ -554,8 +554,10 @@ class Checker:
         del self._job_roots[jobs], self._claim_roots[claims]
 
     def _without_next(self, op: OperationTrace, ended: State) -> str:
-        """What is wrong about the end of an operation of a series after which another one comes (19), or "". The next
-        one may be refused for good: where the table or the declared type is another one by now, or the id is taken.
+        """What is wrong where the last keys of an operation of a series are deleted (19).
+
+        "" where nothing is wrong. The next operation may be refused for good: the table or the declared type is
+        another one by now, or the id is taken.
         """
         ref, spec, cluster = op.ref, op.given, self._cluster
         request = next_request(ref)
@@ -569,7 +571,7 @@ class Checker:
         same_id = not spec.id or cluster.ids.get((ref.table, ref.type, spec.id)) in (None, str(ref))
         if not (same_table and same_type and same_id):
             return ""
-        return f"it is gone, and the next one of its series, by the request {request}, never began"
+        return f"it is gone, but the next operation of its series (request {request}) never started"
 
     def _is_over(self, op: OperationTrace) -> bool:
         """It ended and was cleaned up before: its number was drawn, and there is no state."""

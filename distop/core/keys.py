@@ -307,11 +307,14 @@ class Keys:
         return f"{self._prefix}{REQUEST}.{encode(table)}.{check_type_name(type_name)}.{named}"
 
     def watermark(self, slot: int) -> str:
-        """An age watermark (``core.watermarks``). Outside of the range that every daemon watches."""
+        """The key of an age watermark (``core.watermarks``).
+
+        It is outside of the range that every daemon watches.
+        """
         return f"{self._prefix}{WATERMARK}.{slot}"
 
     def young_watermark(self, slot: int) -> str:
-        """The key beside a watermark that is there for its first hour."""
+        """The key that exists during the first hour of a watermark."""
         return f"{self._prefix}{WATERMARK}.{slot}.young"
 
     def behavior(self, type_name: str) -> str:

@@ -40,9 +40,11 @@ def limit_faults(op: OperationTrace, partition: int, labels: Mapping[str, Mappin
         yield 17, f"claimed by {claim.incarnation}, which has not the labels {dict(where)}"
 
 
-def left_permit(op: OperationTrace, partition: int) -> int:
-    """The permit that a claim had which this revision ended or replaced, where it still names that job: nobody gives it
-    back any more; -1: there is none. While an operation is being cancelled no job of it is claimed again.
+def orphaned_permit(op: OperationTrace, partition: int) -> int:
+    """The permit that names a job whose claim this revision ended or replaced.
+
+    -1 where there is none. Nobody would give such a permit back. While an operation is being cancelled, no job of it
+    is claimed again.
     """
     job = op.jobs[partition]
     had = job.ended.permit if job.ended is not None else -1

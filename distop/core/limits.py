@@ -46,7 +46,7 @@ class Limits:
     denied_kept: float = 3_600.0
     """Seconds for which a denied hold stays: its absence would let begin what it held. And for which a receipt does."""
     history_kept: float = 3_600.0
-    """Seconds for which each history record is kept at least, and with it its request id."""
+    """Minimum seconds for which a history record, and with it its request id, is kept."""
     prune_every: float = 60.0
     """Seconds until a table's history is looked at again."""
 

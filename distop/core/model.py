@@ -255,14 +255,15 @@ class Node:
     doing: Mapping[str, str] = field(default_factory=dict)
     """What its jobs say that they are doing, by operation: of those that have run for a while, for people alone."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """What etcd does not take by its form, by operation, in etcd's words: this daemon sends it again, with back-off."""
+    """Writes that etcd rejects as invalid, by operation, in etcd's words; this daemon retries them with back-off."""
     clock: int = 0
-    """Seconds that its clock is ahead of etcd's (less than 0: behind), where it is wrong by more than a minute."""
+    """Seconds by which its clock is ahead of etcd's (negative: behind), if more than a minute."""
     spark: str = ""
-    """What keeps its Spark from running tasks just now, for people alone; "": nothing."""
+    """Why its Spark session runs no tasks now, for people only; "": nothing is wrong."""
     failing: Mapping[str, str] = field(default_factory=dict)
-    """Types that could not be run here at the last attempt, and why: this daemon tries them again by itself, after a
-    pause in which ``behaviors`` leaves them out and ``unable`` names them, too."""
+    """Types that could not be run here at the last attempt, and why. This daemon retries them after a pause; during
+    the pause ``behaviors`` leaves them out, and ``unable`` names them, too.
+    """
 
     def encode(self) -> bytes:
         return dumps(

@@ -62,7 +62,7 @@ class Series:
 
 
 def next_request(ref: OperationRef) -> str:
-    """The request id by which the next operation of its series begins, once, whoever starts it."""
+    """The request id by which the next operation of a series is started exactly once."""
     return f"{ref}#next"
 
 

@@ -1,4 +1,4 @@
-"""Texts of callers: no lone surrogates in what is stored, and bounded quotations of values in error messages."""
+"""Checks caller-supplied texts for lone surrogates, and quotes values in errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 
 
 def shown(value: object, limit: int = MAX_SHOWN) -> str:
-    """The value's ``repr`` for an error message, at most ``limit`` characters of it. Never raises."""
+    """The value's ``repr`` for an error message, cut after ``limit`` characters.
+
+    Never raises.
+    """
     if isinstance(value, str | bytes):
         quoted = repr(value[:limit])
         return quoted if len(value) <= limit and len(quoted) <= 2 * limit else f"{quoted[: limit + 1]}…"
@@ -29,8 +32,9 @@ def shown(value: object, limit: int = MAX_SHOWN) -> str:
 
 
 def check_encodable(value: Any, what: str) -> None:
-    """Raises InvalidArgument where a text in this JSON value, or a key, holds a lone surrogate: etcd's records are
-    UTF-8, which has no code for one.
+    """Raises InvalidArgument where this JSON value contains a lone surrogate.
+
+    Keys count as well. etcd's records are UTF-8, which has no code for a lone surrogate.
     """
     found = _LONE.search(value if isinstance(value, str) else _ENCODER.encode(value))
     if found is not None:
@@ -41,6 +45,6 @@ def check_encodable(value: Any, what: str) -> None:
 
 
 def check_encoded(value: bytes, what: str) -> None:
-    """As :func:`check_encodable`, of a value that is JSON already, as ``codec.dumps`` writes it."""
+    """Like :func:`check_encodable`, for JSON as ``codec.dumps`` writes it."""
     if b"\\ud" in value or b"\\uD" in value:
         check_encodable(json.loads(value), what)

@@ -42,7 +42,7 @@ class JobTrace:
         self.state: JobState | None = None
         self.claim: Claim | None = None
         self.ended: Claim | None = None
-        """The claim that the last revision which wrote it has ended, or replaced."""
+        """The claim that the last write to it ended or replaced."""
         self.extended = False
         """Its holder had it before the last revision that wrote it, too."""
         self.attempt = 0

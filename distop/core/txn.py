@@ -21,7 +21,7 @@ MAX_OPERATIONS = 128
 MAX_REQUEST_BYTES = 1536 * 1024
 """etcd's default limit for a request (T2)."""
 ENVELOPE_BYTES = 256
-"""What etcd adds to a request before it measures it, at most: an id, and who sent it."""
+"""Bytes that etcd adds to a request before it measures it, at most (an id and the sender)."""
 
 
 class Target(IntEnum):
@@ -207,8 +207,10 @@ def unpacked(results: Iterable[Result]) -> list[Result]:
 
 @frozen
 class Flaw:
-    """Why etcd refuses a transaction by its form, whatever the store holds. ``code`` is the gRPC status name,
-    ``detail`` has etcd's own words, ``text`` is one sentence; ``key`` is the first key that it is about, or empty.
+    """Why etcd rejects a transaction as invalid, whatever the store contains.
+
+    ``code`` is the gRPC status name, ``detail`` has etcd's own words, ``text`` is one sentence. ``key`` is the first
+    key concerned, or empty.
     """
 
     detail: str
@@ -218,12 +220,13 @@ class Flaw:
 
 
 TOO_LARGE = "etcdserver: request is too large"
-"""The one flaw that an etcd of which a limit was raised does not find."""
+"""etcd's message for a request that is too large. An etcd with a raised limit accepts it."""
 
 
 def flaw(txn: Txn) -> Flaw | None:
-    """What etcd finds wrong with the form of a transaction, with its default limits; None: nothing. The order of the
-    checks is etcd's: operations and empty keys (T1), keys that are written twice (T3), bytes (T2).
+    """Why etcd with default limits rejects this transaction as invalid; None: it fits.
+
+    The checks come in etcd's order: number of operations and empty keys (T1), keys written twice (T3), bytes (T2).
     """
     found = _ill_formed(txn, MAX_OPERATIONS, txn.label)
     if found is None:
@@ -232,16 +235,16 @@ def flaw(txn: Txn) -> Flaw | None:
                 text = f"the transaction {txn.label!r} puts {twice!r} twice, or puts and deletes it"
                 return Flaw("etcdserver: duplicate key given in txn request", text, twice)
         if (size := request_bytes(txn)) + ENVELOPE_BYTES > MAX_REQUEST_BYTES:
-            text = f"the transaction {txn.label!r} has {size} bytes, and etcd takes {MAX_REQUEST_BYTES} in a request"
+            text = f"the transaction {txn.label!r} has {size} bytes; etcd accepts {MAX_REQUEST_BYTES} in a request"
             return Flaw(TOO_LARGE, text, largest_value(txn)[0])
     return found
 
 
 def _ill_formed(txn: Txn, limit: int, label: str) -> Flaw | None:
-    """T1: the longest list counts, and a nested transaction has only what those around it leave of the limit."""
+    """Check T1: a nested transaction has what its parent's longest list leaves."""
     longest = max(len(txn.compares), len(txn.success), len(txn.failure))
     if longest > limit:
-        text = f"a list of the transaction {label!r} has {longest} entries where etcd takes {limit}"
+        text = f"a list of the transaction {label!r} has {longest} entries; etcd accepts {limit}"
         return Flaw("etcdserver: too many operations in txn request", text)
     for one in (*txn.compares, *txn.success, *txn.failure):
         if isinstance(one, Txn):
@@ -253,7 +256,7 @@ def _ill_formed(txn: Txn, limit: int, label: str) -> Flaw | None:
 
 
 class _Written:
-    """What operations that may run together put and delete (T3), in the order in which etcd looks at it."""
+    """Keys that operations put and delete, to find duplicates in etcd's order (T3)."""
 
     __slots__ = ("points", "put", "ranges")
 
@@ -264,7 +267,7 @@ class _Written:
         self.ranges: list[tuple[str, str]] = []
 
     def fold(self, branch: Sequence[Operation]) -> str:
-        """Add the operations of one branch. A key that it puts twice, or puts and deletes, or ""."""
+        """Add one branch; returns a key that is put twice, or put and deleted, or ""."""
         for op in branch:
             if isinstance(op, Delete):
                 if op.range_end:
@@ -300,14 +303,17 @@ class _Written:
 
 
 def largest_value(txn: Txn) -> tuple[str, int]:
-    """The key of the largest value that a transaction may put, and the bytes of that; ("", 0): it puts none."""
+    """The key and the size in bytes of the largest value that is put.
+
+    ("", 0) where nothing is put.
+    """
     puts = [(op.key, len(op.value)) for op in (*txn.success, *txn.failure) if isinstance(op, Put)]
     puts += [largest_value(op) for op in (*txn.success, *txn.failure) if isinstance(op, Txn)]
     return max(puts, key=itemgetter(1), default=("", 0))
 
 
 def request_bytes(txn: Txn) -> int:
-    """The bytes of a transaction as it is sent."""
+    """The size in bytes of the encoded request."""
     compares = sum(_framed(_compare_bytes(one)) for one in txn.compares)
     return compares + sum(_framed(_framed(_operation_bytes(op))) for op in (*txn.success, *txn.failure))
 
@@ -335,7 +341,7 @@ def _length(key: str) -> int:
 
 
 def _framed(size: int) -> int:
-    """A field of so many bytes, with its tag and its length."""
+    """The size of a field of ``size`` bytes with its tag and its length."""
     return 1 + _varint(size) + size
 
 

@@ -1,10 +1,10 @@
-"""A transaction of the caller's own that also starts operations (C9, C10): one of its branches is applied, once.
+"""A caller's own transaction that also starts operations (C9, C10).
 
-distop's compares stand outside, the caller's are nested inside. A branch of the caller's that writes also writes the
-counter of instances, which the outer compares watch. So the first copy that is applied decides, and each other copy is
-refused outside, whatever becomes of the caller's keys meanwhile. A refused copy reads which branch ran: the spec or the
-history of the operation tells of ``success``, a receipt tells of ``failure``. The clauses were checked by exhaustive
-exploration (``tests/unit/test_within_copies.py``). Pure.
+One branch of it is applied, exactly once. distop's compares are outside, the caller's are nested inside. A branch of
+the caller's that writes also writes the instance counter, which the outer compares check. So the first copy that is
+applied decides, and every other copy is refused by the outer compares, whatever happens to the caller's keys. A
+refused copy reads which branch ran: the operation's spec or history stands for ``success``, a receipt for ``failure``.
+The clauses were checked by exhaustive exploration (``tests/unit/test_within_copies.py``). Pure.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from distop.core.txn import Result
 
 KIND = "transaction"
-"""The kind of the receipt, which stands among the holds and holds nothing: daemons delete it like one of a
+"""The kind of the receipt. It is stored as a hold that holds nothing; daemons delete it like the receipt of a
 confirmation (``core.prepared``).
 """
 
 
 @frozen
-class Caller:
-    """What the caller's transaction compares and does. ``ref``: the operation that it starts by the request id of the
-    caller's choice, or else the first one; ``request_id``: of that; ``number``: the counter of its instances, as read.
-    ``again``: an earlier call may have had the same request id.
+class CallerTransaction:
+    """What the caller's transaction compares and does.
+
+    ``ref``: the operation that it starts under the caller's request id, or else the first operation. ``request_id``:
+    of that operation. ``number``: its instance counter, as read. ``again``: an earlier call may have had the same
+    request id.
     """
 
     ref: OperationRef
@@ -48,13 +50,15 @@ class Caller:
 
     @property
     def writes_failure(self) -> bool:
-        """Its failure branch does something that must not be done twice, nor beside the other one."""
+        """Whether the failure branch writes, so that it must run at most once."""
         return any(_writes(op) for op in self.failure)
 
     @property
     def fences_failure(self) -> bool:
-        """Its failure branch refuses all other copies. Where it only reads, and no other call has its request id, this
-        is left to a transaction that is sent where an answer was lost: so nobody else's start is in its way.
+        """Whether the failure branch makes all other copies refused.
+
+        If it only reads, and no other call has its request id, a later transaction does that, and only where an answer
+        was lost. So it does not delay other callers' starts.
         """
         return self.again or self.writes_failure
 
@@ -66,16 +70,18 @@ def _writes(op: Operation) -> bool:
 
 
 def receipt(keys: Keys, table: str, type_name: str, request_id: str) -> str:
-    """The key that tells that the failure branch of a caller's transaction ran, by the request that names it
-    (``Caller.request_id``). A request id may have any length.
+    """The key that records that the failure branch of a caller's transaction ran.
+
+    It is named by ``CallerTransaction.request_id``, which may have any length.
     """
     place = dumps([table, type_name, request_id])
     return keys.hold(f"{KIND}:{hashlib.sha256(place).hexdigest()[:32]}")
 
 
-def joined(keys: Keys, starts: Txn, caller: Caller) -> Txn:
-    """The caller's transaction together with ``starts``. The failure branch reads which branch an earlier copy ran
-    (:func:`decided`).
+def combined(keys: Keys, starts: Txn, caller: CallerTransaction) -> Txn:
+    """The caller's transaction merged with ``starts``.
+
+    The failure branch reads which branch an earlier copy ran (:func:`applied_branch`).
     """
     ref = caller.ref
     told = receipt(keys, ref.table, ref.type, caller.request_id)
@@ -88,27 +94,28 @@ def joined(keys: Keys, starts: Txn, caller: Caller) -> Txn:
     return Txn(
         (*starts.compares, *((absent(told),) if caller.again else ())),
         (Txn(caller.compare, (*starts.success, *caller.success), failure, "own"),),
-        (*found_at(keys, ref), Get(told)),
+        (*start_lookups(keys, ref), Get(told)),
         "transaction",
     )
 
 
-def found_at(keys: Keys, ref: OperationRef) -> tuple[Get, Get]:
-    """Where an operation that was started is found by its request id, whether it goes on or has ended."""
+def start_lookups(keys: Keys, ref: OperationRef) -> tuple[Get, Get]:
+    """Reads of the spec and the history record that show whether a request started."""
     return Get(keys.of(ref, "spec")), Get(keys.history(ref))
 
 
 def was_started(answers: Iterable[Result], request_id: str) -> bool:
-    """The operation was started by this request: what :func:`found_at` read."""
+    """Whether this request started the operation, by the answers to start_lookups()."""
     spec, history = (answer.kv if isinstance(answer, GetResult) else None for answer in answers)
     return (spec is not None and read(Spec.decode, spec).request_id == request_id) or (
         history is not None and read(History.decode, history).request_id == request_id
     )
 
 
-def decided(answers: tuple[Result, ...], request_id: str) -> bool | None:
-    """Which branch was applied before, by what the failure branch of :func:`joined` read: True is ``success``, None is
-    neither.
+def applied_branch(answers: tuple[Result, ...], request_id: str) -> bool | None:
+    """Which branch an earlier copy applied, by what :func:`combined` read.
+
+    True: ``success``; False: ``failure``; None: neither.
     """
     *started, told = answers
     if was_started(started, request_id):
@@ -117,5 +124,8 @@ def decided(answers: tuple[Result, ...], request_id: str) -> bool | None:
 
 
 def forget(keys: Keys, ref: OperationRef, request_id: str) -> Txn:
-    """Delete the receipt of a request that nobody sends again: no copy of this deletes another one's."""
+    """Delete the receipt of a request that nobody sends again.
+
+    A late copy of this transaction deletes no other request's receipt.
+    """
     return Txn((), (Delete(receipt(keys, ref.table, ref.type, request_id)),), (), "forget_receipt")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from distop.core.codec import dumps, word
 from distop.core.digest import edge_id
 from distop.core.frozen import frozen
-from distop.core.grouping import fitting, together
+from distop.core.grouping import fitting_count, merged
 from distop.core.links import Edge
 from distop.core.model import OperationRef, Phase, State
 from distop.core.options import Terms
@@ -144,17 +144,17 @@ def begins(
     counts = dict(run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(new)
     common = _common(keys, first.table, election, run_ops_mod, counts)
-    return together([_part(keys, one) for one in new], common)
+    return merged([_part(keys, one) for one in new], common)
 
 
 def _common(keys: Keys, table: str, election: Compare, run_ops_mod: int, counts: Mapping[str, int]) -> Txn:
-    """What a begin compares, writes and reads beside what each operation adds."""
+    """What a begin compares, writes and reads once, however many operations begin."""
     run_ops = keys.run_ops(table)
     return Txn((election, unchanged(run_ops, run_ops_mod)), (Put(run_ops, dumps(counts)),), (Get(run_ops),), "begin")
 
 
 def _part(keys: Keys, one: Beginning) -> Txn:
-    """What the begin of one operation adds."""
+    """What one operation adds to the transaction that begins several."""
     ref = one.ref
     reads = (Get(keys.of(ref, "state")), Get(keys.current(ref.table, ref.type, ref.object)))
     return Txn(tuple(_nothing_left(keys, one)), tuple(_begun(keys, one)), reads)
@@ -191,9 +191,12 @@ def _begun(keys: Keys, one: Beginning) -> list[Put | Delete]:
 
 
 def begin_together(keys: Keys, election: Compare, new: Sequence[Beginning]) -> int:
-    """How many of these, from the first one on, one transaction begins, and one at least (``grouping.Room``)."""
+    """How many of these begin in one transaction, in order; at least one.
+
+    See ``grouping.Room``.
+    """
     common = _common(keys, new[0].ref.table, election, 0, {})
-    return fitting((_part(keys, one) for one in new), common)
+    return fitting_count((_part(keys, one) for one in new), common)
 
 
 @frozen

@@ -1,11 +1,11 @@
-"""Age watermarks: which records are at least an hour old, by etcd's own leases and by no wall clock.
+"""Age watermarks: which records are an hour old, measured by etcd leases.
 
-The wall clock of an executor may be wrong by hours, and a monotonic clock ends with its process. A lease ends after its
-time to live at the earliest (L4), whoever dies and whatever any clock says. So a watermark is a pair of keys that one
-transaction puts: ``distOpWatermark.<slot>``, which stays, and ``distOpWatermark.<slot>.young`` on a lease of an hour.
-The first one names a revision that was read before the lease was granted: etcd may apply the put long after its sender
-gave it up, when the lease is nearly over. Once the second one is gone, everything up to that revision is an hour old,
-and stays so: whoever deletes such records has nothing to compare.
+An executor's wall clock may be wrong by hours, and a monotonic clock ends with its process. A lease ends after its
+time to live at the earliest (L4), whoever dies and whatever a clock says. A watermark is a pair of keys put by one
+transaction: ``distOpWatermark.<slot>``, which stays, and ``distOpWatermark.<slot>.young`` on a lease of an hour. The
+first key names a revision that was read before the lease was granted: etcd may apply the put when the lease is nearly
+over. Once the second key is gone, everything written up to that revision is an hour old, and stays so. So a deletion
+of such records needs no compare.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from distop.core.txn import KeyValue
 
 SLOTS = 8
-"""Watermarks at once."""
+"""Maximum number of watermarks at once."""
 STEPS = 6
-"""A new one is put at the earliest when so large a part of the hour is over (1/6) since the one before."""
+"""A new watermark is put at most every 1/6 of the hour."""
 
 
 @frozen
 class Watermark:
-    """One of them, about everything that was written up to the revision ``upto``. ``mod``: the revision at which it was
-    put. ``lease``: that of its young key; 0: that key is gone.
+    """One watermark.
+
+    ``upto``: everything written up to this revision is as old as the lease. ``mod``: the revision at which it was put.
+    ``lease``: the lease of its young key; 0 once that key is gone.
     """
 
     slot: int
@@ -41,7 +43,7 @@ class Watermark:
 
     @property
     def old(self) -> bool:
-        """Everything up to its revision is an hour old."""
+        """Whether everything written up to its revision is an hour old."""
         return not self.lease
 
 
@@ -65,13 +67,14 @@ def revision(value: bytes) -> int:
 
 
 def newest_old(known: Sequence[Watermark]) -> Watermark | None:
-    """The newest one that is an hour old."""
+    """The newest watermark that is an hour old."""
     return max((one for one in known if one.old), key=lambda one: one.upto, default=None)
 
 
-def room(known: Sequence[Watermark]) -> Watermark | None:
-    """Where the next one goes: a slot that was never used (``mod`` 0), or that of an old one, which is not the newest
-    of these; None: there is no room.
+def next_slot(known: Sequence[Watermark]) -> Watermark | None:
+    """The slot for the next watermark; None where all are needed.
+
+    A slot that was never used (``mod`` 0), or that of an old watermark other than the newest old one.
     """
     used = {one.slot for one in known}
     unused = [slot for slot in range(SLOTS) if slot not in used]
@@ -82,8 +85,9 @@ def room(known: Sequence[Watermark]) -> Watermark | None:
 
 
 def put_watermark(keys: Keys, place: Watermark, upto: int, lease: int) -> Txn:
-    """Put the next watermark in the slot of ``place``, with its young key on this lease. The revision ``upto`` was read
-    before the lease was granted.
+    """Put a watermark and its young key, on this lease, into the slot of ``place``.
+
+    The revision ``upto`` was read before the lease was granted.
     """
     key, young = keys.watermark(place.slot), keys.young_watermark(place.slot)
     return Txn((unchanged(key, place.mod),), (Put(key, word(str(upto))), Put(young, b"", lease)), (), "watermark")

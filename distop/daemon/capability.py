@@ -3,9 +3,9 @@
 What a type needs shows when its code asks for it. The node then leaves that type out of what it offers, and others do
 the work, unblamed. Only where nobody else can is the operation brought to its end, with the reason as its error.
 
-What may be had again soon (a Spark session that did not start, say) is left out for a while, longer each time. The node
-record names it from the first such attempt until a job of the type succeeds. So a node gives work back unblamed only
-where another one may take it that has not just failed at the same: else it would wander among them for ever.
+A type that fails only for the moment (a Spark session did not start, say) is left out for a pause that doubles each
+time. The node record names it in ``failing`` until a job of the type succeeds. A node gives work back unblamed only if
+another node that is not failing at the type may take it; else the work would go round among the nodes for ever.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from distop.logs import ContextLogger
 
 PAUSE, LONGEST_PAUSE = 30.0, 600.0
-"""Seconds before the node offers a type again that it could not run for the moment. They double from the first to the
-second, until a job of the type succeeds here.
-"""
+"""Seconds before the node offers such a type again, at first and at most; they double until a job of it succeeds."""
 MAY_RETURN = 60.0
 """Seconds for which a capable node that has gone is waited for: it may only be starting again."""
 
 
 @frozen
 class _Failing:
-    """What could not be run at the last attempt. ``since``: seconds since the epoch; ``until``: when the node offers it
-    again, by the monotonic clock; ``pause``: the last of its pauses, in seconds.
+    """A type that could not be run at the last attempt.
+
+    ``since``: seconds since the epoch. ``until``: when the node offers the type again, by the monotonic clock.
+    ``pause``: the last pause, in seconds.
     """
 
     why: str
@@ -44,7 +44,10 @@ class _Failing:
 
 
 class Capability:
-    """What one incarnation has found out. ``changed()`` is called when it can do less than before, or more."""
+    """Which types one incarnation can run now.
+
+    ``changed()`` is called whenever that changes.
+    """
 
     def __init__(self, cluster: ClusterView, incarnation: str, log: ContextLogger, changed: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -52,24 +55,24 @@ class Capability:
         self._log = log
         self._changed = changed
         self._gone: dict[str, tuple[Node, float]] = {}
-        """Nodes that went lately, and when."""
+        """Nodes that have gone recently, and when."""
         self._lacking: dict[str, str] = {}
-        """Type → what it needs and cannot be had here at all."""
+        """Type → why it can never run here."""
         self._failing: dict[str, _Failing] = {}
-        """Type → what it needs and could not be had at the last attempt."""
+        """Type → why it could not run at the last attempt."""
 
     @property
     def unable(self) -> Mapping[str, str]:
-        """Type → what it needs and cannot be had here: what the node does not offer."""
+        """Type → why it cannot be run here: the types that the node does not offer now."""
         return {**{name: self._failing[name].why for name in self._failing if self._pausing(name)}, **self._lacking}
 
     @property
     def failing(self) -> Mapping[str, str]:
-        """Type → why it could not be run at the last attempt, be it offered again or not."""
+        """Type → why it failed at the last attempt, whether or not it is offered again."""
         return {name: one.why for name, one in self._failing.items() if name not in self._lacking}
 
     def nodes_changed(self, before: Mapping[str, Node]) -> None:
-        """Remember which nodes have gone lately."""
+        """Remember which nodes have gone within the last minute."""
         now = time.monotonic()
         self._gone = {inc: (node, at) for inc, (node, at) in self._gone.items() if now - at < MAY_RETURN}
         self._gone |= {inc: (node, now) for inc, node in before.items() if inc not in self._cluster.nodes}
@@ -93,8 +96,10 @@ class Capability:
     def cannot_now(
         self, type_name: str, why: str, where: Mapping[str, str] | None = None, given_back: Collection[str] = ()
     ) -> bool:
-        """This node cannot run the type for the moment. True: another node may do the work meanwhile, so that it is
-        given back unblamed. False: none would take it, so the attempt counts as failed and is repeated.
+        """Record that this node cannot run the type for the moment.
+
+        True: another node may do the work meanwhile, so the job is given back unblamed. False: no node would take it,
+        so the attempt counts as failed and is repeated.
 
         ``where``: the labels that the operation asks for. ``given_back``: executors that could not run the job either.
         """
@@ -115,7 +120,7 @@ class Capability:
         return left
 
     def succeeded(self, type_name: str, began: float) -> None:
-        """A job of the type succeeded here that began at this time, in seconds since the epoch."""
+        """A job of the type succeeded here that started at ``began`` (epoch seconds)."""
         known = self._failing.get(type_name)
         if known is not None and began >= known.since:
             del self._failing[type_name]
@@ -126,19 +131,19 @@ class Capability:
         return known is not None and time.monotonic() < known.until
 
     def _others(self) -> Iterator[Node]:
-        """The other nodes, and those that have gone so lately that they may come back."""
+        """The other nodes, and those that have gone so recently that they may come back."""
         now = time.monotonic()
         yield from (node for inc, node in self._cluster.nodes.items() if inc != self._incarnation)
         yield from (node for node, at in self._gone.values() if now - at < MAY_RETURN)
 
     def _elsewhere(self, type_name: str) -> bool:
-        """Another node offers the type, or will when it tries it again or is drained no longer."""
+        """Whether another node offers the type, or will after a retry or an undone drain."""
         return any(type_name in node.behaviors or type_name in node.failing for node in self._others())
 
     def _elsewhere_now(
         self, type_name: str, where: Mapping[str, str] | None = None, given_back: Collection[str] = ()
     ) -> bool:
-        """Another node would take such a job, and has not failed at the same lately."""
+        """Whether another node would take such a job now, and has not failed at the type."""
         return any(
             type_name in node.behaviors
             and type_name not in node.failing

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distop.clock import random, time
 from distop.coordinator.placing import ABSENT
 from distop.coordinator.role import Coordinator
-from distop.core import completing, decide
+from distop.core import coordinator_ranking, decide
 from distop.core import transitions as t
 from distop.core.codec import UNREADABLE
 from distop.core.declaration import Declaration
@@ -64,7 +64,7 @@ class Elections:
         self._without_code: dict[str, bool] = {}
         """Types that no executor offers → whether they are declared to have no code."""
         self._absent: dict[str, float] = {}
-        """Types of which operations have to be ended and no live node has code, and since when that is known."""
+        """Types with operations to end and without a live node that has their code, and since when that is known."""
         self._asked: set[str] = set()
         """Those that were looked up since the last poll."""
         self._asking: asyncio.Task[None] | None = None
@@ -124,19 +124,21 @@ class Elections:
         return {subject for subject in wanted if self._coordinates(subject[1])} | abandoned
 
     def _abandoned(self) -> set[Subject]:
-        """What only has to be brought to its end, of types that no live node has had code of for a while: any daemon
-        may end what is cancelled of them.
+        """Subjects with cancelled operations whose type no live node has had code of.
+
+        After a minute any daemon may end these operations.
         """
         ending = {s for s in self._ctx.cluster.ending_types() if self._has_code(s[1]) and s[1] not in self._ctx.types}
         if not ending and not self._absent:
             return ending
         nodes, types = self._ctx.cluster.nodes, {type_name for _, type_name in ending}
-        now, absent = time.monotonic(), {name for name in types if completing.missing(nodes, name, {})}
+        now = time.monotonic()
+        absent = {name for name in types if coordinator_ranking.missing_executor(nodes, name, {})}
         self._absent = {name: self._absent.get(name, now) for name in absent}
         return {s for s in ending if now - self._absent.get(s[1], now) >= ABSENT}
 
     def _has_code(self, type_name: str) -> bool:
-        """The type is not known to be declared without code."""
+        """Whether the type may have code: it is not known to be declared without."""
         return not self._without_code.get(type_name, False)
 
     def _coordinates(self, type_name: str) -> bool:

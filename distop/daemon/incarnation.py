@@ -36,7 +36,7 @@ from distop.node.context import Context
 from distop.node.doing import Doing
 from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.meter import NO_METER, Gauges, Meter
-from distop.node.refusals import Refusals
+from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
 from distop.store.session import Session
 from distop.store.watch import Feed
@@ -109,7 +109,7 @@ class Incarnation(Context):
         self.reports_only = frozenset()
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._can_less)
         self.doing = Doing(lambda: len(self.cluster.nodes), self.activity_changed)
-        self.refusals = Refusals(self.log, self.activity_changed)
+        self.rejected_writes = RejectedWrites(self.log, self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
         self.gates_at = 0
@@ -174,7 +174,9 @@ class Incarnation(Context):
         self.session.lost.add_done_callback(self._session_lost)
         await self.session.start()
         self._said = self._node
-        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.refusals, self.limits, self.meter)
+        self.reporter = Reporter(
+            self.client, self.keys, self.lost, self.log, self.rejected_writes, self.limits, self.meter
+        )
         self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
         self._reconciler = Reconciler(self, self.local)
         await self._reconciler.read()
@@ -300,7 +302,7 @@ class Incarnation(Context):
     def _to_say(self) -> Node:
         """Asked after each turn of a role: nearly always nothing has changed."""
         node, unable, failing = self._node, self.capability.unable, self.capability.failing
-        doing, refused = self.doing.told, self.refusals.told
+        doing, refused = self.doing.told, self.rejected_writes.told
         draining = self.draining
         state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
         clock, spark = self.clock.ahead, self.worker.trouble

@@ -19,7 +19,7 @@ from distop.core.codec import UNREADABLE
 from distop.core.decide import parse_time
 from distop.core.model import History
 from distop.core.txn import Get
-from distop.core.watermarks import STEPS, newest_old, put_watermark, room, watermarks
+from distop.core.watermarks import STEPS, newest_old, next_slot, put_watermark, watermarks
 from distop.errors import Compacted, DistopError, InvalidArgument, SessionLost, describe
 from distop.store.session import new_lease_id
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distop.node.context import Context
 
 PUT_LIMIT = 5.0
-"""Seconds for putting a watermark: a full etcd takes none, and nothing waits for one."""
+"""Seconds for putting a watermark: a full etcd rejects it, and nothing waits for it."""
 OLDEST = 1_000
 """Records whose keys are kept in memory at once while those beyond an age are looked for."""
 LOOK_EVERY = 600.0
@@ -90,7 +90,10 @@ class HistoryPruner:
             await asyncio.sleep(min(LOOK_EVERY, age / 4))
 
     async def forget_older(self, age: float) -> None:
-        """Delete the records that are older by this machine's clock, a bounded number of keys in memory."""
+        """Delete records older than ``age`` seconds by this machine's clock.
+
+        A bounded number of keys is in memory at once.
+        """
         mark, seen = await self._watermark(), None
         while mark is not None:
             records = await self._oldest(seen)
@@ -99,8 +102,9 @@ class HistoryPruner:
             seen = records[-1]
 
     async def _watermark(self) -> Watermark | None:
-        """The newest watermark that is old: what was written up to its revision may be deleted. Where the newest one of
-        all is not quite new, another one is put.
+        """The newest old watermark: records written up to its revision may be deleted.
+
+        Puts a new watermark where the newest one is no longer fresh.
         """
         client, keys = self._ctx.client, self._ctx.keys
         listing = await client.list(*keys.family(K.WATERMARK))
@@ -110,7 +114,7 @@ class HistoryPruner:
         except SessionLost:
             raise
         except DistopError as error:
-            self._ctx.log.debug("could not put a watermark of the history's age: %s", describe(error))
+            self._ctx.log.debug("Cannot put a history watermark; retrying at the next look: %s", describe(error))
         return newest_old(known)
 
     async def _put_watermark(self, known: Sequence[Watermark], upto: int) -> None:
@@ -119,13 +123,13 @@ class HistoryPruner:
             _, left = await client.time_to_live(known[-1].lease)
             if left > kept - kept / STEPS:
                 return
-        if (place := room(known)) is None:
+        if (place := next_slot(known)) is None:
             return
         lease = new_lease_id()
         await client.grant(math.ceil(kept), lease, deadline=PUT_LIMIT)
         put = await self._ctx.commit(put_watermark(self._ctx.keys, place, upto, lease), deadline=PUT_LIMIT)
         if not put.succeeded and not put.repeated:
-            await client.revoke(lease)  # somebody else was faster
+            await client.revoke(lease)  # another coordinator put it first
 
     async def _oldest(self, seen: Record | None) -> list[Record]:
         """The oldest records, those behind ``seen``, oldest first."""
@@ -154,8 +158,9 @@ class HistoryPruner:
         return parsed.ref is not None and not parsed.name
 
     async def _forget(self, records: Sequence[Record], mark: Watermark, oldest: float = math.inf) -> bool:
-        """Delete those of these records, oldest first, that the watermark tells to be old and that finished before
-        ``oldest``; False where one is younger, and so those behind it are, too.
+        """Delete records, oldest first, up to the watermark's revision and the time ``oldest``.
+
+        False where a record is younger: the records after it are, too.
         """
         ctx = self._ctx
         past = [one for one in records if one[0] <= mark.upto]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop import bounded
+from distop import time_limit
 from distop.core.frozen import frozen
 from distop.core.jobs import JobState, Outcome
 from distop.core.keys import job_name
@@ -117,10 +117,10 @@ def _of(kvs: Sequence[KeyValue]) -> list[JobResult]:
 
 async def _read_file(one: JobResult, what: str) -> Any:
     try:
-        return await bounded.in_thread(lambda: resolve(one.result, what))
-    except bounded.TimeLimit:
+        return await time_limit.in_thread(lambda: resolve(one.result, what))
+    except time_limit.TimeLimitExceeded:
         raise NotFound(
-            f"{what} is in the file {one.file['path']}, which has not been read within {bounded.LIMIT:g} s from here"
+            f"{what} is in the file {one.file['path']}, which has not been read within {time_limit.LIMIT:g} s from here"
         ) from None
 
 

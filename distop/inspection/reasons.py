@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from distop.core import completing
+from distop.core import coordinator_ranking
 from distop.core.codec import SCHEMA_VERSION, rfc3339
 from distop.core.decide import parse_time
 from distop.core.draining import NodeState
@@ -35,7 +35,7 @@ LIMITS = (
     "--max-txn-ops (default 128), or make jobs and reports return less; otherwise report a defect of distop, with the "
     "log of that executor"
 )
-"""What to do where etcd does not take a write by its form."""
+"""Advice where etcd rejects a write as invalid."""
 _NAMED = 3
 """Executors and operations that a sentence names."""
 CANCELLABLE = (Stage.WAITING, Stage.PLANNING, Stage.OPEN, Stage.PAUSED)
@@ -271,25 +271,28 @@ def _where(view: View) -> Mapping[str, str]:
 
 
 def _executor_for(view: View) -> str:
-    """Such as may work for it."""
+    """A phrase for an executor that may work for the operation."""
     labels = ", ".join(f"{name}={value}" for name, value in _where(view).items())
     return f"an executor that offers `{view.snapshot.ref.type}`" + (f" and has the labels {labels}" if labels else "")
 
 
 def _cannot(nodes: Collection[Node], type_name: str) -> str:
-    """Which of these executors cannot run the type, and why: the first of them."""
-    found = completing.cannot(nodes, type_name)
+    """The first of these executors that cannot run the type, and why, in parentheses."""
+    found = coordinator_ranking.failed_executors(nodes, type_name)
     return f" ({found[0][0]} cannot: {first_line(found[0][1])})" if found else ""
 
 
 def _without_code(view: View) -> str:
-    """What is missing that could run the completion code of a cancelled operation, so that another one ends it; "":
-    nothing.
+    """What an executor would need to run a cancelled operation's completion code.
+
+    "" where one can, or where the operation does not end without that code.
     """
     snapshot = view.snapshot
-    if not completing.ends_without_code(snapshot.state, snapshot.cancel) or not view.nodes or not _has_code(view):
+    if not coordinator_ranking.ends_without_code(snapshot.state, snapshot.cancel):
         return ""
-    return completing.missing(view.nodes, snapshot.ref.type, _where(view))
+    if not view.nodes or not _has_code(view):
+        return ""
+    return coordinator_ranking.missing_executor(view.nodes, snapshot.ref.type, _where(view))
 
 
 def _has_code(view: View) -> bool:
@@ -336,7 +339,7 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _cores(view: View) -> Iterator[tuple[Code, str]]:
-    """Jobs are claimed, and the Spark of their executors runs none of their tasks."""
+    """Claimed jobs whose executors get no Spark cores."""
     claims = view.snapshot.claims.values()
     holders = {claim.incarnation: view.nodes.get(claim.incarnation) for claim in claims if not claim.waiting}
     without = {node.executor: node.spark for node in holders.values() if node is not None and node.spark}

@@ -1,4 +1,4 @@
-"""Compares this machine's wall clock with that of an etcd member, and reports a clock that is wrong."""
+"""Compares this machine's wall clock with an etcd member's, and reports an offset."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ EVERY = 600.0
 
 
 class ClockCheck:
-    """Of one incarnation. ``changed()`` is called when ``ahead`` changes."""
+    """The clock check of one incarnation; ``changed()`` is called on a new ``ahead``."""
 
     def __init__(self, client: EtcdClient, log: ContextLogger, changed: Callable[[], None]) -> None:
         self._client = client
         self._log = log
         self._changed = changed
         self.ahead = 0
-        """Seconds that this machine's clock is ahead of etcd's (less than 0: behind); 0 where they agree."""
+        """Seconds by which this machine's clock is ahead of etcd's (negative: behind); 0 where they agree."""
 
     async def run(self) -> None:
-        """For ever: compare the clocks now and then."""
+        """Compare the clocks every :data:`EVERY` seconds, for ever."""
         while True:
             await self.agrees()
             await asyncio.sleep(EVERY)
 
     async def agrees(self) -> bool:
-        """Compare the clocks; true also where etcd's cannot be read. A difference is logged once, and so is its end."""
+        """Compare the clocks; true also where etcd's clock cannot be read.
+
+        A difference is logged once, and so is its end.
+        """
         from distop.store import server_clock  # a daemon is ready before it loads an HTTP client
 
         transport = self._client.transport
@@ -54,7 +57,7 @@ class ClockCheck:
 
     def _report(self) -> None:
         if not self.ahead:
-            self._log.warning("the clock of this machine agrees with etcd's again")
+            self._log.warning("This machine's clock agrees with etcd's again")
             return
         where = "ahead of" if self.ahead > 0 else "behind"
         self._log.error(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distop.node.doing import Doing
     from distop.node.localjobs import LocalJobs
     from distop.node.openop import OpenOperation
-    from distop.node.refusals import Refusals
+    from distop.node.rejected_writes import RejectedWrites
     from distop.node.reporter import Reporter
     from distop.store.client import EtcdClient
     from distop.store.session import Session
@@ -54,8 +54,8 @@ class Context:
     session: Session
     worker: Worker
     reporter: Reporter
-    refusals: Refusals
-    """What etcd does not take by its form."""
+    rejected_writes: RejectedWrites
+    """Writes that etcd rejects as invalid."""
     local: LocalJobs
     types: frozenset[str]
     """The operation types that are installed on this node."""
@@ -77,8 +77,9 @@ class Context:
     """Fails with SessionLost when the session ends."""
 
     async def commit(self, txn: Txn, deadline: float | None = None) -> TxnResult:
-        """Commit until the outcome is known, for ``deadline`` seconds at most where that is given. Raises SessionLost
-        when the session ends first.
+        """Commit, and repeat until the outcome is known.
+
+        At most for ``deadline`` seconds, if given. Raises SessionLost when the session ends first.
         """
         if self.lost.done():
             self.lost.result()

@@ -1,10 +1,9 @@
-"""Group commit of what jobs report: outcomes, retries, releases and checkpoints, each under its own fence.
+"""Group commit of job reports: outcomes, retries, releases and checkpoints.
 
-Writes that arrive together, or while a commit is in flight, go in one transaction, as far as none of them writes what
-another one writes or compares (``core.grouping``). A refused group is sent once more as nested transactions, each
-decided alone; one that loses there is no longer ours, and losing is ignored (I36). A group whose form etcd does not
-take is divided until the write is found that it does not take alone: that one is set aside, and sent again with
-back-off.
+Each report is guarded by its own fence. Writes that arrive together, or while a commit is in flight, share a
+transaction if they do not conflict (``core.grouping``). A refused group is sent once more as nested transactions, each
+decided alone. A report that is refused then is no longer ours, and is dropped (I36). A group that etcd rejects as
+invalid is split until the single rejected write is found; that write is set aside, and retried with back-off.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.backoff import Backoff
 from distop.core import claiming
-from distop.core.grouping import Room, independent
+from distop.core.grouping import Room, independent_count
 from distop.core.limits import DEFAULT, Limits
 from distop.core.txn import MAX_OPERATIONS, TxnResult
 from distop.errors import DistopError, MalformedRequest, describe
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from distop.core.claiming import Guarded
     from distop.core.keys import Keys
     from distop.logs import ContextLogger
-    from distop.node.refusals import Refusals
+    from distop.node.rejected_writes import RejectedWrites
     from distop.store.client import EtcdClient
 
 IN_FLIGHT = 8
@@ -54,7 +53,7 @@ class Reporter:
         keys: Keys,
         lost: asyncio.Future[Any],
         log: ContextLogger,
-        refusals: Refusals,
+        rejected_writes: RejectedWrites,
         limits: Limits = DEFAULT,
         meter: Meter = NO_METER,
         what: str = "reports",
@@ -65,7 +64,7 @@ class Reporter:
         self._log = log
         self._what = what
         self._limits = limits
-        self._refusals = refusals
+        self._rejected_writes = rejected_writes
         self._keys = keys
         self._queue: deque[tuple[Guarded, Answer]] = deque()
         self._group: list[tuple[Guarded, Answer]] = []
@@ -74,7 +73,7 @@ class Reporter:
         self._full = False
         self._in_flight: set[asyncio.Task[None]] = set()
         self._aside: set[asyncio.Task[None]] = set()
-        """Writes whose form etcd does not take, each of them alone."""
+        """Retries of writes that etcd rejects as invalid, each alone."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._pumping = False
@@ -104,8 +103,9 @@ class Reporter:
         return done.result()
 
     async def drain(self) -> None:
-        """Wait until everything submitted has been answered, or the session is lost. What etcd does not take is not
-        waited for.
+        """Wait until every submitted write is answered, or the session is lost.
+
+        It does not wait for writes that etcd rejects as invalid.
         """
         idle = asyncio.ensure_future(self._idle.wait())
         try:
@@ -148,7 +148,7 @@ class Reporter:
             self._idle.set()
 
     def _gather(self) -> bool:
-        """Have the next group grow from what is queued; False: there is none."""
+        """Fill the next group from the queue; False where there is nothing to send."""
         while self._queue and not self._full:
             if self._room.add(claiming.alone(self._queue[0][0])):
                 self._group.append(self._queue.popleft())
@@ -158,15 +158,15 @@ class Reporter:
         return bool(self._group)
 
     def _next(self) -> list[tuple[Guarded, Answer]]:
-        """The group that has grown, as far as its writes go together; the others are the first of the next one."""
-        count = independent(self._room.parts)
+        """The next group, as far as its writes do not conflict; the rest is queued again."""
+        count = independent_count(self._room.parts)
         group, rest = self._group[:count], self._group[count:]
         self._queue.extendleft(reversed(rest))
         self._group, self._full, self._room = [], False, self._new_room()
         return group
 
     def _new_room(self) -> Room:
-        """Sent one by one, a group has an entry more than its longest list (T1)."""
+        """One by one, a group has one entry more than its longest list (T1)."""
         return Room(most=MAX_OPERATIONS - 1)
 
     def _done(self, commit: asyncio.Task[None]) -> None:
@@ -210,11 +210,14 @@ class Reporter:
         task.add_done_callback(self._aside.discard)
 
     async def _insist(self, write: Guarded, answer: Answer, error: MalformedRequest) -> None:
-        """Send a write that etcd does not take again: a limit of etcd's may be raised, or its fence is gone by then."""
+        """Retry a write that etcd rejects.
+
+        A limit of etcd may be raised, or the write's fence may have gone.
+        """
         op = self._operation(write)
         try:
             while not self._lost.done():
-                await asyncio.wait([self._lost], timeout=self._refusals.refused(op, self._what, error))
+                await asyncio.wait([self._lost], timeout=self._rejected_writes.refused(op, self._what, error))
                 try:
                     applied = await self._applied([write])
                 except MalformedRequest as again:
@@ -226,10 +229,10 @@ class Reporter:
                     self._answer([(write, answer)], applied)
                     return
         finally:
-            # Also where the role that wanted the write ends first: another node writes it then.
-            self._refusals.settled(op, self._what)
+            # Also where this role ends first: then another node sends the write.
+            self._rejected_writes.settled(op, self._what)
 
     def _operation(self, write: Guarded) -> str:
-        """What a write is about."""
+        """The operation that a write concerns, or its key."""
         ref = self._keys.parse(write.guard.key).ref
         return str(ref) if ref is not None else write.guard.key

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 malformed = logging.getLogger("distop.malformed")
-"""Tells of transactions that no etcd with default limits takes: a defect of who built them."""
+"""Logs transactions that etcd rejects with its default limits: their builder has a bug."""
 
 _PAUSE = (0.05, 0.5)
 """Seconds of back-off while connecting, first and longest."""
@@ -62,9 +62,10 @@ _warned: set[str] = set()
 
 
 def _explained(error: MalformedRequest, txn: Txn) -> MalformedRequest:
-    """The refusal of a transaction by its form, with the key that it is about. A transaction that etcd would refuse
-    with its default limits is a defect of who built it; else this etcd's limits are lower. That is looked for here
-    alone, so that it costs nothing else.
+    """The error with the key and the limit concerned.
+
+    If etcd would reject the transaction with its default limits, its builder has a bug; else this etcd's limits are
+    lower. This is checked only after a rejection, so it costs nothing otherwise.
     """
     found = flaw(txn)
     if found is not None:
@@ -72,8 +73,8 @@ def _explained(error: MalformedRequest, txn: Txn) -> MalformedRequest:
         return MalformedRequest(f"{error}: {found.text}", code=error.code, detail=error.detail, key=found.key)
     key, size = largest_value(txn)
     has = f"it has {request_bytes(txn)} bytes and {operations(txn)} operations"
-    most = f", most of them of {key} ({size} bytes)" if key else ""
-    return MalformedRequest(f"{error}: {has}{most}", code=error.code, detail=error.detail, key=key)
+    largest = f"; the largest value is that of {key} ({size} bytes)" if key else ""
+    return MalformedRequest(f"{error}: {has}{largest}", code=error.code, detail=error.detail, key=key)
 
 
 def _behind(key: bytes, cut: int, last: bytes) -> bytes:

@@ -54,7 +54,7 @@ _FINAL_CODES = frozenset(
 )
 
 _OF_FORM = frozenset({"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"})
-"""Of what is final: the request is too large, has too many operations, or writes a key twice (T1, T2, T3)."""
+"""Final codes by which etcd rejects a request as invalid (T1, T2, T3)."""
 
 
 def classify(code: str, detail: str) -> Failure:

@@ -180,7 +180,7 @@ class HistoryReader:
         return found
 
     def _end_of_past(self) -> CaughtUp | None:
-        """Once, when everything up to the newest revision at the beginning was told."""
+        """CaughtUp, once, after all revisions up to the first target were yielded."""
         if self._caught_up or self._position.revision < self._target:
             return None
         self._caught_up = True

@@ -39,7 +39,7 @@ async def _by_http(config: EtcdConfig, endpoint: Endpoint, limit: float) -> floa
 reading: ContextVar[Callable[[EtcdConfig, Endpoint, float], Awaitable[float]]] = ContextVar(
     "distop-server-clock", default=_by_http
 )
-"""How the clock of a member is read. A simulation puts another way there."""
+"""Reads the clock of a member. The simulator replaces it."""
 
 
 def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:

@@ -429,11 +429,11 @@ class Feed:
         self._silence_timer = loop.call_later(patience, check)
 
     def _owes_progress(self) -> bool:
-        """Whether the server answers a request for progress that is sent now: not where the watch starts beyond the
-        store's revision (W8a). It drops that request, and a later write does not bring its answer.
+        """Whether the server answers a progress request that is sent now (W8a).
 
-        What was written is known by the answers to other requests, such as the renewals of a session. Until then
-        nothing can be missed, and the connection is judged by its pings and by `hasleader` alone.
+        It need not where the watch starts beyond the store's revision. Writes are known by the answers to other
+        requests, such as the renewals of a session. Until there is one nothing can be missed, and the connection is
+        judged by its pings and by `hasleader` alone.
         """
         return self._client.transport.identity.revision >= self._started_at
 

@@ -417,8 +417,10 @@ class Insertion:
                 raise OperationStartError("the operations that are waited for change all the time: try again")
 
     async def _connect(self, links: Sequence[Link]) -> None:
-        """Edges between those that are there. Writing them twice is writing them once. Raises OperationStartError where
-        one has ended all the same: by a coordinator of a release that does not look for its hold.
+        """Write edges between operations that exist; writing them twice does no harm.
+
+        Raises OperationStartError where one of them has ended: a coordinator of an older release does not look for its
+        hold.
         """
         ends = [self._ends(pred, succ) for pred, succ, _ in links]
         refs = sorted({ref for two in ends for ref in two})

@@ -44,7 +44,7 @@ async def add(etcd: EtcdClient, keys: Keys, record: TableRecord, *, replace: boo
 
 
 def check_record(record: object) -> None:
-    """Raises InvalidArgument for what can be no record of a table, wherever that lies."""
+    """Raises InvalidArgument for what cannot be a table record, at any location."""
     if not isinstance(record, TableRecord):
         raise InvalidArgument(f"a table is registered as a TableRecord, not {shown(record)}")
     for value, what in (

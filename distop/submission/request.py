@@ -129,7 +129,10 @@ def _who(*_: object) -> str:
 
 
 def text(value: Any, what: str, longest: int | None = None) -> str:
-    """The value, which must be a text of at most ``longest`` characters. Raises InvalidArgument."""
+    """The value, which must be a text of at most ``longest`` characters.
+
+    Raises InvalidArgument.
+    """
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a text, not {shown(value)}")
     if longest is not None and len(value) > longest:
@@ -139,14 +142,17 @@ def text(value: Any, what: str, longest: int | None = None) -> str:
 
 
 def seconds(value: Any, what: str) -> float:
-    """The value, which must be a number from 0 on. Raises InvalidArgument."""
+    """The value, which must be a number of seconds, 0 or more. Raises InvalidArgument."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {shown(value)}")
     return LONGEST_WAIT if isinstance(value, int) and value > LONGEST_WAIT else value
 
 
 def times(value: Any, what: str) -> int:
-    """The value, which must be a whole number from 1 to :data:`MOST_TIMES`. Raises InvalidArgument."""
+    """The value, which must be a whole number from 1 to :data:`MOST_TIMES`.
+
+    Raises InvalidArgument.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidArgument(f"{what} a whole number of at least 1, not {shown(value)}")
     if value > MOST_TIMES:

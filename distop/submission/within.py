@@ -30,7 +30,15 @@ from distop.core.txn import (
     operations,
     unchanged,
 )
-from distop.core.user_transaction import Caller, decided, forget, found_at, joined, receipt, was_started
+from distop.core.user_transaction import (
+    CallerTransaction,
+    applied_branch,
+    combined,
+    forget,
+    receipt,
+    start_lookups,
+    was_started,
+)
 from distop.errors import DistopError, InvalidArgument, OperationStartError, OutcomeUnknown
 from distop.submission.graph import check, in_one
 from distop.submission.submit import WRITE_LIMIT, overdue, pause, too_contended
@@ -128,9 +136,11 @@ async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], li
 
 @frozen
 class Committed:
-    """What became of the caller's transaction. ``earlier``: an earlier call with its request id had committed it, or
-    had written what its failure branch writes. ``answers``: those of the caller's own operations, in the order of the
-    branch that was taken; none where ``earlier``, or where the answer was lost and it was found out.
+    """The outcome of the caller's transaction.
+
+    ``earlier``: an earlier call with its request id had applied it, or had written what its failure branch writes.
+    ``answers``: those of the caller's own operations, in the order of the branch that was taken; none where
+    ``earlier``, or where the answer was lost and the outcome was found out later.
     """
 
     committed: bool
@@ -207,7 +217,9 @@ async def commit_with(
             return Committed(True, whole.refs, earlier=True)
         ref = whole.refs[place]
         number = min(one.instance for one in whole.refs if (one.table, one.type) == (ref.table, ref.type))
-        caller = Caller(ref, first.request_id, number, first.own_id, mine.compare, mine.success, mine.failure)
+        caller = CallerTransaction(
+            ref, first.request_id, number, first.own_id, mine.compare, mine.success, mine.failure
+        )
         txn = _joined(keys, whole, caller)
         try:
             result = await etcd.commit(txn, deadline=WRITE_LIMIT)
@@ -224,10 +236,12 @@ async def commit_with(
         await asyncio.sleep(pause(tries))
 
 
-async def _outcome(etcd: EtcdClient, keys: Keys, whole: Whole, caller: Caller, result: TxnResult) -> Committed | None:
-    """What became of it; None: a counter of distop's moved, and nothing was done."""
+async def _outcome(
+    etcd: EtcdClient, keys: Keys, whole: Whole, caller: CallerTransaction, result: TxnResult
+) -> Committed | None:
+    """The outcome; None where one of distop's counters moved, and nothing was done."""
     if not result.succeeded:
-        before = decided(result.responses, caller.request_id)
+        before = applied_branch(result.responses, caller.request_id)
         if before is False:
             return Committed(False, earlier=not result.repeated)
         return Committed(True, whole.refs) if before and result.repeated else None
@@ -245,8 +259,8 @@ async def _outcome(etcd: EtcdClient, keys: Keys, whole: Whole, caller: Caller, r
     return Committed(False, (), inner.responses[: len(caller.failure)], revision=result.revision)
 
 
-def _joined(keys: Keys, whole: Whole, caller: Caller) -> Txn:
-    txn = joined(keys, whole.txn, caller)
+def _joined(keys: Keys, whole: Whole, caller: CallerTransaction) -> Txn:
+    txn = combined(keys, whole.txn, caller)
     if operations(txn) > MAX_OPERATIONS:
         raise InvalidArgument(
             f"the transaction has {operations(txn)} operations with what starts its {len(whole.refs)}, over the "
@@ -262,7 +276,7 @@ async def _committed(etcd: EtcdClient, keys: Keys, request_id: str, ref: Operati
     whatever compared its revision is refused from here on.
     """
     counter = keys.next_instance(ref.table, ref.type)
-    gets = found_at(keys, ref)
+    gets = start_lookups(keys, ref)
     while True:
         (seen,) = await etcd.read(Get(counter))
         number = int(seen.kv.value) if seen.kv is not None else 1

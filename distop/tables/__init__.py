@@ -52,33 +52,36 @@ def check_table(record: TableRecord) -> TableRecord:
 
 
 async def check_within_limit(record: TableRecord) -> TableRecord:
-    """:func:`check_table`, within ``bounded.LIMIT`` seconds: a location may hang, keep signals from this process, or
-    abort the one that opens it, and so one that is not a local path is opened by a process of its own.
+    """:func:`check_table` with a time limit of ``time_limit.LIMIT`` seconds.
 
-    Raises InvalidArgument as that does, and where the location has not answered.
+    A location may hang, block this process's signals, or abort the process that opens it. So a location that is not a
+    local path is opened by a separate process.
+
+    Raises InvalidArgument as :func:`check_table` does, and where the location does not answer.
     """
-    from distop import bounded
+    from distop import time_limit
     from distop.tables.catalogs import PATIENCE
 
     check_place("the location of a table", record.location)
-    # A catalog that does not answer is told by its name, after its own time.
-    limit = bounded.LIMIT + (PATIENCE if "catalog" in record.options else 0.0)
+    # A catalog has a time limit of its own, after which its error names it.
+    limit = time_limit.LIMIT + (PATIENCE if "catalog" in record.options else 0.0)
     where = f"the location {shown(record.location)}"
     try:
-        if _is_remote(record) and bounded.runs_python():
-            return TableRecord.from_json(await bounded.in_process("distop.tables:check_json", record.to_json(), limit))
-        return await bounded.in_thread(lambda: check_table(record), limit)
-    except bounded.TimeLimit:
+        if _is_remote(record) and time_limit.runs_python():
+            checked = await time_limit.in_process("distop.tables:check_json", record.to_json(), limit)
+            return TableRecord.from_json(checked)
+        return await time_limit.in_thread(lambda: check_table(record), limit)
+    except time_limit.TimeLimitExceeded:
         raise InvalidArgument(
             f"{where} has not answered for {limit:g} s: check its address, the network, and the credentials "
             "that this machine has for it"
         ) from None
-    except bounded.Aborted as error:
+    except time_limit.Aborted as error:
         raise InvalidArgument(f"{where} cannot be opened: {error}") from None
 
 
 def check_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    """:func:`check_table` of a record as JSON."""
+    """:func:`check_table` for a record as JSON."""
     return check_table(TableRecord.from_json(record)).to_json()
 
 

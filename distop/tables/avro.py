@@ -152,8 +152,9 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Watch:
-    """Stops the thread that started it, by an exception, once nothing was heard of that for ``seconds``. It is a loop
-    of Python's that does not end: one in C would not be stopped.
+    """Stops a thread that has made no progress for ``seconds``, by an exception.
+
+    It watches the thread that started it. It can stop a loop in Python, not one in C.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -170,11 +171,14 @@ class _Watch:
         self.location = location or self.location
 
     def start(self) -> None:
-        """Begin to watch the calling thread."""
+        """Start watching the calling thread."""
         threading.Thread(target=self._look, name=WATCHER, daemon=True).start()
 
     def end(self) -> None:
-        """Watch no more. Raises _Stalled where a strike comes on the way: call it again."""
+        """Stop watching.
+
+        Raises _Stalled where an exception was on its way already: call it again.
+        """
         with self._over:
             self._done = True
             self._over.notify()

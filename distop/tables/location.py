@@ -34,13 +34,16 @@ _TROUBLE = (OSError, ValueError, NotImplementedError, TypeError, KeyError, Index
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error message."""
     text = str(error).strip()
     return text.split("\n")[0] if text else type(error).__name__
 
 
 def _path_of(url: str) -> str:
-    """The path of a ``file://`` URL. Raises InvalidArgument where it has none, or one of another machine."""
+    """The path of a ``file://`` URL.
+
+    Raises InvalidArgument where it has none, or names another machine.
+    """
     parts = urlsplit(url)
     if not parts.path or parts.netloc not in ("", "localhost"):
         raise InvalidArgument(f"the location {url!r} is no path on this machine: write it as file:///folder")

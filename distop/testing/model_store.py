@@ -60,13 +60,13 @@ class ModelStore:
         self.history: list[tuple[int, tuple[Change, ...]]] = []
         self.leases: dict[int, set[str]] = {}
         self.refused: list[Flaw] = []
-        """Why transactions were refused by their form."""
+        """Why transactions were rejected as invalid."""
         self._items: dict[str, KeyValue] = {}
         self._order: list[str] = []
 
     @classmethod
     def holding(cls, revision: int, kvs: Iterable[KeyValue]) -> Self:
-        """A store that has come as far as ``revision``, with this content; to be read alone."""
+        """A store for reading only, at ``revision``, with this content."""
         store = cls()
         store.revision = revision
         store._items = {kv.key: kv for kv in kvs}
@@ -126,8 +126,10 @@ class ModelStore:
     # ------------------------------------------------------------ transactions
 
     def apply(self, txn: Txn) -> TxnResult:
-        """Commit a transaction. Raises MalformedRequest for one whose form etcd does not take (T1, T2, T3, empty
-        keys), LeaseNotFound for a put on a lease that is gone; then nothing was changed.
+        """Commit a transaction.
+
+        Raises MalformedRequest where etcd would reject its form (T1, T2, T3, empty keys), and LeaseNotFound for a put
+        on a lease that is gone; then nothing was changed.
         """
         if (found := flaw(txn)) is not None:
             self.refused.append(found)

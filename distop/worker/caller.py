@@ -42,7 +42,7 @@ WORDS = {
 
 
 def _given_up(attended: asyncio.Task[Answer]) -> None:
-    """Retrieve the error of a call whose caller has left, so that asyncio does not log it as overlooked."""
+    """Retrieve the error of an abandoned call, so that asyncio does not log it."""
     if not attended.cancelled():
         attended.exception()
 
@@ -160,8 +160,11 @@ class Caller:
         return got
 
     async def _answer(self, asked: _Asked, message: CallMessage, rows: Rows | None, sources: Sources) -> Answer | Death:
-        """The answer, or how the child crashed. A call whose child was killed for another is sent again, and so is one
-        whose child had a Spark of no use, once."""
+        """The answer, or how the child crashed.
+
+        A call is sent again if its child was killed for another call, and once if its child's Spark session was
+        unusable.
+        """
         sparks_lost = 0
         while True:
             child = await self._keeper.ready()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARK_TRIES = 2
-"""Children whose Spark was of no use to a run before its jobs are left to others."""
+"""Children with an unusable Spark session before a run's jobs are left to other nodes."""
 
 __all__ = [
     "CompleteResult",
@@ -106,12 +106,12 @@ class Worker(Asking):
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the Spark session of the child just now, such as that it has no cores; "": nothing."""
+        """What is wrong with the child's Spark session now, such as no cores; "": nothing."""
         child = self._keeper.child
         return child.trouble if child is not None else ""
 
     def on_trouble(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called when :attr:`trouble` may be another."""
+        """Set the callback for changes of :attr:`trouble`."""
         self._keeper.on_trouble = changed
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.core.declaration import Declaration
 from distop.errors import describe
-from distop.worker import guardian, logs, memory, protocol
+from distop.worker import guardian, logs, oom_kills, protocol
 from distop.worker.model import Death, WorkerError
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Child:
         self._reason = ""
         self._killing = ""
         self._status = 0
-        self._oom_kills: memory.Kills | None = None
-        """What the kernel had counted before the start."""
+        self._oom_kills: oom_kills.OomKills | None = None
+        """The kernel's counter before the start."""
         self.declarations: tuple[Declaration, ...] = ()
         self.skipped: dict[str, str] = {}
         """Installed behaviors that cannot be loaded, and why."""
@@ -62,9 +62,9 @@ class Child:
         self.died: asyncio.Future[Death] = loop.create_future()
         self._hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.trouble = ""
-        """What is wrong with its Spark session just now."""
+        """What is wrong with its Spark session now."""
         self.on_trouble: Callable[[], None] = _nothing
-        """Called when that has changed."""
+        """Called when ``trouble`` has changed."""
         self.hung_up = False
         """It says nothing any more: it has ended, or is about to, though not all of its processes are dead yet."""
         self._writer: asyncio.StreamWriter | None = None
@@ -74,7 +74,7 @@ class Child:
     async def start(self, deadline: float) -> None:
         """Spawn, and wait for hello. Raises WorkerError (with the end of the log) where none comes."""
         config = self._config
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = oom_kills.read_oom_kills()
         try:
             process, data = await self._spawn(deadline)
         except BaseException as error:
@@ -262,7 +262,7 @@ class Child:
             code = os.waitstatus_to_exitcode(self._status)
             reason = _REASONS.get(code, reason)
             detail = self.trouble if code in _REASONS and self.trouble else _status_text(code)
-        if killed := memory.said(self._oom_kills, memory.oom_kills()):
+        if killed := oom_kills.describe(self._oom_kills, oom_kills.read_oom_kills()):
             detail = f"{detail}; {killed}" if detail else killed
         if self._killing and reason in ("exited", "guardian-died"):
             # It was on its way out at our word; what it died of in the end does not matter.
@@ -295,7 +295,7 @@ class Child:
 
 
 _REASONS = {protocol.EXIT_SPARK_START: "no-spark", protocol.EXIT_SPARK_STALLED: "spark-stalled"}
-"""By the child's exit code."""
+"""Exit code of the child → reason of its death."""
 
 
 def _nothing() -> None:

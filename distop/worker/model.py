@@ -199,7 +199,10 @@ class Death:
 
     @property
     def of_spark(self) -> bool:
-        """Its Spark session was of no use: no job is to blame for that, and another child may have a better one."""
+        """Whether its Spark session was unusable.
+
+        No job is to blame for that, and another child may get a better session.
+        """
         return self.reason in ("no-spark", "spark-stalled")
 
     def __str__(self) -> str:

@@ -11,18 +11,18 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distop.worker.bounded_wait import BoundedWait
 from distop.worker.explain import headline
-from distop.worker.patience import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GROUP = "distop-probe"
-"""The probes' pool; each has a job group of its own, so that the end of one ends no other."""
+"""The scheduler pool of the probes. Each probe has its own job group, so that cancelling one cancels no other."""
 BUSY_AFTER = 2.0
 """Seconds after which a probe that has to wait for others' tasks is given up: they show that tasks are run."""
 CANCEL_SECONDS = 2.0
-"""Seconds at most until the jobs of a probe that got no answer have ended."""
+"""Maximum seconds until the jobs of a cancelled probe have ended."""
 _CAUSES = 20
 _numbers = itertools.count(1)
 _SPARKS = frozenset({"py4j", "pyspark"})
@@ -41,9 +41,10 @@ def of_spark(error: BaseException) -> bool:
 
 
 def trouble(session: SparkSession, patience: float) -> str:
-    """Why a Spark job of two tiny stages does not come to its end within ``patience`` seconds; "" where it does, and
-    where it only waits for the tasks of others. No job of the probe is left when this returns, which takes
-    :data:`CANCEL_SECONDS` more at most. Raises what the connection to the JVM raises.
+    """Why a Spark job of two tiny stages does not end within ``patience`` seconds.
+
+    "" where it ends, or only waits for the tasks of other jobs. No job of the probe is left when this returns, which
+    takes :data:`CANCEL_SECONDS` more at most. Raises what the connection to the JVM raises.
     """
     group = f"{GROUP}-{next(_numbers)}"
     answers: list[str] = []
@@ -60,7 +61,7 @@ def trouble(session: SparkSession, patience: float) -> str:
         else:
             answers.append("")
 
-    asking, waiting = threading.Thread(target=ask, name=group, daemon=True), Patience(patience)
+    asking, waiting = threading.Thread(target=ask, name=group, daemon=True), BoundedWait(patience)
     asking.start()
     busy_below = patience - BUSY_AFTER
     while waiting.join(asking) and asking.is_alive():
@@ -74,8 +75,11 @@ def trouble(session: SparkSession, patience: float) -> str:
 
 
 def _cancel(session: SparkSession, group: str, asking: threading.Thread) -> None:
-    """Cancel the probe's job, which Spark may only be about to start. A lost JVM has no jobs."""
-    patience = Patience(CANCEL_SECONDS)
+    """Cancel the probe's job, which Spark may only be about to start.
+
+    A lost JVM has no jobs.
+    """
+    patience = BoundedWait(CANCEL_SECONDS)
     with contextlib.suppress(Exception):
         while asking.is_alive():
             session.sparkContext.cancelJobGroup(group)
@@ -84,7 +88,7 @@ def _cancel(session: SparkSession, group: str, asking: threading.Thread) -> None
 
 
 def _others_run(session: SparkSession, group: str) -> bool:
-    """Tasks of other jobs than the probe's are being run."""
+    """Whether tasks of other jobs than the probe's are running."""
     tracker: Any = session.sparkContext.statusTracker()
     for job in set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(group)):
         info = tracker.getJobInfo(job)

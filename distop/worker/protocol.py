@@ -322,7 +322,7 @@ class TableMessage(TypedDict):
 
 
 class SparkMessage(TypedDict):
-    """What is wrong with the Spark session just now; "": nothing any more."""
+    """What is wrong with the Spark session now; "": nothing any more."""
 
     t: Literal["spark"]
     trouble: str
@@ -383,7 +383,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def _dumps(value: Any) -> str:
-    """As ``codec.dumps``: a lone surrogate is written as its JSON escape, and comes back as it was."""
+    """Like ``codec.dumps``: a lone surrogate is written as its JSON escape."""
     return dumps(value).decode()
 
 

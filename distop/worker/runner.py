@@ -286,7 +286,7 @@ class Run:
                 # Of the node, not of a partition: no half of the batch could do better here.
                 self._end(ordinal, "unable", None, str(broke), started)
             elif isinstance(broke, TableUnavailable):
-                # It holds for all files alike: in halves, each of them would be asked for again to learn the same.
+                # The whole table is unreachable: each half of the batch would only fail again.
                 self._end_alone(behavior, loaded[ordinal], broke, started)
         return broke, started
 
@@ -295,7 +295,7 @@ class Run:
         tag: Spark keeps it for the thread, and what the batch did next would run under another, out of a cancel's
         reach."""
         _, attempt, fence, progress = self._items[partition.partition]
-        return self._seen_before(
+        return self._with_again(
             Context(
                 self._env,
                 self.op,
@@ -317,7 +317,7 @@ class Run:
                 return self._is_cancelled(ordinal)
             return all(p in self._cancelled for p in group if p in self._open)
 
-        return self._seen_before(
+        return self._with_again(
             Context(
                 self._env,
                 self.op,
@@ -330,7 +330,7 @@ class Run:
             )
         )
 
-    def _seen_before(self, ctx: Context) -> Context:
+    def _with_again(self, ctx: Context) -> Context:
         ctx.again = self._cleanup_first
         return ctx
 

@@ -49,7 +49,7 @@ class RunSink:
         self.progress: dict[int, Any] = {}
         """Checkpoints saved since the request: a job that is run again goes on from them."""
         self.sparks_lost = 0
-        """How many children it was in whose Spark session was of no use."""
+        """How many of its children had an unusable Spark session."""
         self.child: Child | None = None
         self.number = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distop import garbage, java
 from distop.core import heartbeats
 from distop.errors import UsageError
+from distop.worker.bounded_wait import answer_within
 from distop.worker.explain import headline
-from distop.worker.patience import answer_within
 from distop.worker.pools import Pools
 from distop.worker.probing import of_spark, trouble
-from distop.worker.stalling import Activity, Stall, StallCause, activity, judge, longest
+from distop.worker.stalling import Activity, Stall, StallCause, activity, longest_examination, stall_cause
 from distop.worker.tracking import tasks_of
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ ANSWER_SECONDS = 60.0
 """Its default: longer than any pause for garbage that one would live with."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 STALLED_SETTING, STALLED_SECONDS = "spark.distop.stalledAfter", 60.0
-"""Another one, and its default: seconds for which a session has jobs, and no task of them runs or ends. It is examined
-then, and again whenever so many more have passed.
+"""Setting, and its default: seconds for which a session has jobs of which no task runs or ends. It is examined then,
+and again each time after as many seconds.
 """
 START_SETTING, START_SECONDS = "spark.distop.startLimit", 600.0
-"""Another one, and its default: seconds within which a session has to start. Spark may have packages to fetch."""
+"""Setting, and its default: seconds for a session to start, which includes the download of packages."""
 ASK_EVERY = 5.0
-"""Seconds between two questions to the JVM."""
+"""Seconds between two checks of the JVM."""
 
 
 class OnDeath(Protocol):
-    """Is told why a session is of no more use."""
+    """Called with the reason why a session is unusable."""
 
     def __call__(self, why: str, *, stalled: bool = False) -> None: ...
 
@@ -59,7 +59,10 @@ class SparkDied(Exception):
 
 
 class SparkNotStarted(SparkDied):
-    """The session could not be made, and what is left of it in PySpark would break the next one as well."""
+    """The session could not start, and no other can in this process.
+
+    PySpark keeps parts of it, on which the next session would fail as well.
+    """
 
 
 def check_java(environment: Mapping[str, str]) -> None:
@@ -104,7 +107,7 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
 
 
 def _seconds(user: Mapping[str, str], name: str, default: float) -> float:
-    """A setting of ours among Spark's; the default where it is none that can be used."""
+    """A duration among Spark's settings; the default where it is invalid."""
     try:
         value = float(user.get(name, default))
     except ValueError:
@@ -122,7 +125,7 @@ class SparkHolder:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self.not_started = ""
-        """Why the session did not start. No other one is tried in this process."""
+        """Why the session did not start; this process does not try another one."""
         self._bound = threading.local()
         self._pools = Pools()
         self._probing = threading.Lock()
@@ -189,7 +192,7 @@ class SparkHolder:
             return None
 
     def alive(self) -> bool:
-        """The session can still run jobs (or there is none yet, and one may be started)."""
+        """Whether the session can still run jobs, or a first one may be started."""
         if self._session is None:
             return not self.not_started
         from pyspark import SparkContext
@@ -223,11 +226,13 @@ class SparkHolder:
         return f"it cannot run a Spark job any more: {why}" if why else ""
 
     def watch(self, on_death: OnDeath, on_trouble: Callable[[str], None]) -> None:
-        """Ask the JVM again and again whether it can still run jobs, and whether it gets them done; for ever, in the
-        calling thread. A JVM that hangs is no better than a dead one, and whoever waits for it would wait for ever.
+        """Check for ever whether the JVM answers and Spark completes tasks.
 
-        ``on_death`` is told why the session is of no more use (``stalled``: it gets nothing done), ``on_trouble`` what
-        is wrong with it for the moment ("": nothing any more).
+        It runs in the calling thread. A JVM that hangs is no better than a dead one: whoever waits for it would wait
+        for ever.
+
+        ``on_death`` is called with the reason why the session is unusable (``stalled``: it completes no tasks),
+        ``on_trouble`` with what is wrong for the moment ("": nothing any more).
         """
         tick, every = threading.Event(), min(ASK_EVERY, self._patience, self._stalled_after)
         stall, examine_at, reported, starting = Stall(), self._stalled_after, "", 0.0
@@ -263,7 +268,10 @@ class SparkHolder:
                 on_trouble(reported)
 
     def _activity(self) -> Activity:
-        """What Spark does now; no activity where its status cannot be read (``watch`` notices a lost JVM)."""
+        """What Spark does now; no activity where its status cannot be read.
+
+        ``watch`` notices a lost JVM.
+        """
         try:
             return activity(self._session) if self._session is not None else Activity()
         except Exception:
@@ -273,18 +281,21 @@ class SparkHolder:
     def _stall_cause(self, session: SparkSession, seen: Activity) -> StallCause | None:
         """Why a session completes no tasks; None where nothing is wrong with it."""
         try:
-            return answer_within(longest(self._patience), lambda: judge(session, seen, self._patience))
+            limit = longest_examination(self._patience)
+            return answer_within(limit, lambda: stall_cause(session, seen, self._patience))
         except Exception as error:
             why = str(error) if isinstance(error, TimeoutError) else headline(error)
-            return StallCause(f"Spark completes no tasks, and its cause cannot be found out: {why}", False)
+            return StallCause(f"Spark completes no tasks, and the cause cannot be determined: {why}", False)
 
     def stop(self) -> None:
         if self._session is not None and self.alive():
             self._session.stop()
 
     def _start(self) -> SparkSession:
-        """The first session of this process, and the only one. There is no second try: the gateway to a JVM that was
-        killed meanwhile (by the kernel, say) stays in PySpark's SparkContext, and so may half a SparkContext.
+        """Start the first and only session of this process.
+
+        There is no second try: the gateway to a JVM that was killed meanwhile (by the kernel, say) stays in PySpark's
+        SparkContext, and so may half a SparkContext.
         """
         if self.not_started:
             raise SparkNotStarted(self.not_started)

@@ -1,7 +1,7 @@
-"""What a stalled Spark session waits for, and whether a new session would help.
+"""Why a Spark session completes no tasks, and whether a new session would help.
 
-A session that waits for cores looks the same whatever it waits for. On a busy cluster nothing is wrong: another session
-would wait as long. A standalone master that was restarted without ``spark.deploy.recoveryMode`` has forgotten the
+A session that waits for cores looks the same whatever the cause. On a busy cluster nothing is wrong: another session
+would wait as long. But a standalone master that was restarted without ``spark.deploy.recoveryMode`` has forgotten the
 application: its workers have ended the executors, and the driver never registers again. So the master is asked.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger("distop.child")
 STANDALONE = "spark://"
 NO_CORES = "no cores from Spark"
 MASTERS_SHARE = 0.5
-"""What all masters together have for their answers, as a share of what a tiny job has for its end."""
+"""Time limit of all masters together, as a share of the time limit of the tiny job."""
 
 
 @frozen
@@ -43,21 +43,24 @@ class Activity:
 
 @frozen
 class StallCause:
-    """What is wrong. ``replace_session``: this session will get nothing done any more, and another one may."""
+    """Why a session completes no tasks.
+
+    ``replace_session``: this session will complete none any more, and another one may.
+    """
 
     text: str
     replace_session: bool
 
 
 class Stall:
-    """Seconds for which a session has had Spark jobs, and no task of them ran or ended."""
+    """How long a session has had Spark jobs without any task that ran or ended."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._stages: Mapping[int, int] = {}
 
     def add(self, seen: Activity, seconds: float) -> None:
-        """Add the seconds since the last look, or start again from 0 where Spark has made progress."""
+        """Add the seconds since the last look; start again from 0 after any progress."""
         stages = seen.stages or {}
         ended = any(stages.get(stage, count + 1) > count for stage, count in self._stages.items())
         ended = ended or any(count for stage, count in stages.items() if stage not in self._stages)
@@ -66,7 +69,7 @@ class Stall:
 
 
 def activity(session: SparkSession) -> Activity:
-    """Raises what the connection to the JVM raises."""
+    """What Spark's status tracker shows. Raises what the connection to the JVM raises."""
     context: Any = session.sparkContext._jsc.sc()
     tracker = context.statusTracker()
     jobs = len(tracker.getActiveJobIds())
@@ -83,20 +86,23 @@ def activity(session: SparkSession) -> Activity:
     return Activity(jobs, False, len(tracker.getExecutorInfos()) - 1, stages)
 
 
-def longest(patience: float) -> float:
-    """Seconds after which :func:`judge` has returned, where the JVM itself answers within ``patience`` seconds. Whoever
-    waits for less loses what it found.
+def longest_examination(patience: float) -> float:
+    """Seconds that :func:`stall_cause` takes at most.
+
+    This holds where the JVM itself answers within ``patience`` seconds. Whoever waits for less loses the result.
     """
     return (1 + MASTERS_SHARE) * patience + CANCEL_SECONDS + patience
 
 
-def judge(session: SparkSession, seen: Activity, patience: float) -> StallCause | None:
-    """What is wrong with a session that gets nothing done; None where nothing is. ``patience``: seconds for a tiny job.
-    Waits for answers of the cluster, for :func:`longest` at most. Raises what the connection to the JVM raises.
+def stall_cause(session: SparkSession, seen: Activity, patience: float) -> StallCause | None:
+    """What is wrong with a session that completes no tasks; None where nothing is.
+
+    ``patience``: seconds for a tiny job. Waits for the cluster's answers, for :func:`longest_examination` at most.
+    Raises what the connection to the JVM raises.
     """
     master = session.sparkContext.master or ""
     if master.startswith(STANDALONE):
-        known = known_to(session, master.removeprefix(STANDALONE).split(","), MASTERS_SHARE * patience)
+        known = known_to_master(session, master.removeprefix(STANDALONE).split(","), MASTERS_SHARE * patience)
         if known is False:
             return StallCause(
                 f"{NO_CORES}: the master {master} does not know this application; it may have been restarted", True
@@ -114,18 +120,19 @@ def judge(session: SparkSession, seen: Activity, patience: float) -> StallCause 
     return None
 
 
-def known_to(session: SparkSession, masters: list[str], limit: float) -> bool | None:
-    """Whether a standalone master that is in charge knows the session's application; None: none told. ``limit``:
-    seconds for all of them together.
+def known_to_master(session: SparkSession, masters: list[str], limit: float) -> bool | None:
+    """Whether an active standalone master knows the session's application.
 
-    The message is the one by which the master's own page asks for its state; it changes nothing. Of several masters one
-    is in charge; one that recovers still collects what it has to know.
+    None where no master answers. ``limit``: seconds for all of them together.
+
+    The message is the one by which the master's own page asks for its state; it changes nothing. Of several masters
+    one is active; one that recovers still collects what it has to know.
     """
     jvm: Any = session.sparkContext._jvm
     context: Any = session.sparkContext._jsc.sc()
     request = getattr(getattr(jvm, "org.apache.spark.deploy.DeployMessages$RequestMasterState$"), "MODULE$")
     kind = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
-    # Each is looked up, and then asked. Spark's own time limit would be two minutes for each of both.
+    # A master is looked up, then asked; Spark's own limit would be two minutes for each of these steps.
     milliseconds = max(1, int(1000 * limit / len(masters) / 2))
     duration = jvm.scala.concurrent.duration.FiniteDuration(
         milliseconds, jvm.java.util.concurrent.TimeUnit.MILLISECONDS
@@ -141,6 +148,6 @@ def known_to(session: SparkSession, masters: list[str], limit: float) -> bool | 
             if state.status().toString() == "ALIVE":
                 known = False
         except Exception as error:
-            # It is down, or of another release. The others may tell.
-            log.debug("Spark's master %s did not tell its state: %s", address, headline(error))
+            # It is down, or of another release; the other masters may answer.
+            log.debug("Cannot read the state of the Spark master %s: %s", address, headline(error))
     return known

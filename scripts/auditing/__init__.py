@@ -1,1 +1,1 @@
-"""A second auditor: it judges etcd's history by the documented contract, and shares no code with distop."""
+"""A second auditor: judges etcd's history by the contract, without distop's code."""

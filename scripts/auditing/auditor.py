@@ -1,7 +1,7 @@
-"""The second auditor: the rules of the documented contract, held against each revision of etcd's history.
+"""The second auditor: checks each revision of etcd's history against the contract.
 
 The rules are written from docs/contract.md and the tables of docs/architecture.md alone, and share no code with
-``distop.core``: so a mistake in the one audit is not a mistake in the other.
+``distop.core``. So a mistake in one auditor is not also in the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
 
 
 class Violation(NamedTuple):
-    """A rule that a revision broke; ``subject`` is an operation, one of its jobs, or a key."""
+    """A rule that a revision broke.
+
+    ``subject`` is an operation, one of its jobs, or a key.
+    """
 
     rule: str
     revision: int
@@ -55,11 +58,13 @@ class Violation(NamedTuple):
 
 
 class SecondAuditor:
-    """Takes in revisions in order, and collects violations."""
+    """Reads revisions in order, and collects violations."""
 
     def __init__(self, namespace: str = "", *, clock: Callable[[], float] | None = time.monotonic) -> None:
-        """``clock`` gives seconds, of which only differences count; None: the history was written long ago, and the
-        age of its records cannot be judged.
+        """Start with an empty store.
+
+        ``clock`` returns seconds, of which only differences count. None: the history was written long ago, so the age
+        of its records cannot be judged.
         """
         self.violations: list[Violation] = []
         self.revision = 0
@@ -72,7 +77,7 @@ class SecondAuditor:
         return len(self._content.operations)
 
     def begin(self, content: Mapping[str, str]) -> None:
-        """Take a store as it is; nothing of it is judged."""
+        """Start from the present content of a store, without judging it."""
         self._content.take(content)
 
     def feed(self, revision: Revision) -> None:

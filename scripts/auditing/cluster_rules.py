@@ -1,4 +1,4 @@
-"""Rules of what operations share: the counters of a table, and elections."""
+"""Rules of shared keys: the counters of a table, and elections."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def instance_numbers(content: Content, touched: Mapping[OperationName, Changes])
             numbers = range(int(before or 1), int(content.others.get(key) or 1))
             started = sorted(created.pop((unquote(parts[1]), parts[2]), []))
             if started != list(numbers):
-                yield Finding("instance numbers", key, f"counted {list(numbers)}, and {started} were started")
+                yield Finding("instance numbers", key, f"counted {list(numbers)}, but {started} were started")
     for (table, type_), started in created.items():
-        yield Finding("instance numbers", f"{table}/{type_}", f"{started} were started without the counter")
+        yield Finding("instance numbers", f"{table}/{type_}", f"{started} were started, but the counter did not move")
 
 
 def running_operations(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
@@ -41,11 +41,12 @@ def running_operations(content: Content, touched: Mapping[OperationName, Changes
     for table in tables:
         counted = record(content.others[keys[table]]) if table in keys else {}
         if +Counter(counted) != +content.active[table]:
-            yield Finding("runOps", table, f"says {counted}, and active are {dict(+content.active[table])}")
+            active = dict(+content.active[table])
+            yield Finding("runOps", table, f"counts {counted}, but the active operations are {active}")
 
 
 def elections(content: Content, touched: Mapping[OperationName, Changes]) -> Iterator[Finding]:
-    """An election passes from nobody who is alive, to who is alive."""
+    """A live incarnation wins an election, and only from one that is not alive."""
     for key, former in content.replaced.items():
         elected = content.others.get(key)
         if not key.startswith("distOpCoordinator.") or elected is None or elected == former:

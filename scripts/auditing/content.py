@@ -1,4 +1,4 @@
-"""What etcd's history has added up to: the keys of each operation, and all others, before and after a revision."""
+"""The store's content before and after a revision, by operation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GATE, PENDING, HISTORY = ("distOpOpen", ""), ("distOpPending", ""), ("distOpHist
 
 
 class Change(NamedTuple):
-    """A key of an operation: its value before the revision and after it (None: absent)."""
+    """A key of an operation: its values before and after a revision (None: absent)."""
 
     before: str | None
     after: str | None
 
 
 UNCHANGED = Change(None, None)
-"""Of a key that a revision did not write."""
+"""The change of a key that a revision did not write."""
 Changes = dict[Key, Change]
 """What one revision changed of one operation."""
 
@@ -61,7 +61,7 @@ class Operation:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The record of its options; an empty one where nothing was said."""
+        """The record of its options; empty where none were set."""
         return self.record(OPTIONS)
 
     def record(self, key: Key) -> dict[str, Any]:
@@ -82,14 +82,17 @@ class Operation:
 
 
 class Content:
-    """The store as the revisions so far have left it. ``clock`` gives seconds; None: ages cannot be judged."""
+    """The store as the revisions so far have left it.
+
+    ``clock`` returns seconds; None: ages cannot be judged.
+    """
 
     def __init__(self, namespace: str, clock: Callable[[], float] | None) -> None:
         self.operations: dict[OperationName, Operation] = defaultdict(Operation)
         self.others: dict[str, str] = {}
         """All keys that belong to no operation."""
         self.replaced: dict[str, str | None] = {}
-        """The values before this revision of those among them that it changed."""
+        """The former values of those of ``others`` that this revision changed."""
         self.active: dict[str, Counter[str]] = defaultdict(Counter)
         """Table → type → how many operations are running, paused or cancelling."""
         self.requests: dict[tuple[str, str, str], set[OperationName]] = defaultdict(set)
@@ -153,7 +156,7 @@ class Content:
         return record(value) if value is not None else None
 
     def hold(self, wanted: str, *, before: bool) -> dict[str, Any]:
-        """The hold of this name before or after the revision; an empty record where there is none."""
+        """The hold of this name before or after the revision; empty where there is none."""
         for key in {*self.others, *self.replaced}:
             if key.startswith("distOpHold.") and unquote(key.removeprefix("distOpHold.")) == wanted:
                 value = self.before(key) if before else self.others.get(key)
@@ -169,7 +172,10 @@ def _write(content: dict[Any, str], key: object, value: str | None) -> None:
 
 
 class Step(NamedTuple):
-    """What one revision did to one operation; ``operation`` is as the revision left it."""
+    """What one revision changed of one operation.
+
+    ``operation`` is as the revision left it.
+    """
 
     content: Content
     name: OperationName

@@ -1,4 +1,4 @@
-"""The second audit of a cluster that works: it follows etcd's history in a thread of its own."""
+"""Runs the second audit on a working cluster: follows its history in a thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ PAUSE = 0.5
 
 
 class SecondFollower:
-    """As a context manager. ``options``: of etcdctl, such as its endpoints."""
+    """Audits a cluster while the context is open.
+
+    ``options``: those of etcdctl, such as the endpoints.
+    """
 
     def __init__(
         self, etcdctl: str, options: Sequence[str], namespace: str = "", auditor: SecondAuditor | None = None
     ) -> None:
         self.auditor = auditor if auditor is not None else SecondAuditor(namespace)
         self.failure: BaseException | None = None
-        """What ended it before its time."""
+        """The error that ended the audit early."""
         self._words = (etcdctl, tuple(options), namespace)
         self._watch: Watch | None = None
         self._over = threading.Event()
@@ -42,7 +45,7 @@ class SecondFollower:
         self._thread.join(20)
 
     def problems(self, last: int) -> list[str]:
-        """What it found wrong up to revision ``last``, or why it did not see all of that."""
+        """The violations up to revision ``last``, or why the audit did not get there."""
         found = [f"second audit: {violation}" for violation in self.auditor.violations]
         if self.failure is not None:
             found.append(f"the second audit ended: {self.failure!r}")
@@ -51,7 +54,7 @@ class SecondFollower:
         return found
 
     def summary(self) -> str:
-        """What was judged, in one line."""
+        """A line about what was judged."""
         auditor = self.auditor
         return f"second audit: up to revision {auditor.revision}, {auditor.operations:,} operations"
 
@@ -64,7 +67,7 @@ class SecondFollower:
             self.failure = error
 
     def _follow(self) -> None:
-        """Take in revisions until the watch ends. Raises HistoryLost."""
+        """Judge revisions until the watch ends. Raises HistoryLost."""
         etcdctl, options, namespace = self._words
         watch = Watch(watch_command(etcdctl, options, namespace, self.auditor.revision + 1))
         with self._lock:

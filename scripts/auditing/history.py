@@ -1,4 +1,4 @@
-"""etcd's history of distop's keys, one revision at a time, as etcd's own command line prints it."""
+"""etcd's history of distop's keys by revision, read from ``etcdctl watch``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 COMPACTED = "required revision has been compacted"
-"""What etcd says of a revision that it has not kept."""
+"""etcd's message about a revision that it has compacted."""
 
 
 class Revision(NamedTuple):
-    """What one revision changed: key → its new value, or None where the key was deleted."""
+    """What one revision changed: key → its new value; None: the key was deleted."""
 
     number: int
     changes: dict[str, str | None]
 
 
 class HistoryLost(Exception):
-    """Revisions that were not read yet cannot be read any more."""
+    """Revisions that were not read yet are no longer available."""
 
 
 class WatchEnded(Exception):
@@ -31,7 +31,7 @@ class WatchEnded(Exception):
 
 
 def watch_command(etcdctl: str, options: Sequence[str] = (), namespace: str = "", start: int = 1) -> list[str]:
-    """The command that prints every change of distop's keys from the revision ``start`` on, and goes on doing so."""
+    """The command that prints every change of distop's keys from ``start`` on."""
     prefix = f"{namespace}/distOp" if namespace else "distOp"
     return [etcdctl, *options, "watch", f"--rev={start}", "--prefix", "--write-out=json", prefix]
 
@@ -76,7 +76,7 @@ def _text(encoded: str) -> str:
 
 
 class Watch:
-    """A running ``etcdctl watch``. As a context manager; ``lines`` gives what it prints."""
+    """A running ``etcdctl watch``, as a context manager."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self._command = list(command)
@@ -104,7 +104,10 @@ class Watch:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Each line that the command prints. Raises WatchEnded where the command ends by itself."""
+        """Each line that the command prints.
+
+        Raises WatchEnded where the command exits, and HistoryLost where etcd has compacted the history.
+        """
         process = self.process
         assert process is not None
         assert process.stdout is not None

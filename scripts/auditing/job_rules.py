@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def claims(step: Step) -> Iterator[Finding]:
-    """One claim at a time, taken from nobody who is alive, by who is alive, behind a gate, with the next attempt."""
+    """A live holder takes the one claim of a job, through a gate, as the next attempt.
+
+    It is never taken from a live holder.
+    """
     for (family, rest), change in step.changed.items():
         if family != "distOpClaim":
             continue
@@ -70,18 +73,21 @@ def _released(step: Step, partition: int, before: dict[str, Any] | None, after: 
 
 
 def _unclaimed(step: Step, partition: int, before: dict[str, Any] | None) -> Iterator[Finding]:
-    """A claim goes with the end of its job; of a cancelled operation also once nobody holds it."""
+    """A claim is deleted when its job ends, or in a cancel once nobody holds it."""
     operation = step.operation
     if step.change(("distOp", f"{partition:06d}.state")).after is not None or operation.ended:
         return
     if operation.state != "cancelling":
-        yield Finding("claims", _job(step, partition), "the claim was removed, and the job has not ended")
+        yield Finding("claims", _job(step, partition), "the claim was removed, but the job has not ended")
     elif before is not None and (owner := before.get("incarnation")) and step.content.node_lived(owner):
         yield Finding("claims", _job(step, partition), f"was taken from {owner}, which is alive, in a cancel")
 
 
 def reports(step: Step) -> Iterator[Finding]:
-    """A job ends once, by its claim's holder, or as failed after that was lost; checkpoints are its holder's."""
+    """A job ends once, by its claim's holder, or as failed after the holder was lost.
+
+    Only the holder writes checkpoints.
+    """
     for (family, rest), change in step.changed.items():
         job = job_key(rest) if family == "distOp" else None
         if job is None:
@@ -123,7 +129,10 @@ def _reported(step: Step, partition: int, state: str) -> Iterator[Finding]:
 
 
 def limits(step: Step) -> Iterator[Finding]:
-    """A permit belongs to a claim; with a new claim no more jobs of live holders run than the limits allow."""
+    """A permit belongs to a claim, and new claims keep to the limits of jobs.
+
+    Only jobs of live holders count.
+    """
     operation, name = step.operation, str(step.name)
     if operation.state is None or not any(family in ("distOpClaim", "distOpPermit") for family, _ in step.changed):
         return
@@ -148,8 +157,9 @@ def limits(step: Step) -> Iterator[Finding]:
 
 
 def _live(step: Step, operation: Operation) -> Counter[str]:
-    """Incarnation that is alive → claims. Those of actors are left out: a history does not tell when one of them counts
-    no more, because its duration has passed.
+    """Live incarnation → number of its claims.
+
+    Claims of actors are left out: a history does not show when an actor's duration has passed.
     """
     live: Counter[str] = Counter()
     for _, claim in operation.claims():

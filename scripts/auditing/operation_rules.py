@@ -1,4 +1,4 @@
-"""Rules of a whole operation: states, what is written once, gate or pending key, history, request ids, ids."""
+"""Rules of operations: states, keys written once, gate, history, request ids, ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PENDING_VALUES = {
 
 
 def states(step: Step) -> Iterator[Finding]:
-    """A state follows only those that the table of states allows; of some types one operation runs at a time."""
+    """The state follows the table of states; some types run one operation at a time."""
     if STATE not in step.changed:
         return
     content, name, operation = step.content, step.name, step.operation
@@ -50,7 +50,10 @@ def states(step: Step) -> Iterator[Finding]:
 
 
 def written_once(step: Step) -> Iterator[Finding]:
-    """Argument, spec, plan and history record never change; chunks of a plan only before the plan is there."""
+    """Argument, spec, plan and history record never change.
+
+    Chunks of a plan are written only before the plan.
+    """
     planned_before = PLAN in step.operation.keys and PLAN not in step.changed
     for (family, rest), (before, after) in step.changed.items():
         if after is None:
@@ -64,13 +67,16 @@ def written_once(step: Step) -> Iterator[Finding]:
 
 
 def gate_or_pending(step: Step) -> Iterator[Finding]:
-    """An operation has a gate or a pending key, never both, and it fits the state; after its end nothing is left."""
+    """An operation has either a gate or a pending key, and it fits the state.
+
+    After the operation's end no key is left.
+    """
     operation, name = step.operation, str(step.name)
     state, gate, pending = operation.state, GATE in operation.keys, operation.keys.get(PENDING)
     if state is None:
         stray = sorted({f"{family} {rest}" for family, rest in operation.keys if family != "distOpHistory"})
         if stray:
-            yield Finding("nothing is left", name, f"has no state, and still {', '.join(stray[:5])}")
+            yield Finding("nothing is left", name, f"has no state, but still has the keys {', '.join(stray[:5])}")
     elif gate == (pending is not None):
         yield Finding("gate or pending", name, "has both" if gate else "has neither")
     elif gate and (state != "running" or PLAN not in operation.keys):
@@ -80,7 +86,10 @@ def gate_or_pending(step: Step) -> Iterator[Finding]:
 
 
 def history(step: Step) -> Iterator[Finding]:
-    """An end and its history record are one revision; the record agrees with the jobs, and is kept for an hour."""
+    """An operation's end and its history record are written in one revision.
+
+    The record agrees with the jobs, and is kept for an hour.
+    """
     name = str(step.name)
     before, after = step.change(STATE)
     written = step.change(HISTORY)
@@ -89,7 +98,7 @@ def history(step: Step) -> Iterator[Finding]:
     if ends and not created:
         yield Finding("history", name, "ended without a history record of the same revision")
     if created and not ends:
-        yield Finding("history", name, "has a history record, and did not end in its revision")
+        yield Finding("history", name, "has a history record, but did not end in its revision")
     if ends and written.after is not None:
         yield from _record(step, record(written.after), after or step.operation.ended)
     if written.before is not None and written.after is None:
@@ -120,7 +129,7 @@ def _removal(step: Step, kept: dict[str, Any]) -> Iterator[Finding]:
 
 
 def request_ids(step: Step) -> Iterator[Finding]:
-    """One request id starts one operation, unless the earlier one was of a graph that was given up."""
+    """A request id starts one operation, unless the earlier one's graph was given up."""
     content, name = step.content, step.name
     before, after = step.change(STATE)
     if before is not None or after is None:
@@ -137,7 +146,10 @@ def request_ids(step: Step) -> Iterator[Finding]:
 
 
 def ids(step: Step) -> Iterator[Finding]:
-    """Of one id at most one operation is active and one is pending; the id names the latter, or else the former."""
+    """Of one id at most one operation is active, and at most one is pending.
+
+    The id names the pending one, or else the active one.
+    """
     content, name, operation = step.content, step.name, step.operation
     identity = operation.spec.get("id")
     if STATE not in step.changed or not identity:

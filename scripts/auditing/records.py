@@ -1,4 +1,4 @@
-"""Keys and values as docs/contract.md and the table of keys in docs/architecture.md describe them."""
+"""Keys and values as docs/contract.md and docs/architecture.md describe them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ACTIVE = ("running", "paused", "cancelling")
 
 
 def quoted(part: str) -> str:
-    """A part of a name as keys spell it: percent-encoded, all but letters, digits and ``_-=:@+``."""
+    """A part of a name as in keys.
+
+    It is percent-encoded, except letters, digits and ``_-=:@+``.
+    """
     return quote(part, safe="_-=:@+").replace(".", "%2E").replace("~", "%7E")
 
 
@@ -25,7 +28,10 @@ class BadRecord(Exception):
 
 
 class OperationName(NamedTuple):
-    """An operation. Its parts are decoded: keys and names percent-encode different characters."""
+    """The decoded name of an operation.
+
+    Keys and names percent-encode different characters.
+    """
 
     table: str
     type: str
@@ -39,7 +45,7 @@ class OperationName(NamedTuple):
 
 
 class KeyOf(NamedTuple):
-    """A key of an operation: its family, the operation, and what follows the instance (empty for none)."""
+    """A key of an operation: family, operation, and what follows the instance."""
 
     family: str
     operation: OperationName
@@ -55,7 +61,7 @@ def without_namespace(key: str, namespace: str) -> str | None:
 
 
 def operation_key(key: str) -> KeyOf | None:
-    """The operation that a key belongs to; None for a key of a table, a node, a counter …"""
+    """The operation that a key belongs to; None for a key of a table, node or counter."""
     family, *parts = key.split(".")
     if family not in FAMILIES or len(parts) < 3:
         return None
@@ -69,7 +75,7 @@ def operation_key(key: str) -> KeyOf | None:
 
 
 def operation_name(text: str) -> OperationName:
-    """The operation of this name, as records write it. Raises BadRecord for what is none."""
+    """The operation of this name, as records write it. Raises BadRecord otherwise."""
     parts = [unquote(part) for part in text.split("/")]
     if len(parts) not in (3, 4) or not parts[-1].isdigit():
         raise BadRecord(f"names no operation: {text!r}")
@@ -80,7 +86,7 @@ _JOB = re.compile(r"(\d{6})\.(state|outcome|progress)")
 
 
 def job_key(rest: str) -> tuple[int, str] | None:
-    """(partition, "state", "outcome" or "progress") of what follows an operation's instance."""
+    """(partition, "state", "outcome" or "progress") of a job's key, or None."""
     found = _JOB.fullmatch(rest)
     return (int(found[1]), found[2]) if found else None
 

@@ -1,4 +1,4 @@
-"""Rules of what waits: when an operation begins, when it is aborted, and the edges between operations."""
+"""Rules of pending operations: begin, abort, and the edges between operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def beginning(step: Step) -> Iterator[Finding]:
-    """An operation begins, or joins, once nothing is left that it waits for and its hold is gone."""
+    """An operation begins or joins once it waits for nothing and its hold is gone."""
     before, after = step.change(STATE)
     if before != "pending" or after not in ("running", "success"):
         return
@@ -27,7 +27,7 @@ def beginning(step: Step) -> Iterator[Finding]:
 
 
 def aborted(step: Step) -> Iterator[Finding]:
-    """A pending operation is aborted by a broken edge, a denied hold, or another operation in its place."""
+    """A pending operation is aborted by a broken edge, a denied hold or a replacement."""
     before, after = step.change(STATE)
     if before != "pending" or after != "cancelled":
         return
@@ -40,7 +40,7 @@ def aborted(step: Step) -> Iterator[Finding]:
 
 
 def edges(step: Step) -> Iterator[Finding]:
-    """An edge has two ends; it is made while the predecessor goes on, and removed as that has ended."""
+    """An edge has two ends, starts before its predecessor ends, and is removed after."""
     name, operation = str(step.name), step.operation
     for (family, rest), (before, after) in step.changed.items():
         side, _, edge = rest.partition(".")
@@ -64,7 +64,7 @@ def edges(step: Step) -> Iterator[Finding]:
 
 
 def successors(step: Step) -> Iterator[Finding]:
-    """The keys of an operation go when all that wait for it were informed of its end."""
+    """An operation's keys go only after all its successors know of its end."""
     if STATE not in step.changed or step.operation.state is not None:
         return
     for (family, rest), (before, _) in step.changed.items():

@@ -1,1 +1,1 @@
-"""Mutants of distop: each leaves out one guard, one write or one age, and has to be found (scripts/mutate)."""
+"""Mutants of distop: each changes one guard, write, age or step (scripts/mutate)."""

@@ -1,7 +1,7 @@
-"""Where each mutant makes a difference: the tests and the schedules in which it would change a transaction.
+"""Where each mutant is decisive: the tests and schedules in which it matters.
 
-A run is deterministic up to the first transaction that a mutant changes. So a schedule in which a guard never refuses
-anything alone is the same without it, and need not be run again: a mutant is run only where it is decisive.
+A run is deterministic up to the first transaction that a mutant changes. So a mutant is run only where it is decisive:
+in all other runs nothing would differ.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from _pytest.runner import runtestprotocol
 
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
-from mutating import sources
-from mutating.children import Ended, Steps, in_children
-from mutating.held import VARIANTS, Held, Requests, hold
+from mutating import source_mutants
+from mutating.child_processes import Ended, Steps, in_children
+from mutating.held_requests import VARIANTS, Held, Requests, hold
 from mutating.hooks import Observed, observing
-from mutating.late import Copy, Late, watching
-from mutating.lives import live
-from mutating.transactions import GUARD, Left
+from mutating.late_copies import Copy, Late, watching
+from mutating.random_lives import live
+from mutating.transaction_mutants import GUARD, Mutant
 
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100
 TESTS_AT_ONCE = 400
-"""So many schedules or tests one process observes: it begins by marking the mutants of source, which takes seconds."""
+"""Schedules, lives or tests that one process observes: it first marks the source mutants, which takes seconds."""
 
 
 @dataclass
 class Place:
-    """A test (``test``, its id) or a schedule (``seed``) in which mutants are decisive; with ``copy``: with one late
-    copy of a transaction; with ``held``: with one request that is held. ``life``: a random life of the pure core.
+    """A test or a schedule in which mutants are decisive.
+
+    ``test``: the id of a test. ``seed``: a schedule; with ``copy``, one late copy of a transaction is added; with
+    ``held``, one request is held. ``life``: a random life of the pure core.
     """
 
     test: str = ""
@@ -63,7 +65,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """As it is written."""
+        """The place with this text (the inverse of ``str``)."""
         if found := _LIFE.fullmatch(text):
             return cls(life=int(found.group(1)))
         if found := _PLACE.fullmatch(text):
@@ -86,7 +88,7 @@ a transaction; these with one request that is held.
 
 
 def layer_of(place: str) -> str:
-    """The layer of a place, as it is written."""
+    """The layer of a place, given as text."""
     if place.startswith("life "):
         return LIVES
     if found := _PLACE.fullmatch(place):
@@ -98,52 +100,52 @@ def layer_of(place: str) -> str:
 class Catalogue:
     """All mutants that were seen, and where each is decisive: (place, how often)."""
 
-    decisive: dict[Left, list[tuple[Place, int]]] = field(default_factory=lambda: defaultdict(list))
-    mutants: set[Left] = field(default_factory=set)
-    simulated: set[Left] = field(default_factory=set)
-    """Those that the schedules build."""
+    decisive: dict[Mutant, list[tuple[Place, int]]] = field(default_factory=lambda: defaultdict(list))
+    mutants: set[Mutant] = field(default_factory=set)
+    simulated: set[Mutant] = field(default_factory=set)
+    """Mutants of transactions that the schedules build."""
     broken: list[str] = field(default_factory=list)
-    """Tests and schedules that fail without any mutant: they decide nothing."""
+    """Tests and schedules that fail without any mutant; they are not used."""
     schedules: int = 0
     idle: dict[str, str] = field(default_factory=dict)
-    """Files of tests that reach no mutant, with the hash of what they say: they need not be observed again."""
+    """Test files that reach no mutant, with their hashes; they need not be observed again."""
     sent: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    """By label: the requests that had it, (seed, number)."""
+    """Label → requests with this label: (seed, number)."""
 
-    def pairs(self, left: Left) -> list[Left]:
-        """The pairs of guards of which a guard is one, those first that are decisive most often."""
+    def pairs(self, mutant: Mutant) -> list[Mutant]:
+        """Pairs of guards that contain this guard, most often decisive first."""
         found = [
-            one for one in self.decisive if one.place == left.place and one.mode == GUARD and one.what != left.what
+            one for one in self.decisive if one.place == mutant.place and one.mode == GUARD and one.what != mutant.what
         ]
-        found = [one for one in found if left.what in one.kinds]
+        found = [one for one in found if mutant.what in one.kinds]
         return sorted(found, key=lambda one: (-len(self.decisive[one]), one))
 
     def requests(self, most: int) -> list[Place]:
-        """So many requests of each label, each held in several ways: the same ones each time, from all schedules."""
+        """``most`` requests of each label, each held in several ways; the same each time."""
         found = []
         for sent in self.sent.values():
             chosen = sorted(sent, key=lambda one: crc32(f"{one}".encode()))[:most]
             found += [Place(seed=seed, held=(number, *how)) for seed, number in chosen for how in VARIANTS]
         return found
 
-    def places(self, left: Left, layer: str) -> list[Place]:
-        """Where a mutant is decisive in this layer, most promising first: often, and soon done."""
-        found = [(place, count) for place, count in self.decisive.get(left, ()) if place.layer == layer]
+    def places(self, mutant: Mutant, layer: str) -> list[Place]:
+        """Where a mutant is decisive in this layer; frequent and quick places first."""
+        found = [(place, count) for place, count in self.decisive.get(mutant, ()) if place.layer == layer]
         found.sort(key=lambda one: (one[0].seconds / min(one[1], 5), str(one[0])))
         return [place for place, _ in found]
 
     def as_json(self) -> Any:
         listed = sorted(self.mutants | self.decisive.keys())
-        names = {left: n for n, left in enumerate(listed)}
+        names = {mutant: n for n, mutant in enumerate(listed)}
         places: dict[str, list[Any]] = {}
-        for left, found in self.decisive.items():
+        for mutant, found in self.decisive.items():
             for place, count in found:
                 entry = places.setdefault(str(place), [str(place), round(place.seconds, 3), []])
-                entry[2].append([names[left], count])
+                entry[2].append([names[mutant], count])
         return {
-            "listed": [_told(left) for left in listed],
-            "mutants": sorted(names[left] for left in self.mutants),
-            "simulated": sorted(names[left] for left in self.simulated),
+            "listed": [_told(mutant) for mutant in listed],
+            "mutants": sorted(names[mutant] for mutant in self.mutants),
+            "simulated": sorted(names[mutant] for mutant in self.simulated),
             "places": list(places.values()),
             "broken": self.broken,
             "schedules": self.schedules,
@@ -154,7 +156,7 @@ class Catalogue:
     @classmethod
     def from_json(cls, told: Any) -> Catalogue:
         found = cls()
-        listed = [Left(*one) for one in told["listed"]]
+        listed = [Mutant(*one) for one in told["listed"]]
         found.mutants = {listed[n] for n in told["mutants"]}
         found.simulated = {listed[n] for n in told["simulated"]}
         found.broken, found.schedules = list(told["broken"]), told["schedules"]
@@ -170,8 +172,9 @@ class Catalogue:
 def collected(
     items: Sequence[pytest.Item], seeds: Sequence[int], lives: int, requests_held: int, jobs: int
 ) -> Catalogue:
-    """Run all of these tests, schedules and lives once, as they are; then schedules in which one request is held, for
-    so many requests of each label.
+    """Run all these tests, schedules and lives once without a mutant.
+
+    Then run schedules in which one request is held, ``requests_held`` for each label.
     """
     by_id = {item.nodeid: item for item in items}
     ids = list(by_id)
@@ -188,7 +191,7 @@ def collected(
             return _observe_held(listed, steps)
         return _observe_tests(listed, by_id, steps) if kind == "tests" else _observe_seeds(listed, steps)
 
-    found = Catalogue(schedules=len(seeds), mutants=set(sources.sites()))
+    found = Catalogue(schedules=len(seeds), mutants=set(source_mutants.sites()))
     for ended in in_children(work, jobs, do):
         _add(found, ended)
     requests = [str(place) for place in found.requests(requests_held)]
@@ -226,8 +229,9 @@ def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
             sent += [[label, seed, number] for label, numbers in requests.labels.items() for number in numbers]
             took = time.perf_counter() - began
             told.append([str(Place(seed=seed)), took, _counted(observed), bool(breaches)])
-            for left, copies in late.copies.items():
-                told += [[str(Place(seed=seed, copy=one)), took, [[*_told(left), 1]], bool(breaches)] for one in copies]
+            for mutant, copies in late.copies.items():
+                counts = [[*_told(mutant), 1]]
+                told += [[str(Place(seed=seed, copy=one)), took, counts, bool(breaches)] for one in copies]
     return [told, _listed(observed), sent]
 
 
@@ -255,21 +259,21 @@ def _observe_held(places: Sequence[str], steps: Steps) -> Any:
             assert place.held is not None
             hold(sim, observed, place.held)
             breaches = sim.run().breaches
-            guards = [[*_told(left), count] for left, count in observed.decisive.items() if left.mode == GUARD]
+            guards = [[*_told(mutant), count] for mutant, count in observed.decisive.items() if mutant.mode == GUARD]
             told.append([text, time.perf_counter() - began, guards, bool(breaches)])
     return [told, _listed(observed), []]
 
 
 def _counted(observed: Observed) -> Any:
-    return [[*_told(left), count] for left, count in observed.decisive.items()]
+    return [[*_told(mutant), count] for mutant, count in observed.decisive.items()]
 
 
-def _told(left: Left) -> list[str]:
-    return [left.place, left.mode, left.what]
+def _told(mutant: Mutant) -> list[str]:
+    return [mutant.place, mutant.mode, mutant.what]
 
 
 def _listed(observed: Observed) -> Any:
-    return [_told(left) for left in observed.seen]
+    return [_told(mutant) for mutant in observed.seen]
 
 
 def _add(found: Catalogue, ended: Ended) -> None:
@@ -277,7 +281,7 @@ def _add(found: Catalogue, ended: Ended) -> None:
         found.broken.append(f"{ended.step}: {'hangs' if ended.hung else ended.error}")
         return
     told, seen, sent = ended.answer
-    listed = {Left(*one) for one in seen}
+    listed = {Mutant(*one) for one in seen}
     found.mutants |= listed
     for label, seed, number in sent:
         found.sent[label].append((seed, number))
@@ -290,4 +294,4 @@ def _add(found: Catalogue, ended: Ended) -> None:
                 found.broken.append(text)
             continue
         for where, mode, what, count in counts:
-            found.decisive[Left(where, mode, what)].append((place, count))
+            found.decisive[Mutant(where, mode, what)].append((place, count))

@@ -1,8 +1,7 @@
-"""Where transactions leave for the store: there they are observed, and there one mutant changes them.
+"""Wraps the functions that send transactions, to observe or to mutate them.
 
-Production code has no hook. The two functions through which every transaction passes are wrapped: the client's encoder,
-and the model of etcd that the unit tests apply labelled transactions to. A label is not sent, so what the model of the
-simulator is given is recognized by its value.
+Production code has no hook. Every transaction passes through the client's encoder, or, in unit tests, through the
+model of etcd. A label is not sent, so a transaction that comes from the wire is recognized by its value.
 """
 
 from __future__ import annotations
@@ -15,43 +14,51 @@ from typing import Any
 from distop.core.txn import Txn, TxnResult
 from distop.store import client as _client
 from distop.testing.model_store import ModelStore
-from mutating import sources
-from mutating.transactions import Left, all_left, decisive, without
+from mutating import source_mutants
+from mutating.transaction_mutants import Mutant, all_mutants, decisive, without
 
 client: Any = _client
 """The module whose encoder is wrapped."""
 
 
 class Observed:
-    """What transactions did: ``seen`` has all mutants of those that were built, ``decisive`` counts how often each
-    would have changed one that was applied.
+    """What transactions did.
+
+    ``seen``: all mutants of the transactions that were built. ``decisive``: how often each would have changed one that
+    was applied.
     """
 
     def __init__(self) -> None:
-        self.seen: set[Left] = set()
-        self.decisive: Counter[Left] = Counter()
+        self.seen: set[Mutant] = set()
+        self.decisive: Counter[Mutant] = Counter()
         self._sent: dict[Txn, Txn] = {}
 
     def sent(self, txn: Txn, labelled: Txn | None = None) -> None:
-        """The client sends it: the label is known by its value from now on. ``labelled``: as the code built it."""
+        """Remember the label of a transaction that the client sends.
+
+        ``labelled``: the transaction as the code built it.
+        """
         self._sent[txn] = labelled if labelled is not None else txn
 
     def labelled(self, txn: Txn) -> Txn | None:
-        """The transaction with its label; None where it has none. What came from the wire is known by its value."""
+        """The transaction with its label; None where it has none.
+
+        One from the wire is recognized by its value.
+        """
         labelled = txn if txn.label else self._sent.get(txn)
         return labelled if labelled is not None and labelled.label else None
 
     def applied(self, store: ModelStore, txn: Txn) -> None:
-        """The model applies it, with its label or as it came from the wire."""
+        """Count a transaction that the model applies, with its label or from the wire."""
         labelled = self.labelled(txn)
         if labelled is None:
             return
-        self.seen.update(all_left(labelled))
+        self.seen.update(all_mutants(labelled))
         self.decisive.update(set(decisive(labelled, store._holds)))
 
-    def reached(self, left: Left) -> None:
-        """The statement that a mutant of source changes is about to run."""
-        self.decisive[left] += 1
+    def reached(self, mutant: Mutant) -> None:
+        """The statement that a source mutant changes is about to run."""
+        self.decisive[mutant] += 1
 
     def reset(self) -> None:
         """Begin to count anew."""
@@ -61,10 +68,11 @@ class Observed:
 
 @contextlib.contextmanager
 def observing(observed: Observed) -> Iterator[None]:
-    """Tell it of each transaction that is sent or applied, and of each statement that a mutant of source changes, which
-    stay marked in this process.
+    """Observe each transaction, and each statement that a source mutant changes.
+
+    The statements stay marked in this process.
     """
-    sources.mark(observed.reached)
+    source_mutants.mark(observed.reached)
     encode, apply = client.encode_txn, ModelStore.apply
 
     def encoded(txn: Txn) -> Any:
@@ -84,11 +92,11 @@ def observing(observed: Observed) -> Iterator[None]:
         ModelStore.apply = apply  # type: ignore[method-assign]
 
 
-def plant(left: Left) -> None:
-    """From now on, in this process, the code is the mutant."""
-    if left.mode in sources.MODES:
-        sources.change(left)
+def plant(mutant: Mutant) -> None:
+    """Change the code of this process into the mutant."""
+    if mutant.mode in source_mutants.MODES:
+        source_mutants.change(mutant)
         return
     encode, apply = client.encode_txn, ModelStore.apply
-    client.encode_txn = lambda txn: encode(without(txn, left))
-    ModelStore.apply = lambda self, txn: apply(self, without(txn, left) if txn.label else txn)  # type: ignore[method-assign]
+    client.encode_txn = lambda txn: encode(without(txn, mutant))
+    ModelStore.apply = lambda self, txn: apply(self, without(txn, mutant) if txn.label else txn)  # type: ignore[method-assign]

@@ -1,4 +1,7 @@
-"""Looking for what kills a mutant: first unit tests, then scenarios, then schedules; it ends at the first kill."""
+"""Runs mutants where they are decisive, until a test or schedule kills them.
+
+Unit tests come first, then scenarios, then schedules.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from _pytest.runner import runtestprotocol
 from distop.testing.simulation import Simulation, scenario
 from distop.testing.simulation.run import quietly
 from mutating.catalogue import COPIES, HELD, LIVES, SCENARIOS, SCHEDULES, UNIT, Place, layer_of
-from mutating.children import Steps, in_children
-from mutating.held import hold
+from mutating.child_processes import Steps, in_children
+from mutating.held_requests import hold
 from mutating.hooks import plant
-from mutating.late import arriving, labelling
-from mutating.lives import live
-from mutating.transactions import Left
+from mutating.late_copies import arriving, labelling
+from mutating.random_lives import live
+from mutating.transaction_mutants import Mutant
 
 TRIED = {UNIT: 25, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
 """Places of each layer in which a mutant is run before it counts as a survivor."""
@@ -27,7 +30,11 @@ TRIED = {UNIT: 25, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20
 
 @dataclass
 class Verdict:
-    """How a mutant fared. ``layer`` "" : it survived. ``how``: what failed; ``places``: where it was run."""
+    """How a mutant fared.
+
+    ``layer``: where it was killed, or "" where it survived. ``how``: what failed. ``places``: in how many places it
+    was run.
+    """
 
     mutant: str
     layer: str = ""
@@ -37,9 +44,9 @@ class Verdict:
     decisive: int = 0
     seconds: float = 0.0
     backed: str = ""
-    """Of a guard that survives: another one of its transaction that refuses the same. Both left out are killed."""
+    """For a guard that survives: another guard that refuses the same; leaving out both is noticed."""
     content: str = ""
-    """Of the code that it is about."""
+    """The hash of the judged code."""
 
     @property
     def killed(self) -> bool:
@@ -48,29 +55,29 @@ class Verdict:
 
 @dataclass
 class Hunt:
-    """One mutant, and where it is looked for."""
+    """One mutant, and the places in which it is run."""
 
-    left: Left
+    mutant: Mutant
     places: Sequence[Place]
     decisive: int
 
 
 def hunt(hunts: Sequence[Hunt], items: Mapping[str, pytest.Item], jobs: int) -> Iterator[Verdict]:
-    """Run each mutant where it is looked for, in a process of its own."""
+    """Run each mutant in its places, in a process of its own."""
 
     def do(one: Hunt, steps: Steps) -> Any:
-        plant(one.left)
+        plant(one.mutant)
         began = time.perf_counter()
         for n, place in enumerate(one.places, 1):
             steps.begin(str(place))
-            how = _look(place, items, one.left)
+            how = _look(place, items, one.mutant)
             if how:
                 return [str(place), place.layer, how, n, time.perf_counter() - began]
         return ["", "", "", len(one.places), time.perf_counter() - began]
 
     for ended in in_children(hunts, jobs, do):
         one: Hunt = ended.work
-        verdict = Verdict(str(one.left), decisive=one.decisive)
+        verdict = Verdict(str(one.mutant), decisive=one.decisive)
         if ended.answer is not None:
             verdict.killer, verdict.layer, verdict.how, verdict.places, verdict.seconds = ended.answer
         else:
@@ -79,11 +86,11 @@ def hunt(hunts: Sequence[Hunt], items: Mapping[str, pytest.Item], jobs: int) -> 
         yield verdict
 
 
-def _look(place: Place, items: Mapping[str, pytest.Item], left: Left | None) -> str:
+def _look(place: Place, items: Mapping[str, pytest.Item], mutant: Mutant | None) -> str:
     """What fails there; "" where nothing does."""
     if place.test:
         return _test(items[place.test])
-    return live(place.life) if place.life >= 0 else _schedule(place, left)
+    return live(place.life) if place.life >= 0 else _schedule(place, mutant)
 
 
 def _test(item: pytest.Item) -> str:
@@ -95,21 +102,22 @@ def _test(item: pytest.Item) -> str:
     return ""
 
 
-def _schedule(place: Place, left: Left | None) -> str:
-    """What a schedule breaches; "" where nothing is. Of the mutant's transactions, where one is given."""
+def _schedule(place: Place, mutant: Mutant | None) -> str:
+    """What a schedule breaches, with the mutant if one is given; "" where nothing."""
     with quietly(), contextlib.ExitStack() as stack:
         sim = Simulation(scenario(place.seed))
         if place.copy is not None:
-            stack.enter_context(arriving(place.copy, left))
+            stack.enter_context(arriving(place.copy, mutant))
         if place.held is not None:
-            hold(sim, stack.enter_context(labelling(left)), place.held)
+            hold(sim, stack.enter_context(labelling(mutant)), place.held)
         breaches = sim.run().breaches
     return breaches[0].kind if breaches else ""
 
 
-def unfounded(verdicts: Sequence[Verdict], jobs: int) -> Iterator[tuple[Verdict, str]]:
-    """Kills by a late copy or a held request that breaches something without any mutant, too: a fault of the code as
-    it is.
+def breaches_without_mutant(verdicts: Sequence[Verdict], jobs: int) -> Iterator[tuple[Verdict, str]]:
+    """Kills by a late copy or a held request that also breach without the mutant.
+
+    Such a breach is a bug of distop.
     """
     copies = [one for one in verdicts if one.layer in (COPIES, HELD)]
 

@@ -304,9 +304,10 @@ def test_a_spark_without_iceberg_fails_an_iceberg_table_with_what_to_do(group: D
     assert "start the executors with --spark-conf spark.jars.packages=org.apache.iceberg:" in said, group.tails()
 
 
-def test_files_that_end_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:
-    """A damaged page asks for more memory than the JVM has, and pyarrow ends the process over a damaged footer: the
-    executor runs the jobs again, each alone, and validate looks before it reads.
+def test_files_that_crash_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:
+    """A damaged page exceeds the JVM's memory; a damaged footer aborts pyarrow.
+
+    The executor runs the jobs again, each alone, and validate checks the files before it reads them.
     """
     place = tmp_path / "deadly"
     for name, kind in (("p=1", "sound"), ("p=2", "huge-page"), ("p=3", "sound"), ("p=4", "sound")):

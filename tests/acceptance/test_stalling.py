@@ -1,4 +1,4 @@
-"""What is asked of a real Spark session that completes no tasks, and for how long."""
+"""What a stalled real Spark session is asked for, and for how long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.worker import probing
-from distop.worker.stalling import known_to
+from distop.worker.stalling import known_to_master
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def silent() -> Iterator[str]:
 @pytest.mark.timeout(60)
 def test_masters_that_do_not_answer_are_given_up_in_time(spark: SparkSession, silent: str) -> None:
     """Spark's own time limit is two minutes for each master."""
-    assert known_to(spark, [silent, silent], 1.0) is None
+    assert known_to_master(spark, [silent, silent], 1.0) is None
 
 
 def test_a_probe_that_waits_for_the_tasks_of_others_leaves_no_job_behind(spark: SparkSession) -> None:

@@ -1,7 +1,7 @@
-"""Damaged and encrypted files, and those that Spark does not read: no mode says more than was proved, or read.
+"""Damaged, encrypted and unreadable files: validate claims only what was proved.
 
-What they hold is read by pyarrow, in plain Python and in a process of its own. ``scripts/oracle --parquet-files`` does
-the same for any folder of files.
+pyarrow reads their content, in plain Python and in a separate process. ``scripts/oracle --parquet-files`` does the
+same for any folder of files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_no_mode_says_more_than_an_independent_reader(table: Table, kind: str) -
 
 
 def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
-    """Of its first check a scan was to count the violations: that there are some is known without."""
+    """A scan was to count the violations; statistics prove that there are some."""
     path = made(table, "corrupt-pages")
     checks = [
         between("id", low=100),
@@ -73,7 +73,7 @@ def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
 
 
 def test_a_damaged_file_leaves_the_others_of_its_partition_their_checks(table: Table) -> None:
-    """What is to be counted in the sound file alone is counted, whatever stands in the other."""
+    """Checks that need only the sound file are counted."""
     bad, good = made(table, "corrupt-pages", "a.parquet"), made(table, "sound", "b.parquet")
     footers.without_statistics(good)
     ran = table.run({"not_null": "name"}, {"check": "name <> ''", "name": "sql"})
@@ -121,7 +121,10 @@ def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_ri
 def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
     table: Table, mode: str, where: str | None
 ) -> None:
-    """Beside a sound file in each partition, whose rows are read. A condition may be pushed down to Spark's reader."""
+    """Each partition also has a sound file, whose rows are read.
+
+    A condition may be pushed down to Spark's reader.
+    """
     for part in ("1", "2"):
         made(table, "sound", f"p={part}/a.parquet")
     bad = made(table, "pages-behind-the-end", "p=2/b.parquet")
@@ -132,7 +135,7 @@ def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
     assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["valid", "valid"]
 
 
-def test_what_was_read_is_known_without_asking_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_read_are_known_without_a_separate_query(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks with an expression and without, and for keys, in one part or several."""
     monkeypatch.setattr(scan, "rows_by_file", None)
     for n in range(8):
@@ -148,7 +151,10 @@ def test_what_was_read_is_known_without_asking_again(table: Table, monkeypatch: 
 
 
 def test_a_condition_that_reads_fewer_rows_is_no_damage(table: Table) -> None:
-    """Spark skips row groups, partitions, and whole scans, by what is pushed down: each file is asked for its rows."""
+    """Spark skips row groups, partitions and whole scans by pushed-down conditions.
+
+    Then the rows of each file are counted by a separate query.
+    """
     for part in ("1", "2"):
         made(table, "sound", f"p={part}/a.parquet")
     for where, rows in (("id < 10", 20), ("p = '1'", damaged.ROWS), ("id < 0", 0), ("1 = 0", 0)):

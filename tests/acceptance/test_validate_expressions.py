@@ -98,7 +98,7 @@ BREAKING = {
 
 
 @pytest.mark.parametrize("where", BREAKING)
-def test_an_expression_that_breaks_spark_is_the_error_of_its_own_check(table: Table, where: str) -> None:
+def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table: Table, where: str) -> None:
     for p in range(3):
         table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a", None, "b"]})
     neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "x + 1 > 1"})
@@ -114,7 +114,7 @@ def test_an_expression_that_breaks_spark_is_the_error_of_its_own_check(table: Ta
 
 
 @pytest.mark.parametrize("where", ["analysis", "parser"])
-def test_a_where_that_breaks_spark_is_told_in_one_sentence(table: Table, where: str) -> None:
+def test_a_where_on_which_spark_fails_is_reported_in_one_sentence(table: Table, where: str) -> None:
     table.add("p=1/a.parquet", {"x": [1, 2, -1]})
     ran = table.run({"check": "x > 0"}, {"not_null": "x"}, where=BREAKING[where])
     assert ran.message.startswith("where: ")

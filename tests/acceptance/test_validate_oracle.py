@@ -63,7 +63,7 @@ def test_where_picks_rows(made: Generated, context: Any) -> None:
     assert mistakes_of_where(made, context) == []
 
 
-def test_an_expression_that_breaks_spark_changes_nothing_else(made: Generated, context: Any) -> None:
+def test_an_expression_on_which_spark_fails_changes_no_other_check(made: Generated, context: Any) -> None:
     assert mistakes_beside(made, context) == []
 
 

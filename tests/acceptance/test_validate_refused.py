@@ -1,4 +1,4 @@
-"""Files that pyarrow can read and Spark cannot: one cause for all of them is no verdict on any."""
+"""Files that pyarrow can read and Spark cannot: a common cause is no verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop_behaviors.reading import store_causes
+from distop_behaviors.reading import store_errors
 from distop_behaviors.validate import Validate
 from tests.support.refusing import RefusingStore
 
@@ -39,10 +39,10 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableRecord]:
 
 @pytest.mark.parametrize(
     ("implementation", "cause"),
-    [(None, store_causes.SCHEME), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_causes.NAME)],
+    [(None, store_errors.SCHEME), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_errors.NAME)],
     ids=["no file system", "an unknown host"],
 )
-def test_a_store_that_spark_cannot_read_is_no_verdict(
+def test_a_store_that_spark_cannot_read_gives_no_verdict(
     spark: SparkSession, context: Any, refused: TableRecord, implementation: str | None, cause: str
 ) -> None:
     configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()
@@ -71,12 +71,12 @@ class Said(Exception):
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("java.nio.file.AccessDeniedException", store_causes.DENIED),
-        (f"{HADOOP}.security.AccessControlException", store_causes.DENIED),
-        (f"{HADOOP}.security.authentication.client.AuthenticationException", store_causes.CREDENTIALS),
-        ("java.net.ConnectException", store_causes.CONNECTION),
-        (f"{HADOOP}.net.ConnectTimeoutException", store_causes.SILENT),
-        ("java.net.UnknownHostException", store_causes.NAME),
+        ("java.nio.file.AccessDeniedException", store_errors.DENIED),
+        (f"{HADOOP}.security.AccessControlException", store_errors.DENIED),
+        (f"{HADOOP}.security.authentication.client.AuthenticationException", store_errors.CREDENTIALS),
+        ("java.net.ConnectException", store_errors.CONNECTION),
+        (f"{HADOOP}.net.ConnectTimeoutException", store_errors.SILENT),
+        ("java.net.UnknownHostException", store_errors.NAME),
         ("java.io.FileNotFoundException", None),
         ("java.io.EOFException", None),
     ],
@@ -87,7 +87,7 @@ def test_a_cause_is_told_by_the_class_of_javas_exception(spark: SparkSession, na
     for part in name.split("."):
         kind = getattr(kind, part)
     thrown = kind("s3a://bucket/a.parquet")
-    assert store_causes.of_spark(Said(thrown)) == cause
-    assert store_causes.of_spark(Said(jvm.java.io.IOException("cannot be read", thrown))) == cause
+    assert store_errors.cause_of_spark_error(Said(thrown)) == cause
+    assert store_errors.cause_of_spark_error(Said(jvm.java.io.IOException("cannot be read", thrown))) == cause
     quoted = jvm.java.io.IOException(f"the value '{name}: no' cannot be cast")
-    assert store_causes.of_spark(Said(quoted)) is None
+    assert store_errors.cause_of_spark_error(Said(quoted)) is None

@@ -1,4 +1,7 @@
-"""The store against real etcd servers, each test on each version of :mod:`tests.support.servers`."""
+"""The store against real etcd servers; each test runs on each version.
+
+The versions are in :mod:`tests.support.servers`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 @pytest.fixture(scope="session")
 def shared_etcd(server: servers.Server) -> Iterator[EmbeddedEtcd]:
-    """One etcd for all tests that neither stop it nor compact it; each writes below keys of its own."""
+    """One etcd for all tests that neither stop nor compact it.
+
+    Each test writes below keys of its own.
+    """
     with EmbeddedEtcd(compaction=None) as etcd:
         yield etcd
 

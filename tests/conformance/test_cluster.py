@@ -39,8 +39,9 @@ def cluster() -> Iterator[EtcdCluster]:
 async def test_an_idle_cluster_keeps_its_watches(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where nothing is written, a server answers a request for progress only if the watch does not start beyond the
-    store's revision (W8a). No member is blamed for that. Old servers are not asked: their streams are replaced.
+    """An idle server answers no progress request for a watch beyond its revision.
+
+    No member is blamed for that (W8a). Old servers are not asked: their streams are replaced.
     """
     caplog.set_level(logging.INFO, "distop.store")
     monkeypatch.setattr(watch, "_PATIENCE", 1.5)

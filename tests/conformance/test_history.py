@@ -94,7 +94,7 @@ async def test_compacted_history_begins_with_what_was_there(own_etcd: EmbeddedEt
 
 
 async def test_a_history_that_is_compacted_to_its_end(own_etcd: EmbeddedEtcd) -> None:
-    """Nothing happened since the compaction: what is there is all that there is to read (W8a)."""
+    """Nothing happened since the compaction, so there is nothing more to read (W8a)."""
     async with connected(own_etcd.endpoint) as client:
         await put(client, "h.a")
         at = await put(client, "h.b")

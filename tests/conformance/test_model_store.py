@@ -155,7 +155,7 @@ async def test_the_limit_on_operations(quiet_etcd: EmbeddedEtcd, count: int, ins
 
 @pytest.mark.parametrize(("beyond", "taken"), [(0, True), (ENVELOPE_BYTES, False)])
 async def test_the_limit_on_bytes(quiet_etcd: EmbeddedEtcd, beyond: int, taken: bool) -> None:
-    """What etcd adds to a request before it measures it is less than what is left for that."""
+    """distop leaves room for what etcd adds to a request before it measures it."""
     values = [Put(f"m.{n}", b"x" * 500_000) for n in range(3)]
     room = MAX_REQUEST_BYTES - ENVELOPE_BYTES - request_bytes(Txn((), (*values, Put("m.last", b""))))
     txn = Txn((), (*values, Put("m.last", b"x" * (room - 8 + beyond))))

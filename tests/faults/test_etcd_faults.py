@@ -261,8 +261,9 @@ def test_tokens_that_expire(
 def test_a_role_that_is_revoked(
     guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """Reports wait until the role is back: nobody else can write them. It is back before the session's deadline, so no
-    job is stopped or blamed.
+    """Reports wait until the role is back: nobody else can write them.
+
+    It is back before the session's deadline, so no job is stopped or blamed.
     """
     server, group = guarded
     (ann,) = group.start("ann", ttl=6, env=sample_env, options=("--poll", "2"))
@@ -281,8 +282,10 @@ def test_a_role_that_is_revoked(
 def test_a_role_that_is_revoked_for_longer_than_the_session(
     guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """etcd refuses the renewals of who may not write the lease's keys (since 3.5.28 and 3.6.9): the session ends at its
-    deadline with all that it ran. Once the role is back, another session takes the operation to its end.
+    """Since 3.5.28 and 3.6.9 etcd refuses renewals without a role for the keys.
+
+    So the session ends at its deadline with all that it ran. Once the role is back, another session takes the
+    operation to its end.
     """
     server, group = guarded
     if servers.use().name == servers.PACKAGED:

@@ -114,7 +114,7 @@ def test_a_jvm_that_is_killed_from_outside_costs_no_job(
 def test_a_node_whose_spark_does_not_start_leaves_its_jobs_to_nodes_with_fewer_slots(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """It has most of the slots, and so most of the jobs: none of them is blamed for it, and none fails."""
+    """It has most of the slots, and so most of the jobs; none is blamed, none fails."""
     java = FailingJava(tmp_path / "java", tmp_path / "ann", times=1000)
     (ann,) = group.start("ann", ttl=10, env={**sample_env, **java.env}, options=(*OPTIONS, "--slots", "4"))
     group.start("bob", "cyd", ttl=10, env=sample_env, options=(*OPTIONS, "--slots", "1"))
@@ -136,10 +136,10 @@ def test_a_node_whose_spark_does_not_start_leaves_its_jobs_to_nodes_with_fewer_s
 
 
 @pytest.mark.slow
-def test_a_jvm_that_the_kernel_kills_has_lack_of_memory_as_its_cause(
+def test_an_oom_kill_of_a_jvm_is_named_as_the_cause(
     group: Daemons, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """It takes all of its heap at its start, which is more than the executor's control group may have."""
+    """The JVM takes its whole heap at its start, more than its control group may have."""
     java = "spark.driver.extraJavaOptions=-Xms1g -XX:+AlwaysPreTouch"
     options = ("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=1g", "--spark-conf", java)
     with memory_group(600 * 1024**2) as through:

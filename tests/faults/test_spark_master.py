@@ -1,6 +1,7 @@
-"""Executors whose Spark gets no cores: the standalone master was restarted and has forgotten them, or others have all.
+"""Executors whose Spark gets no cores.
 
-The first is mended by a new session. The second looks the same from within, and a new session would wait as long.
+The standalone master was restarted and has forgotten them, or other applications have all cores. A new session helps
+in the first case. The second looks the same from within, and a new session would wait as long.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def write(group: Daemons, folder: Path, name: str) -> Operation:
 
 
 def succeeds(group: Daemons, operation: Operation) -> None:
-    """It does, and nothing was held against its job."""
+    """The operation succeeds, and no failed attempt is counted."""
     result = operation.wait(200)
     assert result.state == "success", group.tails()
     claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims.values()
@@ -82,7 +83,7 @@ def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
     assert "does not know this application" in ann.log.read_text()
 
 
-def test_an_application_that_waits_for_cores_that_others_have_is_told_of_and_not_replaced(
+def test_an_application_that_waits_for_cores_is_reported_and_not_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
     """Spark gives an application its cores until its end, whether it uses them or not."""

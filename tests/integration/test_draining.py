@@ -137,7 +137,7 @@ def test_who_is_not_there_cannot_be_drained(
 
 
 @pytest.mark.parametrize("ends", ["drained", "stopped"])
-def test_an_executor_that_leaves_while_it_plans_overlooks_no_error(
+def test_a_drain_during_planning_leaves_no_unretrieved_error(
     ends: str,
     group: Daemons,
     tmp_path: Path,

@@ -30,7 +30,7 @@ from distop.daemon.capability import Capability
 from distop.daemon.elections import Elections
 from distop.daemon.incarnation import Context
 from distop.daemon.pruning import HistoryPruner
-from distop.node.refusals import Refusals
+from distop.node.rejected_writes import RejectedWrites
 from distop.store.config import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.host import Worker
@@ -94,7 +94,7 @@ async def living(endpoint: str, tmp_path: Path, **options: str) -> AsyncIterator
         ctx.config = ExecutorConfig(EtcdConfig((endpoint,)), tmp_path, history_limit=2)
         ctx.client, ctx.keys, ctx.log = client, Keys(), logs.get()
         ctx.incarnation, ctx.executor_id, ctx.types = "inc-1", "ex", frozenset({"noop"})
-        ctx.cluster, ctx.refusals = ClusterView(ctx.keys), Refusals(ctx.log, lambda: None)
+        ctx.cluster, ctx.rejected_writes = ClusterView(ctx.keys), RejectedWrites(ctx.log, lambda: None)
         ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
         ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
         ctx.arguments, ctx.reports_only = {}, frozenset()

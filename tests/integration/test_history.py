@@ -322,7 +322,7 @@ class Ahead(System):
 async def test_a_clock_that_is_two_hours_ahead_deletes_nothing_within_its_hour(
     client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By number the history is bounded by etcd's leases alone; by age not at all, until the clock is set."""
+    """By count, etcd's leases decide; by age nothing is deleted with a wrong clock."""
     one = pruner(client)
     one._ctx.config.history_limit = 1
     now = time.time()

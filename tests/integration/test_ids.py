@@ -48,7 +48,7 @@ def running(group: Daemons, op: Operation) -> None:
 
 
 def test_L20_callers_that_race_to_replace_one_operation_are_all_started(purging: Daemons) -> None:
-    """Each has a client of its own: those of one share transactions, and come between each other's reads nowhere."""
+    """Each has its own client, since the starts of one client share transactions."""
     callers = 6
 
     def race(n: int) -> list[str]:

@@ -56,7 +56,7 @@ async def _compact(etcd: EmbeddedEtcd) -> None:
         await compacted(client, (await client.status()).revision)
 
 
-def test_an_etcd_that_does_not_answer_is_one_sentence() -> None:
+def test_an_etcd_that_does_not_answer_is_reported_in_one_sentence() -> None:
     ran = second_audit("--endpoints", "127.0.0.1:1")
     assert (ran.returncode, ran.stdout) == (3, "")
     assert ran.stderr.startswith("second audit: etcd cannot be read:")

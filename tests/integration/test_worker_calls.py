@@ -137,7 +137,7 @@ async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["plan", "complete"])
 async def test_a_call_that_hangs_ends_at_its_limit(tmp_path: Path, sample_env: dict[str, str], kind: str) -> None:
-    """As of a location that never answers: its thread cannot be stopped, so its child is replaced."""
+    """As with a location that never answers: the child is replaced."""
     config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=0.5)
     worker = Worker(config)
     await worker.start()
@@ -149,8 +149,8 @@ async def test_a_call_that_hangs_ends_at_its_limit(tmp_path: Path, sample_env: d
         await worker.stop(10)
 
 
-async def test_a_call_whose_caller_gave_up_leaves_no_error_that_nobody_takes(worker: Worker, tmp_path: Path) -> None:
-    """As a drain or the end of a daemon does while an operation is planned."""
+async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: Worker, tmp_path: Path) -> None:
+    """A drain, or the end of a daemon, abandons a call while an operation is planned."""
     overlooked: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: overlooked.append(context))
     planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))

@@ -156,7 +156,7 @@ async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) 
 async def test_a_jvm_that_is_killed_while_it_starts_is_replaced_and_no_job_is_blamed(
     tmp_path: Path, sample_env: dict[str, str], connecting: bool
 ) -> None:
-    """PySpark keeps the gateway to it, by which every later session of the same process would fail."""
+    """PySpark keeps the gateway to the dead JVM: later sessions of the process fail."""
     work = tmp_path / "work"
     java = FailingJava(tmp_path / "java", work, times=1, connecting=connecting)
     async with spark_worker(work, {**sample_env, **java.env}, {}) as worker:

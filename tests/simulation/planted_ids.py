@@ -8,7 +8,7 @@ from typing import Any
 from distop.core import finishing as f
 from distop.core import waiting as w
 from distop.core.keys import Keys
-from distop.core.user_transaction import Caller
+from distop.core.user_transaction import CallerTransaction
 from distop.submission import duplicates, submit
 from distop.submission.duplicates import Asked
 from distop.submission.submit import OfType, Try
@@ -49,7 +49,7 @@ def at_one_time(wanted: Scenario) -> Scenario:
 
 
 def with_both_branches(wanted: Scenario) -> Scenario:
-    """Some are started in transactions whose compares come to hold and cease to, some ten times a second."""
+    """Clients' transactions whose compares change, some of them ten times a second."""
     model = replace(of_one_id(wanted).wishes[0], id="", acts=(), after=0.5, within=True)
     wishes = tuple(
         replace(model, after=0.5 * n, turns=tuple(0.5 * n + 0.1 * turn for turn in range(-1, 40))) for n in range(1, 5)
@@ -95,7 +95,7 @@ def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
 def a_failure_branch_refuses_no_other_copy(patch: Patch) -> None:
     """Of a caller's transaction: what it compares may have come to hold by then."""
     for name in ("writes_failure", "fences_failure"):
-        patch.setattr(Caller, name, property(lambda self: False))
+        patch.setattr(CallerTransaction, name, property(lambda self: False))
 
 
 __all__ = ["BUGS", "Planted"]

@@ -66,7 +66,10 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
 
 
 def limits_come_and_go_beside_actors(wanted: Scenario) -> Scenario:
-    """One job at once, then any number, then one again; executors die, and actors take what they held."""
+    """One job at once, then any number, then one again.
+
+    Executors die, and actors take over their jobs.
+    """
     changes = ("max_jobs=1", "max_jobs=0") * 4 + ("max_jobs=1",)
     acts = tuple(Act(0.7, f"alter {what}") for what in changes)
     arg = {**wanted.wishes[0].arg, "partitions": 6, "pace": 0.3, "objects": False, "follows": False}
@@ -84,8 +87,9 @@ def a_lost_job_that_an_actor_ends_keeps_its_permit(patch: Patch) -> None:
 
 
 def gates_change_at_once(wanted: Scenario) -> Scenario:
-    """Small operations that are claimed unread, and altered as soon as they open: where the answer to a claim is lost,
-    its repetition is refused, and the jobs that it won are found by the poll alone.
+    """Small operations that are claimed unread, and altered as soon as they open.
+
+    Where the answer to a claim is lost, its repetition is refused, and only the poll finds the jobs that it won.
     """
     chance = random.Random(wanted.seed)
     arg = {"partitions": 1, "pace": 0.3, "calls": 0.05, "trouble": 0.0, "chunk": 1000}

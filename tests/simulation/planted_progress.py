@@ -1,4 +1,4 @@
-"""Bugs in checkpoints that other job systems had: what was saved before is not what a job goes on from."""
+"""Bugs in checkpoints that other job systems had: a job resumes from a wrong one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def saving_and_paused_twice(wanted: Scenario) -> Scenario:
 # As cockroachdb/cockroach#159930
 @bug("checkpoint lost")
 def progress_that_is_resumed_short(patch: Patch) -> None:
-    """A job goes on one step before what it saved last: what stands between is done again."""
+    """A job resumes one step before its last checkpoint, and repeats that step."""
     former = Checkpoints.load
 
     async def load(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:

@@ -23,7 +23,7 @@ from distop.daemon.elections import Elections
 from distop.daemon.holding import HoldKeeper
 from distop.node import reporter
 from distop.testing.simulation import Scenario
-from distop.testing.simulation.leaving import going
+from distop.testing.simulation.departures import with_departure
 from distop.testing.simulation.scenario import CROWD, LARGE_GRAPH, Act, Fault
 from tests.simulation.planted import without
 from tests.simulation.planted_opening import BUGS, Planted
@@ -52,7 +52,7 @@ def in_a_row(wanted: Scenario) -> Scenario:
 
 
 def chords(wanted: Scenario, **changes: Any) -> Scenario:
-    """Graphs of one type, in which what waits for others does so on the coordinator that ends these."""
+    """Graphs of one type: their parts end on the coordinator that begins the last one."""
     plain = replace(wanted.wishes[0], within=False, prepared="", verifier="", id="", on_duplicate="join", options={})
     arg = {**plain.arg, "partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": 0.01, "objects": False}
     arg.pop("follows", None)
@@ -78,8 +78,10 @@ def that_end_at_once(wanted: Scenario) -> Scenario:
 
 
 def inserted_while_holds_are_late(wanted: Scenario) -> Scenario:
-    """A graph is inserted page by page, and what its first operation waits for is cancelled meanwhile. Its types are
-    coordinated already, and no machine sees its hold until the cluster is listed anew.
+    """A graph's first operation loses its dependency while the graph is inserted.
+
+    The dependency is cancelled. Its types are coordinated already, and no machine sees its hold until the cluster is
+    listed anew.
     """
     (one, *_) = in_a_row(wanted).wishes
     failing = replace(one, delay=20.0, acts=(Act(1.15 + 0.1 * (wanted.seed % 10), "cancel"),))
@@ -101,7 +103,7 @@ def inserted_for_long(wanted: Scenario) -> Scenario:
 
 
 def added_at_the_end(wanted: Scenario) -> Scenario:
-    """Some are made to wait for one more, one after the other, about when that one ends."""
+    """Operations get one more dependency, at about the time when that one ends."""
     (one, *_) = in_a_row(wanted).wishes
     brief = replace(one, acts=(), type="quick", arg={**one.arg, "partitions": 1, "trouble": 0.0, "pace": 0.1})
     some = [
@@ -160,7 +162,7 @@ def it_is_cleaned_up_before_its_successors_are_told(patch: Patch) -> None:
 @bug("progress", shape=that_fail)
 def groups_that_know_nothing_of_what_their_parts_write(patch: Patch) -> None:
     for module in (grouping, reporter):
-        substitute(patch, module, "independent", lambda parts: len(parts))
+        substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
 @bug("liveness", shape=that_end_at_once)
@@ -211,7 +213,7 @@ def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
 
 def executors_go(wanted: Scenario) -> Scenario:
     """An executor goes for good, which alone offers a type, or alone has labels."""
-    wishes, hosts = going(random.Random(wanted.seed), wanted.wishes, wanted.hosts, labels=wanted.seed % 2 == 0)
+    wishes, hosts = with_departure(random.Random(wanted.seed), wanted.wishes, wanted.hosts, labels=wanted.seed % 2 == 0)
     return replace(wanted, wishes=wishes, hosts=hosts)
 
 
@@ -227,7 +229,7 @@ def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
 
 @bug("invariant 15", shape=inserted_while_holds_are_late)
 def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> None:
-    """Others of its graph are made to wait for it afterwards, which nobody ever tells them."""
+    """Others of its graph wait for it afterwards, and are never informed."""
 
     def at_once(decided: due.Fate, given: Any) -> due.Fate:
         return replace(decided, hold="") if isinstance(decided, due.EndWaiting) else decided
@@ -237,7 +239,7 @@ def what_is_being_inserted_is_ended_where_its_hold_is_not_seen(patch: Patch) -> 
 
 @bug("given up too early", shape=inserted_for_long)
 def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
-    """It counts from when the hold was seen first, however often its caller has shown itself since."""
+    """The age counts from the first sight of the hold, even after a refresh."""
     former = HoldKeeper.changed
 
     def changed(self: HoldKeeper, ids: Collection[str] | None = None) -> None:

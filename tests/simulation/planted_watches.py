@@ -84,14 +84,17 @@ def ask_an_old_server_for_its_progress(patch: Patch) -> None:
 # Seldom: a watch has to lose the one event that somebody waits for.
 @bug("liveness", focus=("events-lost", "crash"))
 def believe_a_watch_for_ever(patch: Patch) -> None:
-    """Nothing is listed again unless somebody asks for it: what etcd has lost stays lost (etcd#20573)."""
+    """Nothing is listed again by itself: events that etcd has lost stay lost.
+
+    See etcd#20573.
+    """
     patch.setattr(watch, "_LISTING_SHARE", 1e9)
 
 
 # Seldom: something has to be decided by a read of the past.
 @bug("two at once", "outcomes lost", focus=("stale-reads", "crash"))
 def believe_reads_of_the_past(patch: Patch) -> None:
-    """A member that stood still answers as of then (etcd#20418); its revision shows it."""
+    """Reads of old data are accepted, although their revision shows it (etcd#20418)."""
     former = Identity.see
 
     def see(self: Identity, header: Any, where: str, *, linearizable_after: int = 0) -> None:

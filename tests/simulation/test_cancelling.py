@@ -1,4 +1,4 @@
-"""Cancels of operations for which no live executor may work: none has their labels, or none offers their type."""
+"""Cancels of operations that no live executor may run: no labels, or no type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from distop.core.model import History
 from distop.testing.simulation import Scenario, Simulation, behaviors, scenario
 from distop.testing.simulation.behaviors import Script
-from distop.testing.simulation.leaving import AWAY, going
+from distop.testing.simulation.departures import AWAY, with_departure
 from distop.testing.simulation.run import quietly
 from distop.testing.simulation.scenario import Act, Fault, Host, Wish, plain
 
@@ -31,7 +31,10 @@ def record(sim: Simulation) -> History:
 
 
 def cancelled(kind: str, cancel: float, host: Host, *faults: Fault, **options: object) -> Scenario:
-    """An operation of this type is cancelled; besides this host there is one more, which offers ``check-all``."""
+    """A scenario with a cancelled operation of this type.
+
+    Besides this host there is one more, which offers ``check-all``.
+    """
     wish = Wish(0, 0.3, kind, "a", ARG, None, None, (Act(cancel, "cancel"),), options=options)
     wanted = plain(1, 1, (wish,), *faults, types=("check-all",))
     return replace(wanted, hosts=(replace(wanted.hosts[0], types=("check-all",)), host))
@@ -65,10 +68,10 @@ def test_an_executor_that_comes_back_soon_still_runs_the_completion_code(kind: s
 
 
 @pytest.mark.parametrize(("kind", "where"), [("check-all", {"zone": AWAY}), ("rare", {})])
-def test_what_failed_fast_waits_for_an_executor_to_run_its_completion_code(
+def test_an_operation_that_failed_fast_waits_for_its_completion_code(
     kind: str, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its only executor restarts, and takes longer than a cancelled operation would wait."""
+    """Its only executor restarts, and takes longer than a cancelled one would wait."""
 
     def script(type_name: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.2, 1, "failed") if partition == 0 else Script(60.0, 1, "success")
@@ -89,7 +92,7 @@ def test_what_failed_fast_waits_for_an_executor_to_run_its_completion_code(
     assert "the completion code did not run" not in str(ended.errors)
 
 
-def test_what_is_not_cancelled_waits_for_an_executor_of_its_type() -> None:
+def test_an_operation_that_is_not_cancelled_waits_for_an_executor_of_its_type() -> None:
     """Another one neither plans, begins nor ends it."""
     host = Host("exec-1", ("rare",), 1, 0.0)
     short = {**ARG, "pace": 0.1}
@@ -109,5 +112,5 @@ def test_executors_that_go_for_good_are_drawn() -> None:
     drawn = [scenario(seed) for seed in range(1, 301)]
     assert {host.types[0] for wanted in drawn for host in wanted.hosts if host.leaves} == {"check-all", "rare"}
     assert 10 < sum(any(host.leaves for host in wanted.hosts) for wanted in drawn) < 50
-    wishes, hosts = going(random.Random(1), drawn[0].wishes, drawn[0].hosts, labels=False)
+    wishes, hosts = with_departure(random.Random(1), drawn[0].wishes, drawn[0].hosts, labels=False)
     assert (len(wishes), len(hosts)) == (len(drawn[0].wishes) + 1, len(drawn[0].hosts) + 1)

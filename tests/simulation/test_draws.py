@@ -53,16 +53,16 @@ def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
     assert any(wish.table == CLUSTER_TABLE for wanted in drawn for wish in wanted.wishes)
 
 
-def test_callers_have_transactions_with_both_branches(drawn: list[Scenario]) -> None:
-    """Each branch runs first in some, and what is compared turns while copies may be on their way."""
+def test_both_branches_of_client_transactions_run(drawn: list[Scenario]) -> None:
+    """Each branch runs first in some seeds, and compares change while copies are late."""
     turning = [wish for wanted in drawn for wish in wanted.wishes if wish.turns]
     assert sum(any(wish.turns for wish in wanted.wishes) for wanted in drawn) > 0.1 * len(drawn)
     assert sum(wish.turns[0] < wish.after for wish in turning) > 0.2 * len(turning)
     assert sum(len(wish.turns) > 1 for wish in turning) > 0.6 * len(turning)
 
 
-def test_clients_race_for_the_place_of_what_has_not_begun(drawn: list[Scenario]) -> None:
-    """Those of one client share transactions: only several clients come between each other's reads and writes."""
+def test_clients_race_to_replace_a_pending_operation(drawn: list[Scenario]) -> None:
+    """Several clients race, since the starts of one client share transactions."""
     races = [[wish for wish in wanted.wishes if wish.id == "hourly"] for wanted in drawn]
     clients = [{wish.client for wish in race} for race in races if race]
     assert len(clients) > 0.08 * len(drawn)

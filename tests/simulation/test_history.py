@@ -1,4 +1,4 @@
-"""The history in whole schedules: how long a record, and the request id in it, is kept by clocks that are wrong."""
+"""How long history records and request ids are kept where clocks are wrong."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_a_coordinator_whose_clock_is_hours_wrong_forgets_nothing_within_the_hou
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_records_are_forgotten_once_their_hour_is_over_by_no_clock_of_an_executor(seed: int) -> None:
-    """Also where executors are killed and etcd has a new leader within that hour, which is of ten seconds here."""
+def test_records_are_deleted_after_their_hour_whatever_the_clocks(seed: int) -> None:
+    """The hour takes ten seconds; executors are killed, and etcd gets a new leader."""
     limits = Limits(prune_every=0.5, history_kept=10.0)
     faults = (Fault("crash", 12.0, 3.0, (0.1, 0.5, 0.5, 0.5)), Fault("leader", 31.0, 1.0, (0.5, 0.5, 0.5, 0.5)))
     wanted = replace(plain(seed, 2, wishes(30, 3.0), *faults), history_limit=3, limits=limits)

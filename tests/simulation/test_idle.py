@@ -1,4 +1,4 @@
-"""A cluster where nothing happens for minutes: nobody blames a server for its silence."""
+"""A cluster where nothing happens for minutes: no watch is reopened for silence."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def idle(version: str) -> Scenario:
 
 
 @pytest.mark.parametrize("version", ["3.4.23", "3.5.33"])
-def test_watches_stay_where_they_are(version: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Servers from 3.5.8 on do not answer for a watch that starts beyond the store's revision (W8a)."""
+def test_idle_watches_are_not_reopened(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Servers from 3.5.8 on do not answer for a watch beyond the store's revision.
+
+    See W8a.
+    """
     caplog.set_level(logging.INFO, "distop.store")
     store = logging.getLogger("distop.store")
     store.addHandler(caplog.handler)

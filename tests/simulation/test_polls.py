@@ -42,8 +42,8 @@ def test_all_ends_where_no_watch_tells_anything(
     assert sim.told.ended == {"a/check/1": "cancelled" if acts else "success"}
 
 
-def test_a_poll_gives_back_a_claim_that_its_holder_knows_nothing_of() -> None:
-    """However it came about: nobody else may take it while the session lives, and the operation would never end."""
+def test_a_poll_gives_back_a_claim_unknown_to_its_holder() -> None:
+    """Nobody else may take it while the session lives: the operation would never end."""
     wish = Wish(0, 0.5, "check", "a", {**argument(1, 12, 1.0), "trouble": 0.0}, None, "collect_all", ())
     ref, job = OperationRef("a", "check", "", 1), 11
     unknown: list[str] = []

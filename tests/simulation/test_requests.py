@@ -120,7 +120,7 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
 
 
 def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> None:
-    """A node record says what the executor offers: a late copy must not restore an old offer."""
+    """A late copy of a node record must not restore an old offer."""
     sent: list[Any] = []
     key = Keys().node("e1")
 

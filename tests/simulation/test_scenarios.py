@@ -190,9 +190,11 @@ def test_what_no_node_can_run_fails_and_says_why() -> None:
 
 @pytest.mark.parametrize("trying", [0.0, 40.0])
 @pytest.mark.parametrize("where", [{}, {"zone": "a"}])
-def test_what_no_node_can_run_for_the_moment_fails_and_says_why(trying: float, where: dict[str, str]) -> None:
-    """A start of Spark that hangs takes longer than a node leaves the type out: of two such nodes each gave the work
-    back to the other for ever. And so did one that alone has the labels.
+def test_a_job_that_no_node_can_run_now_fails_with_the_cause(trying: float, where: dict[str, str]) -> None:
+    """Two nodes whose Spark hangs at its start handed the job to each other for ever.
+
+    The start takes longer than the pause for which a node leaves the type out. A single node with the labels did the
+    same.
     """
     wish = Wish(
         0, 0.3, "check", "a", argument(3, 2, 0.1) | {"trying": trying}, None, None, (), options={"where": where}
@@ -414,7 +416,10 @@ def failing_chords(seed: int, graphs: int = 3) -> Scenario:
 
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_two_predecessors_of_one_operation_fail_together(seed: int) -> None:
-    """What told a successor of the second failure went into one transaction with its end: etcd refused it for ever."""
+    """A successor's end and the signal of the second failure shared a transaction.
+
+    etcd refused it for ever.
+    """
     report = simulate(seed, wanted=failing_chords(seed))
     assert report.breaches == []
     assert report.ended == 9

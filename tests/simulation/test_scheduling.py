@@ -298,7 +298,7 @@ def test_a_node_that_breaks_everything_leaves_the_work_to_another(monkeypatch: p
 def test_a_node_that_breaks_everything_leaves_its_few_jobs_to_one_with_fewer_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has free slots again at once, and the other one is always busy: it took every attempt of each job."""
+    """It has free slots at once, and took every attempt while the other node was busy."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         here = PROCESS.get().name.startswith("exec-0/")

@@ -1,4 +1,7 @@
-"""The second auditor on the histories of simulated clusters: clean ones pass, and those of planted bugs do not."""
+"""The second auditor on simulated clusters: it accepts clean histories.
+
+It finds planted bugs.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ENVIRONMENT = Path(sys.executable).parent
 
 
 def etcdctl() -> str:
-    """The etcdctl of the server that the tests run on, else the one of the environment."""
+    """The etcdctl of the server under test, else the one of the environment."""
     server = shutil.which("etcd")
     places = [Path(server).parent] if server else []
     found = next((place / "etcdctl" for place in [*places, ENVIRONMENT] if (place / "etcdctl").exists()), None)

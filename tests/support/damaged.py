@@ -1,4 +1,4 @@
-"""Parquet files that are damaged, encrypted, or written as Spark does not read them: each kind with a name."""
+"""Parquet files that are damaged, encrypted, or unreadable for Spark, by name."""
 
 from __future__ import annotations
 

@@ -38,9 +38,10 @@ exit 137
 
 
 class FailingJava:
-    """A ``JAVA_HOME`` in a folder. The next ``times`` JVMs of Spark sessions below ``work`` are killed: once PySpark
-    knows their address (``connecting``), or while they make the SparkContext, when PySpark has a gateway already.
-    With the ``signal`` STOP they hang instead.
+    """A ``JAVA_HOME`` that kills the next ``times`` JVMs of Spark sessions.
+
+    It concerns sessions below ``work``. A JVM is killed once PySpark knows its address (``connecting``), or while it
+    makes the SparkContext, when PySpark has a gateway already. With the ``signal`` STOP it hangs instead.
     """
 
     def __init__(self, folder: Path, work: Path, times: int, *, connecting: bool = False, signal: str = "KILL") -> None:

@@ -44,7 +44,7 @@ def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], w
 
 
 def rewrite(path: Path, change: Callable[[Fields], None], *, padded: bool = False) -> None:
-    """Rewrite the footer as ``change`` leaves its fields; ``padded``: the file is as long as it was."""
+    """Rewrite the footer's fields by ``change``. ``padded``: keep the file's length."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer, _ = _read_struct(data, len(data) - 8 - size)
@@ -91,8 +91,9 @@ def _each(footer: Fields, change: Callable[[Fields], None]) -> None:
 
 
 def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
-    """By the footer, the last column's pages take ``size`` bytes: readers that share a file out by the middle of its
-    row groups find that nowhere in it.
+    """The footer gives the last column's pages ``size`` bytes.
+
+    So readers that split a file by the middle of its row groups skip a row group.
     """
 
     def change(footer: Fields) -> None:
@@ -106,7 +107,7 @@ def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
 
 
 def of_unknown_type(path: Path) -> None:
-    """By the footer, the first column's pages hold values of a type that is none: pyarrow ends the process over it."""
+    """The footer gives the first column's pages an unknown type: pyarrow aborts on it."""
 
     def change(footer: Fields) -> None:
         footer[_ROW_GROUPS][1][1][0][1][_CHUNKS][1][1][0][1][_META][1][_TYPE] = (_I32, _whole(99))
@@ -115,7 +116,10 @@ def of_unknown_type(path: Path) -> None:
 
 
 def with_huge_page(path: Path, size: int) -> None:
-    """By its header, the first page of a file of one column has ``size`` bytes once it is decompressed."""
+    """The header of the first page states ``size`` uncompressed bytes.
+
+    The file has one column.
+    """
     data = path.read_bytes()
     header, end = _read_struct(data, 4)
     header[_HEADER_UNCOMPRESSED] = (_I32, _whole(size))

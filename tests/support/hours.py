@@ -1,11 +1,11 @@
-"""An hour passes, for the history: a watermark is put, and its lease ends."""
+"""Lets an hour of the history pass: puts a watermark, and ends its lease."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distop.core import keys as K
-from distop.core.watermarks import Watermark, newest_old, put_watermark, room, watermarks
+from distop.core.watermarks import Watermark, newest_old, next_slot, put_watermark, watermarks
 from distop.store.session import new_lease_id
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def pass_an_hour(store: ModelStore, keys: Keys) -> Watermark:
     """The watermark, in the model of etcd."""
-    place, upto = room(watermarks(keys, store.range(*keys.family(K.WATERMARK)))), store.revision
+    place, upto = next_slot(watermarks(keys, store.range(*keys.family(K.WATERMARK)))), store.revision
     assert place is not None
     lease = store.grant(1_000_000 + upto)
     assert store.apply(put_watermark(keys, place, upto, lease)).succeeded
@@ -27,7 +27,7 @@ def pass_an_hour(store: ModelStore, keys: Keys) -> Watermark:
 async def pass_hour(etcd: EtcdClient, keys: Keys) -> Watermark:
     """The watermark, in a real etcd."""
     listing = await etcd.list(*keys.family(K.WATERMARK))
-    place = room(watermarks(keys, listing.kvs))
+    place = next_slot(watermarks(keys, listing.kvs))
     assert place is not None
     lease = new_lease_id()
     await etcd.grant(3600, lease)

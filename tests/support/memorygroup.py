@@ -1,4 +1,4 @@
-"""A control group whose processes have little memory together: who takes more is killed by the kernel."""
+"""A control group with a memory limit: the kernel kills a process that exceeds it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_group(size: int) -> Iterator[tuple[str, ...]]:
-    """A group with ``size`` bytes; what a command is to be run through to be in it. It is empty at the end."""
+    """A group with ``size`` bytes; yields the prefix of commands that run in it.
+
+    The group is empty at the end.
+    """
     first = (CGROUPS / "cgroup.controllers").exists()
     folder = (CGROUPS if first else CGROUPS / "memory") / f"distop-{uuid.uuid4().hex[:8]}"
     limits = {"memory.max": size, "memory.swap.max": 0} if first else {"memory.limit_in_bytes": size}

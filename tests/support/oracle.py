@@ -47,7 +47,10 @@ BREAKING = (
 
 
 def mistakes_beside(made: Generated, context: Callable[[TableRecord], FakeContext]) -> list[str]:
-    """The same for a validate with an expression on which Spark breaks: the other checks are as without it."""
+    """Mistakes of a validate that also has an expression on which Spark fails.
+
+    The other checks must be as without it.
+    """
     found = []
     checks = [{**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)]
     table = TableRecord("t", "parquet", str(made.directory))

@@ -1,8 +1,4 @@
-"""Validate on single Parquet files, however damaged, held against an independent reader of them.
-
-Validate runs in a process of its own (``python -m tests.support.parquet_files``): where a file ends that process or its
-JVM, this is a finding about the file, and the next file gets a new process.
-"""
+"""Validate on single Parquet files, compared with an independent reader."""
 
 from __future__ import annotations
 
@@ -32,7 +28,10 @@ READ_BY_SPARK = {"ARROW-GH-45185.parquet": "Spark takes a first repetition level
 
 @dataclass
 class Answer:
-    """What validate says of a file in one mode: its report, or how it ended without one (``trouble``)."""
+    """The result of validate for a file in one mode.
+
+    Its report, or how it ended without one (``trouble``).
+    """
 
     rows: int | None = None
     checks: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +63,10 @@ class Validating:
         self._lines: queue.Queue[str | None] = queue.Queue()
 
     def ask(self, path: Path, checks: Sequence[dict[str, Any]], mode: str) -> Answer:
-        """What validate says of the file; as executors do, it runs once more where the process died of it."""
+        """The result of validate for the file.
+
+        Like an executor, it runs once more where the process died.
+        """
         found = self._ask(path, checks, mode, again=False)
         return self._ask(path, checks, mode, again=True) if found.trouble else found
 
@@ -124,7 +126,7 @@ def judge_all(files: Sequence[Path]) -> Iterator[Judged]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The files below a folder that are named as Parquet is, encrypted ones among them."""
+    """The files below a folder with Parquet names, encrypted ones included."""
     return sorted(p for p in folder.rglob("*.parquet*") if p.name.endswith((".parquet", ".parquet.encrypted")))
 
 

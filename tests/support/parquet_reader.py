@@ -1,6 +1,6 @@
-"""An independent reader of one Parquet file, in a process of its own: pyarrow may end the process over a damaged file.
+"""An independent reader of one Parquet file, in a process that pyarrow may abort.
 
-``python -m tests.support.parquet_reader FILE`` prints one JSON object: what each check of the file comes to by a look
+``python -m tests.support.parquet_reader FILE`` prints one JSON object: the result of each check of the file, by a look
 at every row in plain Python, or why the file cannot be read.
 """
 
@@ -23,8 +23,10 @@ DEADLINE = 120.0
 
 @dataclass
 class Expected:
-    """What a file holds. ``checks``: each with the rows that violate it, None where they are not known; ``rows``: None
-    where the file cannot be read, and ``error`` says why.
+    """The content of a file.
+
+    ``checks``: each with the rows that violate it, None where they are not known. ``rows``: None where the file cannot
+    be read; ``error`` has the cause.
     """
 
     rows: int | None = None
@@ -79,7 +81,10 @@ def _quoted(name: str) -> str:
 
 
 def _ranges(name: str, column: Any) -> list[tuple[dict[str, Any], int]]:
-    """Checks of a column of numbers that hold for all of its rows, and for some of them. NaN is above every bound."""
+    """Checks of a numeric column that hold for all of its rows, and for some.
+
+    NaN is above every bound.
+    """
     import pyarrow.types as t
 
     if not t.is_signed_integer(column.type) and column.type not in ("float", "double"):

@@ -1,4 +1,4 @@
-"""An object store that refuses everything, over HTTP as S3 speaks it, and counts what it is asked for."""
+"""An object store (S3 over HTTP) that refuses everything, and counts requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def _listing(files: Mapping[str, bytes | None]) -> bytes:
 
 
 class RefusingStore:
-    """Each request is answered with ``status`` and the ``code`` of S3. Of ``files`` (their keys, and their bytes or
-    None) it tells that they are there, and gives those that have bytes. Use it with ``with``.
+    """Answers each request with ``status`` and the S3 error ``code``.
+
+    It lists ``files`` (keys, and bytes or None), and serves those that have bytes. Use it with ``with``.
     """
 
     def __init__(

@@ -53,8 +53,9 @@ def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
 
 
 def violations(endpoint: str) -> list[str]:
-    """The first violation in the history of this etcd, with its story, and all that the second auditor finds; empty
-    where both find nothing.
+    """What both audits find in the history of this etcd; empty where nothing.
+
+    The first violation of ``distop audit`` with its story, and all violations of the second auditor.
     """
     return broken_rules(read_steps(endpoint))
 

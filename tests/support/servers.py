@@ -42,7 +42,7 @@ _LEAST_GO = "1.26"
 
 
 class Unavailable(Exception):
-    """A server is neither built nor can it be built here; the text says why and what to do."""
+    """A server is not built and cannot be built here; the text has cause and advice."""
 
 
 class Server(NamedTuple):
@@ -60,7 +60,7 @@ class Server(NamedTuple):
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where built servers are kept: in the user's cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """The user's cache of built servers (``XDG_CACHE_HOME``, else ``~/.cache``)."""
     given = environment.get("XDG_CACHE_HOME", "")
     return (Path(given) if given.startswith("/") else Path("~/.cache").expanduser()) / "distop" / "etcd"
 
@@ -100,13 +100,16 @@ def chosen(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def each(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The servers of the conformance tests: all, or the one that :data:`VARIABLE` names."""
+    """The servers of the conformance tests: all, or the one in :data:`VARIABLE`."""
     named = environment.get(VARIABLE)
     return (named,) if named else MATRIX
 
 
 def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The servers that a run of pytest with these arguments needs, of those that are built here."""
+    """The servers that a run of pytest with these arguments needs.
+
+    Only those that are built here.
+    """
     paths = [os.path.relpath(a.partition("::")[0]) for a in arguments if Path(a.partition("::")[0]).exists()]
     if paths and all(path.startswith(_WITHOUT_ETCD) for path in paths):
         return ()
@@ -161,8 +164,10 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _build_in(scratch: Path, version: str, go: str) -> None:
-    """Build into ``scratch/bin``. `go install` refuses modules whose go.mod replaces others, as etcd's does; as modules
-    that one of ours requires they can be built.
+    """Build into ``scratch/bin``.
+
+    `go install` refuses modules whose go.mod replaces others, as etcd's does. As requirements of a module of ours they
+    can be built.
     """
     requirements = "".join(f"require {module} v{version}\n" for module in _MODULES)
     (scratch / "go.mod").write_text(f"module distop/etcd\n\n{requirements}")
@@ -189,8 +194,10 @@ def in_ci(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def use() -> Server:
-    """Put the chosen server first on ``PATH``, for this process and those that it starts; the packaged one where the
-    default is not built. Raises Unavailable: for that in CI, and for a server that was asked for.
+    """Put the chosen server first on ``PATH``, for this process and its children.
+
+    The packaged server is used where the default is not built. Raises Unavailable in CI, and for a server that was
+    asked for.
     """
     name = chosen()
     server = find(name)
@@ -204,8 +211,10 @@ def use() -> Server:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``scripts/etcd [VERSION…]`` builds these, or all; ``--for-tests`` those that a run of pytest with the other
-    arguments needs, and outside CI says what is used in their place where they cannot be built.
+    """``scripts/etcd [VERSION…]``: build these servers, or all.
+
+    ``--for-tests`` builds those that a run of pytest with the other arguments needs; outside CI it prints which server
+    is used instead where they cannot be built.
     """
     if arguments == ["--check"]:
         missing = [name for name in VERSIONS if find(name) is None]

@@ -1,4 +1,4 @@
-"""A server that accepts connections and never says a word, as a storage service behind a firewall or overloaded."""
+"""A server that accepts connections and never answers, like a blocked service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SilentServer:
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def locations(self) -> dict[str, str]:
-        """A location of each kind of object store that is asked for at this server, by its scheme."""
+        """A location at this server for each kind of object store, by its scheme."""
         where = f"scheme=http&endpoint_override={self.address.replace(':', '%3A')}"
         return {
             "s3": f"s3://bucket/table?region=us-east-1&{where}",

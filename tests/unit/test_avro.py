@@ -155,8 +155,8 @@ def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeyp
     assert sum(range(100_000)) == 4_999_950_000
 
 
-def test_a_reader_that_ends_as_it_is_stopped_is_struck_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strike on the way out of the block once left the watch behind, which then struck whatever came next."""
+def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch once survived the block, and then stopped the thread's next work."""
     monkeypatch.setattr(avro, "STALLED", 0.0004)
     for _ in range(1_000):
         with suppress(Damaged), ManifestIO(None).watched():

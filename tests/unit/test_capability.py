@@ -93,7 +93,7 @@ def test_types_of_the_past_are_not_remembered(clock: StandingClock) -> None:
     assert not cluster.mine._gone
 
 
-def test_what_is_missing_for_the_moment_is_left_to_others_for_a_while_longer_each_time(clock: StandingClock) -> None:
+def test_the_pause_doubles_after_each_momentary_failure(clock: StandingClock) -> None:
     cluster, pauses = Cluster(other=ABLE), []
     for _ in range(7):
         assert cluster.mine.cannot_now("validate", WHY)
@@ -124,8 +124,8 @@ def test_a_type_that_no_other_node_offers_is_retried_on_this_node(clock: Standin
     assert not cluster.mine.cannot_now("validate", WHY)
 
 
-def test_two_nodes_that_both_fail_do_not_hand_over_to_one_another_for_ever(clock: StandingClock) -> None:
-    """An attempt may take longer than the longest pause: then the other one offers the type again."""
+def test_two_failing_nodes_do_not_hand_work_to_each_other_for_ever(clock: StandingClock) -> None:
+    """An attempt may take longer than the longest pause of the other node."""
     cluster = Cluster(other=replace(ABLE, failing={"validate": WHY}))
     assert not cluster.mine.cannot_now("validate", WHY)
     assert cluster.mine.serves("validate")
@@ -152,12 +152,12 @@ def test_a_type_is_left_only_to_those_that_would_take_the_work() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_never_can_be_run_here_is_left_to_one_that_tries_again() -> None:
+def test_a_type_that_cannot_run_here_is_left_to_a_node_that_retries_it() -> None:
     trying = replace(ABLE, behaviors=(), unable={"validate": WHY}, failing={"validate": WHY})
     assert Cluster(other=trying).mine.cannot("validate", WHY)
 
 
-def test_what_is_missing_for_good_stays_so(clock: StandingClock) -> None:
+def test_a_type_that_can_never_run_here_stays_unable(clock: StandingClock) -> None:
     cluster = Cluster(other=ABLE)
     assert cluster.mine.cannot_now("validate", "its JVM was killed")
     assert cluster.mine.cannot("validate", WHY)

@@ -278,8 +278,8 @@ def test_who_failed_a_job_leaves_it_to_others_at_first() -> None:
     assert look(mine, executor="ex-b").waiting == (0,)
 
 
-def test_who_failed_a_job_again_leaves_it_to_others_for_longer_however_short_its_pauses_are() -> None:
-    """A node on which everything fails has free slots again at once."""
+def test_an_executor_leaves_a_job_to_others_longer_after_each_failure() -> None:
+    """A broken node has free slots again at once."""
     tried = (Tried(1, "ex-a", "x"), Tried(2, "ex-b", "x"), Tried(3, "ex-a", "x"))
     for former, left in ((tried[:1], d.LEFT_TO_OTHERS), (tried, 2 * d.LEFT_TO_OTHERS)):
         mine = {0: Claim("ex-a", "", len(former), len(former), rfc3339(NOW), "x", tried=former)}

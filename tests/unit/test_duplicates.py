@@ -326,10 +326,8 @@ def test_L20_replace_is_refused_where_something_came_before_it(moved: str) -> No
 
 
 @pytest.mark.parametrize("policy", ["replace", "combine", "join"])
-def test_L20_of_two_that_want_the_place_of_one_both_are_started_whenever_the_other_comes(policy: str) -> None:
-    """The other one may come between any two requests of the first, and be the holder of the id that it finds there:
-    under the number that it meant to take itself.
-    """
+def test_L20_two_racing_replacements_are_both_started(policy: str) -> None:
+    """The second caller may come between any two requests of the first."""
 
     async def work(etcd: Etcd, moment: int) -> bool:
         first = await etcd.start(delay=60, files=[1])

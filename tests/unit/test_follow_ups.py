@@ -1,4 +1,4 @@
-"""What follows an operation and is refused: for how long a coordinator tries it again."""
+"""For how long a coordinator retries a refused follow-up."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class HoursAhead(StandingClock):
         return self.now + 7200.0
 
 
-async def test_a_wall_clock_that_is_hours_ahead_gives_up_nothing_at_the_first_refusal() -> None:
+async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
     clock, keys = HoursAhead(), Keys()
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=None, limits=DEFAULT, lost=None, refusals=None)
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=None, limits=DEFAULT, lost=None, rejected_writes=None)
     reset = source.set(clock)
     try:
         ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None)  # type: ignore[arg-type]

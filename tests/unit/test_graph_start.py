@@ -202,8 +202,8 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
     run(work)
 
 
-def test_nobody_is_made_to_wait_for_an_operation_of_the_graph_that_is_gone() -> None:
-    """A coordinator of a release that does not look for the hold ended it between two pages."""
+def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
+    """A coordinator of an older release, which checks no hold, ended it meanwhile."""
 
     async def work(etcd: Etcd) -> None:
         gone = KEYS.own_range(OperationRef.parse("t/noop/1"))
@@ -409,8 +409,8 @@ def test_what_ends_while_very_many_edges_are_written_counts_as_it_ended(ends_wel
 
 
 @pytest.mark.parametrize("how", ["start", "graph", "transaction", "prepare"])
-def test_what_has_ended_before_the_start_is_written_is_not_waited_for(how: str) -> None:
-    """An edge to it would never go: who ended has told all that it knew of."""
+def test_a_dependency_that_ended_before_the_start_gets_no_edge(how: str) -> None:
+    """The edge would stay: an operation informs its successors only at its end."""
 
     async def work(etcd: Etcd) -> None:
         (before,) = await some(etcd, 1)

@@ -272,7 +272,7 @@ def test_as_many_finish_together_as_etcd_takes(decision_mod: int, gate_mod: int,
 # ------------------------------------------------------------------ any of them
 
 
-def test_what_a_rerun_needs_is_kept_of_each_that_is_finished_together() -> None:
+def test_operations_finished_together_each_keep_their_rerun_record() -> None:
     world, ops = running(3, decided=False)
     finals = [
         replace(final, kept=kept.writes(world.keys, ref, b"{}", world.own_spec(ref), b"[]"))
@@ -290,7 +290,7 @@ def beside(world: World, ref: OperationRef) -> tuple[str, str]:
     return f"{key}.", f"{key}/"
 
 
-def test_operations_that_begin_together_each_have_what_they_would_have_alone() -> None:
+def test_operations_that_begin_together_equal_single_begins() -> None:
     """Of two objects, where one of each runs at a time."""
     together, apart = World(one_at_a_time=True), World(one_at_a_time=True)
     for world in (together, apart):
@@ -320,9 +320,7 @@ def after_of(world: World, ref: OperationRef, pred: OperationRef) -> list[KeyVal
 
 
 def several() -> tuple[World, list[claiming.Guarded], list[claiming.Guarded]]:
-    """Two of each that a coordinator writes together (ends, what is told to successors of what ended well and badly),
-    and two of each that an executor does (reports, retries, checkpoints).
-    """
+    """Two writes of each kind that a coordinator, and that an executor, groups."""
     world, ops = running(6, decided=False)
     for ref in ops[2:]:
         world.do(world.submit(world.next_ref(), ref))
@@ -350,7 +348,7 @@ def several() -> tuple[World, list[claiming.Guarded], list[claiming.Guarded]]:
 @pytest.mark.parametrize("first", [0, 2, 4])
 @pytest.mark.parametrize("whose", [1, 2], ids=["coordinator", "executor"])
 @pytest.mark.parametrize("how", [claiming.group, claiming.one_by_one], ids=["group", "one_by_one"])
-def test_several_writes_of_any_kind_write_what_each_would_alone(
+def test_grouped_writes_of_each_kind_equal_single_writes(
     how: Callable[..., Txn], whose: int, first: int
 ) -> None:
     found, apart = several(), several()[0]
@@ -374,7 +372,7 @@ def test_a_former_coordinator_writes_none_of_several(how: Callable[..., Txn], fi
 
 
 @pytest.mark.parametrize("first", range(2))
-def test_an_end_whose_successor_was_not_told_refuses_its_group(first: int) -> None:
+def test_an_end_with_an_uninformed_successor_refuses_its_group(first: int) -> None:
     world, (one, other) = running(2, decided=False)
     for ref in (one, other):
         world.do(world.submit(world.next_ref(), ref))
@@ -385,7 +383,7 @@ def test_an_end_whose_successor_was_not_told_refuses_its_group(first: int) -> No
 
 
 @pytest.mark.parametrize("first", range(3))
-def test_a_checkpoint_that_another_one_followed_refuses_its_group_and_is_refused_alone(first: int) -> None:
+def test_an_outdated_checkpoint_refuses_its_group_and_is_refused_alone(first: int) -> None:
     world, _ = running(1, decided=False)
     ref = world.next_ref()
     world.do(world.start(ref))

@@ -28,7 +28,7 @@ from distop.node.context import Context
 from distop.node.doing import Doing
 from distop.node.localjobs import LocalJobs, RunFiles
 from distop.node.openop import Held, OpenOperation
-from distop.node.refusals import Refusals
+from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
 from distop.testing import ModelStore
 from distop.worker.model import JobEnded
@@ -104,8 +104,8 @@ class Here(Context):
         self.doing = Doing(lambda: 1, lambda: None)
         self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
-        self.refusals = Refusals(self.log, lambda: None)
-        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.refusals)
+        self.rejected_writes = RejectedWrites(self.log, lambda: None)
+        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.rejected_writes)
         files = RunFiles(directory)
         files.names()
         self.local = LocalJobs(files, "me")
@@ -255,7 +255,7 @@ async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_
         assert from_rfc3339(claim.retry_at) - clock.now == share * pause
 
 
-async def test_what_is_missing_for_the_moment_is_left_to_another_node_and_blames_no_job(tmp_path: Path) -> None:
+async def test_a_momentary_failure_gives_the_job_back_unblamed(tmp_path: Path) -> None:
     here = Here(tmp_path, Rules(cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
@@ -267,7 +267,7 @@ async def test_what_is_missing_for_the_moment_is_left_to_another_node_and_blames
     assert here.capability.unable == {"noop": "its Spark session did not start"}
 
 
-async def test_what_is_missing_for_the_moment_counts_as_an_attempt_where_nobody_else_can_run_the_job(
+async def test_a_momentary_failure_counts_where_no_other_node_can_run_the_job(
     tmp_path: Path,
 ) -> None:
     here = Here(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
@@ -281,7 +281,7 @@ async def test_what_is_missing_for_the_moment_counts_as_an_attempt_where_nobody_
 
 
 async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Path) -> None:
-    """The other node has run other jobs of the type since: its record tells nothing any more."""
+    """The other node has run other jobs of the type, so its record names no failure."""
     here = Here(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
     given_back = decide.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")

@@ -1,4 +1,4 @@
-"""What a transaction must not do that was built before something else happened, or whose copy comes late (T9)."""
+"""Transactions that were built before another event, or whose copy is late (T9)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MANY = 100
 # ------------------------------------------------------------------- options
 
 
-def test_who_altered_before_the_gate_opened_alters_nothing_behind_it() -> None:
-    """The gate would go on to say the former options, and claims would be made by them."""
+def test_options_set_for_a_closed_gate_are_refused_once_it_is_open() -> None:
+    """The gate would keep the former options, and claims would follow them."""
     world, ref = ready(planned_first=False)
     late = world.alter(ref, Options(max_jobs=1))
     world.do(world.plan(ref, JOBS))
@@ -42,7 +42,7 @@ def test_who_altered_before_the_gate_opened_alters_nothing_behind_it() -> None:
     assert world.gate(ref).options == Options(max_jobs=1)
 
 
-def test_options_that_the_gate_does_not_say_are_found() -> None:
+def test_the_audit_finds_a_gate_without_the_current_options() -> None:
     world, ref = ready()
     world.tamper(Put(world.keys.of(ref, "options"), Options(max_jobs=1).encode()))
     (fault,) = check(world.keys, world.store.history)
@@ -70,7 +70,7 @@ def test_a_plan_is_refused_where_a_chunk_is_not_the_one_that_its_coordinator_wro
 
 @pytest.mark.parametrize("what", ["plan_and_claim", "chunk"])
 def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
-    """Its node is there still."""
+    """Its node still exists."""
     world, ref = ready(planned_first=False)
     late = world.plan_and_claim(ref, "a", [0]) if what == "plan_and_claim" else world.chunk(ref, 0, b"[]")
     world.do(world.resign())
@@ -139,8 +139,11 @@ def test_the_claim_of_an_actor_that_was_extended_meanwhile_counts_again() -> Non
 # ------------------------------------------------------- held until confirmed
 
 
-def test_who_confirms_what_was_aborted_meanwhile_is_told_so() -> None:
-    """What it waited for has failed, and its hold is still there: its sender would be told that it begins."""
+def test_confirming_an_aborted_operation_is_refused() -> None:
+    """Its dependency has failed, but its hold still exists.
+
+    Otherwise the sender would be told that the operation begins.
+    """
 
     async def work(etcd: Etcd) -> None:
         before = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
@@ -159,8 +162,8 @@ def test_who_confirms_what_was_aborted_meanwhile_is_told_so() -> None:
     run(work)
 
 
-def test_who_cancels_what_was_confirmed_meanwhile_does_not_hold_it_again() -> None:
-    """A hold that was denied would stay under the external id, which is free."""
+def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
+    """A denied hold would remain under the external id, which is free again."""
 
     async def work(etcd: Etcd) -> None:
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
@@ -181,7 +184,7 @@ def test_who_cancels_what_was_confirmed_meanwhile_does_not_hold_it_again() -> No
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that takes its time: it shows itself with each page."""
+    """A slow caller: it refreshes its hold with each page."""
     monkeypatch.setattr(insertion, "HOLD_EVERY", -1.0)
 
 
@@ -190,7 +193,7 @@ def hold_keys(etcd: Etcd) -> list[Hold]:
 
 
 def given_up_before(etcd: Etcd, label: str) -> None:
-    """A daemon denies the hold just before the first transaction with this label arrives."""
+    """A daemon denies the hold just before the first transaction with this label."""
 
     def fate(txn: Txn) -> TxnResult:
         if txn.label == label and (kvs := etcd.store.range(*KEYS.family("distOpHold"))):
@@ -203,8 +206,8 @@ def given_up_before(etcd: Etcd, label: str) -> None:
 
 @pytest.mark.usefixtures("shown")
 @pytest.mark.parametrize("label", ["start", "edges", "release_hold"])
-def test_a_graph_that_was_given_up_is_not_held_again_nor_let_go_by_its_caller(label: str) -> None:
-    """Some of its operations may have ended since: the others would begin."""
+def test_the_caller_of_a_given_up_graph_neither_holds_nor_releases_it(label: str) -> None:
+    """Some of its operations may have ended since; the others would begin."""
 
     async def work(etcd: Etcd) -> None:
         given_up_before(etcd, label)
@@ -216,7 +219,7 @@ def test_a_graph_that_was_given_up_is_not_held_again_nor_let_go_by_its_caller(la
 
 
 @pytest.mark.usefixtures("shown")
-def test_a_caller_shows_itself_while_it_inserts_edges() -> None:
+def test_a_caller_refreshes_its_hold_while_it_inserts_edges() -> None:
     async def work(etcd: Etcd) -> None:
         await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
         pages = [txn for txn in etcd.committed if txn.label == "edges"]
@@ -231,8 +234,8 @@ def test_a_caller_shows_itself_while_it_inserts_edges() -> None:
     run(work)
 
 
-def test_a_caller_that_does_not_know_whether_its_graph_was_let_go_denies_nothing_that_was() -> None:
-    """Its operations may have begun."""
+def test_an_unknown_release_of_a_graph_is_not_denied() -> None:
+    """The graph's operations may have begun."""
 
     async def work(etcd: Etcd) -> None:
         def fate(txn: Txn) -> TxnResult:

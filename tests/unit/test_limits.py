@@ -155,7 +155,7 @@ def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -
 
 @pytest.mark.parametrize(("attempts", "ends"), [(1, True), (3, False)])
 def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int, ends: bool) -> None:
-    """The limit was removed while the job ran. ``ends``: the job was lost once too often."""
+    """The limit was removed while the job ran. ``ends``: it was lost once too often."""
     world, ref = limited(1, attempts=attempts)
     world.do(world.claim(ref, "b", [0]))
     world.do(world.alter(ref, Options()))

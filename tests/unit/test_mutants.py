@@ -1,4 +1,4 @@
-"""Mutants are generated from transactions and from source, and each is what its name says."""
+"""Generated mutants of transactions and sources change exactly what they name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutating import children, sources
+from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place
-from mutating.children import Steps, in_children
+from mutating.child_processes import Steps, in_children
 from mutating.hooks import Observed, observing, plant
-from mutating.transactions import GUARD, LAST, WRITE, Left, all_left, decisive, kind_of_key, without
+from mutating.transaction_mutants import GUARD, LAST, WRITE, Mutant, all_mutants, decisive, kind_of_key, without
 
 from distop.core import claiming, waiting
 from distop.core import finishing as f
@@ -60,7 +60,7 @@ def test_each_guard_and_each_write_of_a_transaction_has_a_mutant() -> None:
     world.do(world.elect("a"))
     world.do(world.plan(ref, 2))
     txn = world.claim(ref, "a", [0, 1])
-    assert {str(left) for left in all_left(txn)} == {
+    assert {str(mutant) for mutant in all_mutants(txn)} == {
         "claim: guard open is unchanged",
         "claim: guard node exists",
         "claim > each: guard claim is absent",
@@ -73,36 +73,36 @@ def test_each_guard_and_each_write_of_a_transaction_has_a_mutant() -> None:
 def test_a_mutant_leaves_out_what_it_names_and_nothing_else() -> None:
     first, second = (Txn((absent(key), value_is("x", b"1")), (Put(key, b""),)) for key in ("a", "b"))
     txn = Txn((unchanged("x", 3),), (first, second), (), "both")
-    guard = without(txn, Left("both > each", GUARD, "a caller's key is absent"))
+    guard = without(txn, Mutant("both > each", GUARD, "a caller's key is absent"))
     assert [op.compares for op in guard.success if isinstance(op, Txn)] == [(value_is("x", b"1"),)] * 2
     assert guard.compares == txn.compares
-    last = without(txn, Left("both > each", LAST, "of several"))
+    last = without(txn, Mutant("both > each", LAST, "of several"))
     assert last.success[0] == first
     assert ModelStore().apply(last).succeeded is False
-    written = without(txn, Left("both > each", WRITE, "put a caller's key"))
+    written = without(txn, Mutant("both > each", WRITE, "put a caller's key"))
     store = ModelStore()
     store.apply(Txn((), written.success))
     assert store.listing() == ()
-    assert without(txn, Left("another", GUARD, "a caller's key is unchanged")) == txn
+    assert without(txn, Mutant("another", GUARD, "a caller's key is unchanged")) == txn
 
 
 def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
     keys = World().keys
     txn = claiming.group([claiming.report(keys, REF, 0, 5, JobState.SUCCESS, outcome(0, Claim("e", "a", 1, 0)))])
-    guard = Left("report", GUARD, "claim is unchanged")
+    guard = Mutant("report", GUARD, "claim is unchanged")
     assert guard in set(decisive(txn, lambda compare: False))
     assert guard not in set(decisive(txn, lambda compare: True)), "it refuses nothing"
     ended = f.end(keys, REF, absent(keys.coordinator("t", "noop")), 5)
 
-    def fails(*kinds: str) -> set[Left]:
+    def fails(*kinds: str) -> set[Mutant]:
         def holds(compare: Compare) -> bool:
             return kind_of_key(compare.key, compare.range_end) not in kinds
 
         return set(decisive(ended, holds))
 
-    assert fails("state") == {Left("end", GUARD, "state is unchanged")}
+    assert fails("state") == {Mutant("end", GUARD, "state is unchanged")}
     pair = fails("state", "coordinator")
-    assert pair == {Left("end", GUARD, "coordinator is absent + state is unchanged")}, "they back each other"
+    assert pair == {Mutant("end", GUARD, "coordinator is absent + state is unchanged")}, "they back each other"
     assert fails("state", "coordinator", "pending") == set()
     kept = [kind_of_key(compare.key, compare.range_end) for compare in without(ended, pair.pop()).compares]
     assert kept == ["pending", "next range"]
@@ -112,29 +112,29 @@ def test_a_deletion_is_decisive_where_something_is_deleted() -> None:
     store = ModelStore()
     store.apply(Txn((), (Put("a", b""), Put("d", b""))))
     found = [
-        {left.mode for left in decisive(Txn((), (one,), (), "label"), store._holds)}
+        {mutant.mode for mutant in decisive(Txn((), (one,), (), "label"), store._holds)}
         for one in (Delete("a"), Delete("b"), Delete("c", "e"), Delete("e", "f"))
     ]
     assert found == [{WRITE}, set(), {WRITE}, set()]
 
 
-def test_what_is_nested_is_looked_at_where_it_is_reached() -> None:
+def test_nested_transactions_count_where_they_are_reached() -> None:
     world = World()
     forget = f.forget(world.keys, [(REF, 4, "")], Watermark(0, 5))
-    assert Left("forget > each", GUARD, "history is unchanged") in set(decisive(forget, lambda compare: False))
+    assert Mutant("forget > each", GUARD, "history is unchanged") in set(decisive(forget, lambda compare: False))
     hold = waiting.hold(world.keys, "h", Hold("graph"), 0)
     inner = Txn((absent("never"),), (hold,), (), "outer")
-    assert {left.place for left in decisive(inner, lambda compare: False)} == {"outer"}
+    assert {mutant.place for mutant in decisive(inner, lambda compare: False)} == {"outer"}
 
 
-def test_every_mutant_of_source_is_one_change_of_a_function_that_lives() -> None:
-    assert {left.mode for left in sources.sites()} == set(sources.MODES)
-    for left in sources.sites():
-        sources.changed(left)
+def test_every_source_mutant_changes_one_live_function() -> None:
+    assert {mutant.mode for mutant in source_mutants.sites()} == set(source_mutants.MODES)
+    for mutant in source_mutants.sites():
+        source_mutants.changed(mutant)
 
 
 @pytest.mark.parametrize(
-    "left",
+    "mutant",
     [
         "distop.daemon.pruning: now LOOK_EVERY",
         "distop.daemon.holding.HoldKeeper.look: age age > GRAPH_LIMIT",
@@ -143,23 +143,23 @@ def test_every_mutant_of_source_is_one_change_of_a_function_that_lives() -> None
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
     ],
 )
-def test_times_polls_slices_and_tasks_of_the_source_have_mutants(left: str) -> None:
-    assert left in {str(one) for one in sources.sites()}
+def test_times_polls_slices_and_tasks_of_the_source_have_mutants(mutant: str) -> None:
+    assert mutant in {str(one) for one in source_mutants.sites()}
 
 
-def test_a_schedule_is_observed_by_its_labels_and_a_mutant_breaches_something_in_it() -> None:
+def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:
     """In processes of their own: this one's code stays as it is."""
 
     def do(work: str, steps: Steps) -> Any:
         steps.begin(work)
         if work == "mutant":
-            plant(Left("finish", WRITE, "put history"))
+            plant(Mutant("finish", WRITE, "put history"))
             with quietly():
                 return [breach.kind for breach in Simulation(scenario(1)).run().breaches]
         observed = Observed()
         with observing(observed), quietly():
             Simulation(scenario(1)).run()
-        return [left.place for left in observed.decisive]
+        return [mutant.place for mutant in observed.decisive]
 
     found = {one.work: one.answer for one in in_children(["observed", "mutant"], 1, do)}
     assert {"start", "elect", "claim", "report", "finish"} <= set(found["observed"])
@@ -169,8 +169,8 @@ def test_a_schedule_is_observed_by_its_labels_and_a_mutant_breaches_something_in
         assert Simulation(scenario(1)).run().breaches == []
 
 
-def test_a_child_that_computes_for_ever_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "COMPUTES", 0.2)
+def test_a_hanging_child_is_reported_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "COMPUTES", 0.2)
 
     def do(work: str, steps: Steps) -> Any:
         steps.begin(work)
@@ -183,28 +183,28 @@ def test_a_child_that_computes_for_ever_is_told_apart(monkeypatch: pytest.Monkey
     assert (ended["fails"].hung, ended["fails"].error) == (False, "ValueError: fails")
 
 
-def test_the_documentation_explains_mutants_of_source_that_there_are() -> None:
+def test_documented_source_mutants_exist() -> None:
     text = (Path(__file__).parents[2] / "docs/mutants.md").read_text()
     listed = re.findall(r"^\| `(distop\.[^`]+: [^`]+)` \|", text, re.MULTILINE)
     assert listed
-    assert set(listed) <= {str(left) for left in sources.sites()}
+    assert set(listed) <= {str(mutant) for mutant in source_mutants.sites()}
 
 
-def test_a_catalogue_is_the_same_after_it_was_kept() -> None:
-    left, other = Left("claim", GUARD, "node exists"), Left("end", WRITE, "delete pending")
-    found = Catalogue(mutants={left, other}, simulated={other}, schedules=5)
-    found.decisive[left] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]
-    found.decisive[left].append((Place("tests/unit/test_x.py::test_fast", 0, 0.1), 1))
-    found.decisive[left].append((Place("", 4, 0.5, (17, 120)), 1))
+def test_a_catalogue_survives_the_cache() -> None:
+    mutant, other = Mutant("claim", GUARD, "node exists"), Mutant("end", WRITE, "delete pending")
+    found = Catalogue(mutants={mutant, other}, simulated={other}, schedules=5)
+    found.decisive[mutant] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]
+    found.decisive[mutant].append((Place("tests/unit/test_x.py::test_fast", 0, 0.1), 1))
+    found.decisive[mutant].append((Place("", 4, 0.5, (17, 120)), 1))
     found.sent["claim"].append((4, 9))
     kept = Catalogue.from_json(found.as_json())
     assert kept.as_json() == found.as_json()
-    assert [place.test for place in kept.places(left, "unit")] == [
+    assert [place.test for place in kept.places(mutant, "unit")] == [
         "tests/unit/test_x.py::test_fast",
         "tests/unit/test_x.py::test_slow",
     ]
-    assert list(map(str, kept.places(left, "schedules"))) == ["seed 4"]
-    assert list(map(str, kept.places(left, "late copies"))) == ["seed 4, copy of 17 at 120"]
+    assert list(map(str, kept.places(mutant, "schedules"))) == ["seed 4"]
+    assert list(map(str, kept.places(mutant, "late copies"))) == ["seed 4, copy of 17 at 120"]
     held = kept.requests(1)
     assert str(held[0]) == "seed 4, request 9 held for 0.4 s"
     assert str(held[-1]) == "seed 4, request 9 held for 2 s after its sender was killed"

@@ -1,5 +1,6 @@
-"""Odd texts in every argument and option of the command line, against the model of etcd: one sentence and a documented
-exit code, and nothing written by a command that fails.
+"""Odd texts in every argument and option of the command line (model of etcd).
+
+Each is accepted, or refused with one sentence and a documented exit code.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def line(draw: Any, known: list[Any]) -> list[str]:
 
 
 def run(argv: list[str]) -> tuple[int, str, str]:
-    """The command line's code, stdout and stderr, both as strict as in UTF-8 terminals."""
+    """The exit code, stdout and stderr, with strict UTF-8 as in a terminal."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
     with redirect_stdout(out), redirect_stderr(err):
         code = main.run(argv)

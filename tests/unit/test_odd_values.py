@@ -1,6 +1,7 @@
-"""Odd values at every public entry of the client: wrong types, NaN, huge numbers, negative durations, NULs, lone
-surrogates, empty and very long texts. Each is taken, or refused in one sentence by an exception of ``distop.errors``
-without a write.
+"""Invalid values at every public entry of the client.
+
+Wrong types, NaN, huge numbers, negative durations, NULs, lone surrogates and others: each is accepted, or refused with
+one short error and without a write.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def check_sentence(error: BaseException) -> None:
 
 
 def check_store(etcd: Etcd) -> None:
-    """Every record can be read, by a program that takes UTF-8 alone too, and keeps the invariants."""
+    """Every record is readable UTF-8, and the invariants hold."""
     stored = etcd.store.listing()
     wanted = set(to_check(KEYS, [kv.key for kv in stored]))
     assert unreadable(KEYS, [kv for kv in stored if kv.key in wanted]) == []
@@ -308,8 +309,8 @@ DOORS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "changed"), DOORS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_lone_surrogate_is_refused_at_every_door(name: str, changed: dict[str, Any]) -> None:
-    """Stored as a JSON escape, it would break the planning of its operation: a frame to the child is UTF-8."""
+def test_a_lone_surrogate_is_refused_at_every_entry(name: str, changed: dict[str, Any]) -> None:
+    """Stored as an escape, it would break planning: a frame to the child is UTF-8."""
     call, fitting = CALLS[name]
 
     async def main() -> None:

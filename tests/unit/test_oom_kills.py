@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop.worker import memory
-from distop.worker.memory import Kills
+from distop.worker import oom_kills
+from distop.worker.oom_kills import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ class Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def kills(self) -> Kills | None:
-        return memory.oom_kills(self.proc, self.cgroups)
+    def kills(self) -> OomKills | None:
+        return oom_kills.read_oom_kills(self.proc, self.cgroups)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -45,10 +45,10 @@ def test_the_counter_of_the_control_group_is_read(tmp_path: Path, layout: str) -
     machine.write(machine.proc / "vmstat", "oom_kill 99\n")
     machine.write(machine.cgroups / name, text.format(3))
     before = machine.kills()
-    assert before == Kills(machine.cgroups / name, 3)
-    assert memory.said(before, machine.kills()) == "", "it did not move"
+    assert before == OomKills(machine.cgroups / name, 3)
+    assert oom_kills.describe(before, machine.kills()) == "", "it did not move"
     machine.write(machine.cgroups / name, text.format(4))
-    said = memory.said(before, machine.kills())
+    said = oom_kills.describe(before, machine.kills())
     assert said.startswith("the kernel killed 1 process of this executor's control group for lack of memory"), said
 
 
@@ -58,14 +58,14 @@ def test_without_a_group_of_its_own_the_machine_is_looked_at(tmp_path: Path) -> 
     machine.write(machine.proc / "vmstat", "nr_free_pages 7\noom_kill 1\n")
     before = machine.kills()
     machine.write(machine.proc / "vmstat", "nr_free_pages 7\noom_kill 3\n")
-    said = memory.said(before, machine.kills())
+    said = oom_kills.describe(before, machine.kills())
     assert said.startswith("the kernel killed 2 processes on this machine for lack of memory"), said
 
 
 def test_two_counters_are_not_compared_and_a_smaller_one_says_nothing(tmp_path: Path) -> None:
-    one, other = Kills(tmp_path / "memory.events", 1), Kills(tmp_path / "vmstat", 5)
-    assert memory.said(one, other) == memory.said(other, Kills(other.where, 2)) == ""
-    assert memory.said(None, other) == memory.said(one, None) == ""
+    one, other = OomKills(tmp_path / "memory.events", 1), OomKills(tmp_path / "vmstat", 5)
+    assert oom_kills.describe(one, other) == oom_kills.describe(other, OomKills(other.where, 2)) == ""
+    assert oom_kills.describe(None, other) == oom_kills.describe(one, None) == ""
 
 
 def test_a_counter_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Footers that contradict themselves, are encrypted, or are cut off: what is taken from them, and what is said."""
+"""Footers that contradict themselves, are encrypted, or are truncated."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["encrypted", "encrypted-columns"])
-def test_an_encrypted_file_is_named_and_ends_no_process(kind: str, path: Path) -> None:
-    """In a process of its own: where this is asked of pyarrow, it may end the process."""
+def test_an_encrypted_file_is_named_and_crashes_no_process(kind: str, path: Path) -> None:
+    """In a separate process: pyarrow may abort the process that asks for this."""
     KINDS[kind](path)
     done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,7 +76,7 @@ def test_a_footer_beyond_the_first_read_is_read(path: Path) -> None:
     assert (found.rows, len(found.columns), found.contradiction) == (3, 2_001, "")
 
 
-def test_a_footer_that_is_longer_than_its_file_is_said_so(path: Path) -> None:
+def test_a_footer_longer_than_its_file_is_reported(path: Path) -> None:
     sound(path)
     data = path.read_bytes()
     path.write_bytes(data[:-8] + (1 << 30).to_bytes(4, "little") + b"PAR1")
@@ -129,7 +129,7 @@ def test_a_contradiction_of_a_column_that_no_check_names_is_one(size: int, path:
 
 
 def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Path, tmp_path: Path) -> None:
-    """Files of one schema that all pass are decided at once, by what they hold together."""
+    """Files of one schema that all pass are otherwise decided at once."""
     sound(path)
     sound(path.with_name("b.parquet"))
     footers.with_rows(path, 0)

@@ -1,4 +1,4 @@
-"""Pages whose headers do not fit the footer, and footers that end the process that reads them."""
+"""Pages whose headers do not fit the footer, and footers that crash their reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop_behaviors.reading import footer_probe, pages
+from distop_behaviors.reading import footer_probe, page_headers
 from distop_behaviors.reading.facts import Unreadable
 from tests.support import footers
 from tests.support.damaged import KINDS, ROWS, sound
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DAMAGED = {
-    "huge-page": "it has 2147483632 bytes by its header",
-    "framing": "it is compressed with LZ4 in another framing than Hadoop's, which Spark expects",
+    "huge-page": "its header states 2147483632 bytes",
+    "framing": "it is compressed with LZ4 without Hadoop's framing, which Spark expects",
     "corrupt-pages": "there is no page header at byte",
 }
 
@@ -28,7 +28,7 @@ def test_a_damaged_page_is_named(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     KINDS[kind](path)
     with pytest.raises(Unreadable, match="is damaged") as found:
-        pages.check(str(path), {"id", "name"})
+        page_headers.check(str(path), {"id", "name"})
     assert str(found.value).startswith(f"the file {path} cannot be read: a page of the column ")
     assert DAMAGED[kind] in str(found.value)
 
@@ -47,20 +47,20 @@ def test_a_header_that_leads_a_reader_astray_is_damaged(header: bytes, tmp_path:
         file.seek(pq.read_metadata(path).row_group(0).column(0).data_page_offset)
         file.write(header)
     with pytest.raises(Unreadable, match="is damaged"):
-        pages.check(str(path), {"name"})
+        page_headers.check(str(path), {"name"})
 
 
 def test_a_column_is_looked_at_whatever_its_case(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     KINDS["corrupt-pages"](path)
     with pytest.raises(Unreadable, match="is damaged"):
-        pages.check(str(path), {"NAME"})
+        page_headers.check(str(path), {"NAME"})
 
 
 def test_pages_of_other_columns_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     KINDS["corrupt-pages"](path)
-    pages.check(str(path), {"id"})
+    page_headers.check(str(path), {"id"})
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
@@ -77,10 +77,10 @@ def test_sound_pages_pass_whatever_they_hold(codec: str, version: str, tmp_path:
     )
     options = {"data_page_version": version, "data_page_size": 1_000, "write_page_index": True}
     pq.write_table(table, path, compression=codec, row_group_size=ROWS // 3, **options)
-    pages.check(str(path), set(table.column_names))
+    page_headers.check(str(path), set(table.column_names))
 
 
-def test_a_footer_that_ends_its_reader_is_named(tmp_path: Path) -> None:
+def test_a_footer_that_crashes_its_reader_is_named(tmp_path: Path) -> None:
     """pyarrow calls std::terminate over a type that is none. The other files are read."""
     files = []
     for name in ("a", "b", "c", "d"):
@@ -89,7 +89,7 @@ def test_a_footer_that_ends_its_reader_is_named(tmp_path: Path) -> None:
         if name in "bd":
             footers.of_unknown_type(path)
         files.append((str(path), path.stat().st_size, path.stat().st_mtime_ns))
-    found = footer_probe.deadly(files, frozenset({"id"}))
+    found = footer_probe.crashing_footers(files, frozenset({"id"}))
     assert list(found) == [files[1][0], files[3][0]]
     for path, why in found.items():
         assert str(why).startswith(f"the file {path} is not a readable Parquet file: its footer is damaged")
@@ -105,4 +105,4 @@ def test_a_probe_stops_where_it_is_told_to(tmp_path: Path) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        footer_probe.deadly([(str(tmp_path / "a.parquet"), 0, 0)] * 200_000, frozenset({"id"}), stop)
+        footer_probe.crashing_footers([(str(tmp_path / "a.parquet"), 0, 0)] * 200_000, frozenset({"id"}), stop)

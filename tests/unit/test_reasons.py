@@ -196,7 +196,7 @@ def test_advice_to_cancel_is_given_where_a_cancel_is_accepted_and_ends_the_opera
     assert "distop cancel" not in advice(newer), "executors of this release leave it alone, cancelled or not"
 
 
-def test_what_ends_without_its_code_waits_for_no_coordinator() -> None:
+def test_an_operation_that_ends_without_its_code_waits_for_no_coordinator() -> None:
     gone = {"i1": Node("e1", "h", 2, ("other",))}
     assert [code for code, _ in judged(CANCELLING, gone, coordinated=False)] == ["without-code", "completion"]
 

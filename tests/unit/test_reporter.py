@@ -20,7 +20,7 @@ from distop.core.model import OperationRef, State
 from distop.core.txn import Put, Txn, TxnResult, absent, flaw
 from distop.errors import MalformedRequest
 from distop.logs import ContextLogger
-from distop.node.refusals import Refusals
+from distop.node.rejected_writes import RejectedWrites
 from distop.node.reporter import Reporter
 from tests.support.modelclient import ModelClient
 from tests.support.world import TABLE, TYPE, World
@@ -43,7 +43,7 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        refusals = Refusals(log, lambda: None)
+        refusals = RejectedWrites(log, lambda: None)
         reporter = Reporter(client, Keys(), lost, log, refusals, Limits(reports=3))  # type: ignore[arg-type]
         held, applied = asyncio.Event(), list[int]()
 
@@ -82,17 +82,17 @@ def job(partition: int, fence: int = 0, value: bytes = b"") -> Guarded:
 
 
 class Picky:
-    """A client of an etcd that does not take some keys; a reporter on it, and what was answered."""
+    """A reporter on an etcd that rejects some keys, and the answers of its writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *refused: str) -> None:
-        monkeypatch.setattr("distop.node.refusals.PAUSE", (0.001, 0.001))
+        monkeypatch.setattr("distop.node.rejected_writes.PAUSE", (0.001, 0.001))
         self.client = ModelClient()
         self.refused = set(refused)
         self.answers: dict[int, int] = {}
         log = ContextLogger(logging.getLogger("tests"), {})
-        self.refusals = Refusals(log, lambda: None)
+        self.rejected_writes = RejectedWrites(log, lambda: None)
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.reporter = Reporter(self.client, KEYS, self.lost, log, self.refusals)  # type: ignore[arg-type]
+        self.reporter = Reporter(self.client, KEYS, self.lost, log, self.rejected_writes)  # type: ignore[arg-type]
         self.client.fates.append(self._take)
 
     def _take(self, txn: Txn) -> TxnResult:
@@ -109,10 +109,10 @@ def progress(partition: int) -> str:
     return KEYS.job(OperationRef("t", "noop", "", 1), partition, "progress")
 
 
-def test_a_write_that_etcd_does_not_take_is_set_aside_told_and_holds_up_no_other(
+def test_a_rejected_write_is_set_aside_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A group in which one was refused by its form was sent as it was for ever, and all behind it waited."""
+    """A group with one rejected write was resent for ever, and blocked the queue."""
 
     async def main() -> None:
         one = Picky(monkeypatch, progress(2), progress(5))
@@ -120,7 +120,7 @@ def test_a_write_that_etcd_does_not_take_is_set_aside_told_and_holds_up_no_other
         await one.reporter.drain()
         assert sorted(one.answers) == [0, 1, 3, 4, 6, 7]
         assert all(one.answers.values())
-        assert dict(one.refusals.told) == {"t/noop/1": "reports: the progress was refused: too large"}
+        assert dict(one.rejected_writes.told) == {"t/noop/1": "reports: the progress was refused: too large"}
         one.submit(8, 9)
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()
@@ -130,27 +130,27 @@ def test_a_write_that_etcd_does_not_take_is_set_aside_told_and_holds_up_no_other
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert sorted(one.answers) == list(range(10))
         assert all(one.answers.values())
-        assert (one.refusals.told, one.reporter._aside) == ({}, set())
+        assert (one.rejected_writes.told, one.reporter._aside) == ({}, set())
 
     asyncio.run(main())
 
 
-def test_a_write_whose_fence_goes_while_etcd_does_not_take_it_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_write_is_settled_once_its_fence_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         one = Picky(monkeypatch, progress(1))
         one.submit(0, 1)
         await one.reporter.drain()
-        assert one.refusals.told
+        assert one.rejected_writes.told
         one.client.store.apply(Txn((), (Put(KEYS.claim(OperationRef("t", "noop", "", 1), 1), b"x"),)))
         one.refused.clear()
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert one.answers[1] == 0
-        assert not one.refusals.told
+        assert not one.rejected_writes.told
 
     asyncio.run(main())
 
 
-def test_what_is_set_aside_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_of_rejected_writes_end_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         one = Picky(monkeypatch, progress(1))
         one.submit(0, 1)
@@ -164,14 +164,17 @@ def test_what_is_set_aside_ends_with_the_session(monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
-def test_writes_of_one_key_go_in_transactions_of_their_own() -> None:
-    """The end of an operation deletes what the signal of another one writes to it: etcd refuses the two together."""
+def test_writes_to_one_key_use_separate_transactions() -> None:
+    """An operation's end deletes the key that another one's signal writes.
+
+    etcd rejects the two in one transaction.
+    """
 
     async def main() -> None:
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, KEYS, lost, log, Refusals(log, lambda: None))  # type: ignore[arg-type]
+        reporter = Reporter(client, KEYS, lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
         world, answers = World(), list[int]()
         world.join("a")
         world.do(world.elect("a"))

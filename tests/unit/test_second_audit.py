@@ -1,4 +1,4 @@
-"""The second auditor: the life of an operation as documented passes, and each rule is broken once."""
+"""The second auditor: a documented life passes, and each rule is broken once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NODES, START, PLAN, TAKE, REPORT, FINISH, CLEAN = range(7)
 
 
 def life() -> Life:
-    """An operation of one job and one limit: started, planned, claimed, reported, finished, cleaned up."""
+    """An operation with one job and one limit, from start to cleanup."""
     keys = [f"{ROOT}.{name}" for name in ("arg", "spec", "options", "plan", "plan.000000", "state")]
     return [
         {"distOpNode.n1": NODE, "distOpNode.n2": NODE, "distOpNode.n3": OTHER, "distOpCoordinator.t.noop": "n1"},
@@ -227,8 +227,8 @@ BROKEN: list[tuple[str, str, Break]] = [
         told[START].update({f"{ROOT}.options": {"max_jobs_per_executor": 1}}),
         told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
     ("instance numbers", "counted [1, 2]", at(START)({NEXT: 3})),
-    ("instance numbers", "without the counter", at(START)({NEXT: ...})),
-    ("runOps", "says {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
+    ("instance numbers", "the counter did not move", at(START)({NEXT: ...})),
+    ("runOps", "counts {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
     ("elections", "n1, which is alive", beside(TAKE, {"distOpCoordinator.t.noop": "n2"})),
     ("elections", "n9, which is not alive", beside(TAKE, LOST, {"distOpCoordinator.t.noop": "n9"})),
     ("readable records", "is not JSON", at(START)({f"{ROOT}.spec": "{"})),
@@ -244,7 +244,7 @@ def test_each_rule_is_broken_once(rule: str, text: str, broken: Break) -> None:
 
 
 def test_every_rule_is_broken_by_some_history() -> None:
-    """A rule that no history of this file breaks could not be seen to work."""
+    """A rule that no history of this file breaks would not be tested."""
     rules = Path(OF_AN_OPERATION[0].__code__.co_filename).parent.glob("*_rules.py")
     named = {
         node.args[0].value
@@ -265,7 +265,7 @@ def test_a_history_record_is_kept_for_its_hour() -> None:
     assert audited([*life(), {HISTORY: None}], lambda: next(now)).violations == []
 
 
-def test_a_store_may_be_taken_as_it_is() -> None:
+def test_the_audit_may_start_from_an_existing_store() -> None:
     told = life()
     auditor = SecondAuditor(clock=None)
     content: dict[str, str] = {}
@@ -318,7 +318,7 @@ def test_revisions_are_read_whole_and_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_a_history_with_a_hole_is_no_history() -> None:
+def test_a_history_with_a_gap_is_rejected() -> None:
     with pytest.raises(HistoryLost, match="compacted its history up to revision 7"):
         list(revisions([json.dumps({"Canceled": True, "CompactRevision": 7})]))
     with pytest.raises(HistoryLost, match="revision 3 came after revision 3"):

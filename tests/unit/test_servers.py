@@ -1,4 +1,4 @@
-"""How the etcd servers of the tests are found and built, with a compiler that is not real."""
+"""How the tests' etcd servers are found and built, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Machine:
         self.environment = {"PATH": str(self.bin), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def go(self, *, version: str = "$version", then: str = "") -> None:
-        """Install one. ``version``: what the program that it builds says; ``then``: what happens half-way."""
+        """Install a Go. ``version``: what the built program prints.
+
+        ``then``: what happens half-way.
+        """
         program = self.bin / "go"
         program.write_text(GO.format(calls=self.calls, version=version, then=then))
         program.chmod(0o755)
@@ -97,7 +100,7 @@ def test_two_runs_at_once_build_it_once(machine: Machine) -> None:
 
 
 def test_a_build_that_was_cut_short_is_never_used(machine: Machine) -> None:
-    """Killed half-way it leaves a folder that nobody takes for a server, and the next build removes."""
+    """It leaves a folder that is not taken for a server; the next build removes it."""
     machine.go(then="kill -9 $PPID; sleep 0.1; exit 1")
     assert machine.run("3.6.16")[0] == -9
     assert machine.built() != []
@@ -172,7 +175,9 @@ def test_a_server_by_its_path(machine: Machine, tmp_path: Path) -> None:
         (["tests/unit/test_servers.py::test_a", "tests/simulation", "-x"], ()),
     ],
 )
-def test_what_a_run_needs(arguments: list[str], wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_needs_only_its_servers(
+    arguments: list[str], wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv(servers.VARIABLE, raising=False)
     assert servers.wanted(arguments) == wanted

@@ -1,4 +1,4 @@
-"""When a Spark session that has work counts as one that gets none of it done."""
+"""When a Spark session that has jobs counts as stalled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from distop.core.model import Node
-from distop.worker.patience import answer_within
+from distop.worker.bounded_wait import answer_within
 from distop.worker.probing import trouble
 from distop.worker.spark import ANSWER_SETTING, SparkHolder
 from distop.worker.stalling import Activity, Stall
@@ -20,7 +20,7 @@ WAITING = Activity(jobs=1, stages={7: 3})
 
 
 def stalled(*seen: Activity) -> float:
-    """Seconds after looks that are five seconds apart."""
+    """Seconds of stall after these looks, five seconds apart."""
     stall = Stall()
     for one in seen:
         stall.add(one, 5.0)
@@ -49,14 +49,14 @@ def test_task_progress_resets_the_stall_timer() -> None:
         assert stalled(WAITING, WAITING, moved, moved) == (5.0 if moved.stages else 0.0), moved
 
 
-def test_a_node_record_tells_what_its_spark_waits_for() -> None:
+def test_a_node_record_names_the_cause_of_a_stall() -> None:
     node = Node("ann", "h", 1, ("noop",), spark="no cores from Spark: x")
     assert Node.decode(node.encode()) == node
     assert b"spark" not in Node("ann", "h", 1, ("noop",)).encode()
 
 
 class StuckSpark:
-    """A session, its context and its status tracker in one: jobs start, and none of their tasks ever runs."""
+    """A session, its context and its status tracker in one; its tasks never run."""
 
     master = "yarn"
 
@@ -98,8 +98,8 @@ class StuckSpark:
         return []
 
 
-def test_what_the_probe_finds_out_is_not_lost_to_the_wait_around_it(tmp_path: Path) -> None:
-    """Both had the same patience, and the outer one ended first."""
+def test_the_examination_waits_longer_than_its_probe(tmp_path: Path) -> None:
+    """Both had the same time limit, and the outer one ended first."""
 
     class Slow(StuckSpark):
         @property
@@ -129,8 +129,8 @@ def test_the_end_of_one_probe_does_not_end_another() -> None:
     assert found == ["no end within 1 s"] * 2, "the second was told that its job was cancelled"
 
 
-def test_a_cause_that_cannot_be_found_out_is_reported_as_unknown(tmp_path: Path) -> None:
-    """It counted as nothing being wrong."""
+def test_an_undetermined_cause_is_reported(tmp_path: Path) -> None:
+    """It once counted as nothing being wrong."""
 
     class Lost(StuckSpark):
         @property
@@ -140,7 +140,7 @@ def test_a_cause_that_cannot_be_found_out_is_reported_as_unknown(tmp_path: Path)
     cause = SparkHolder("yarn", "ex", tmp_path, 10.0, {})._stall_cause(cast(Any, Lost()), Activity(jobs=1))
     assert cause is not None
     assert not cause.replace_session
-    assert cause.text.endswith("its cause cannot be found out: RuntimeError: the connection is lost"), cause
+    assert cause.text.endswith("the cause cannot be determined: RuntimeError: the connection is lost"), cause
 
 
 def test_an_answer_comes_within_its_time_or_not_at_all() -> None:

@@ -1,4 +1,4 @@
-"""What a start compares and writes, in whichever way it is submitted, on the model of etcd."""
+"""What a start compares and writes, for each way to submit it (model of etcd)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_table_that_is_registered_anew_forgets_no_operation_that_began_meanwhi
 
 
 @HOW
-def test_it_waits_for_each_that_it_was_told_to_wait_for(how: str) -> None:
+def test_an_operation_waits_for_each_of_its_dependencies(how: str) -> None:
     async def work(etcd: Etcd) -> None:
         before = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(3)]
         ref = await submit(etcd, how, after=before)
@@ -112,7 +112,7 @@ def test_its_options_and_its_request_id_are_written_with_it(how: str) -> None:
 
 
 @pytest.mark.parametrize("replaces", [True, False])
-def test_of_two_that_declare_a_type_at_the_same_time_the_second_knows_of_the_first(replaces: bool) -> None:
+def test_concurrent_declarations_of_a_type_see_each_other(replaces: bool) -> None:
     async def work(etcd: Etcd) -> None:
         async def declared(txn: Txn) -> TxnResult:
             etcd.fates.clear()

@@ -14,7 +14,7 @@ from distop.core import claiming, owning, states
 from distop.core import finishing as f
 from distop.core import transitions as t
 from distop.core import waiting as w
-from distop.core.grouping import together
+from distop.core.grouping import merged
 from distop.core.invariants import check
 from distop.core.jobs import Claim, JobState
 from distop.core.keys import UNIQUE
@@ -632,8 +632,8 @@ def test_a_late_chunk_and_a_late_plan_are_refused() -> None:
     assert not world.store.apply(late_plan).succeeded
 
 
-def test_what_opens_a_gate_says_what_the_options_say() -> None:
-    """Whoever builds it before the options change is refused: the gate would say the former ones."""
+def test_an_opened_gate_has_the_current_options() -> None:
+    """A gate built before the options change is refused: it has the former options."""
     world, ref = ready(planned_first=False)
     plan, first = world.plan(ref, JOBS), world.plan_and_claim(ref, "a", [0])
     world.do(world.alter(ref))
@@ -667,7 +667,7 @@ def test_an_executor_without_a_session_takes_over_no_lost_job() -> None:
 
 
 @pytest.mark.parametrize("what", ["fail_fast", "alter", "pause", "cancel", "give_up"])
-def test_what_a_pause_refused_stays_refused_when_it_is_over(what: str) -> None:
+def test_a_write_refused_by_a_pause_stays_refused(what: str) -> None:
     """Its sender was told so, and has done something else since (T9)."""
     world, ref = ready(planned_first=what not in ("alter", "give_up"))
     if what == "fail_fast":
@@ -680,7 +680,7 @@ def test_what_a_pause_refused_stays_refused_when_it_is_over(what: str) -> None:
     assert not world.store.apply(late).succeeded
 
 
-def test_nothing_is_left_of_the_attempts_to_plan_once_there_is_a_plan() -> None:
+def test_a_plan_deletes_the_record_of_planning_attempts() -> None:
     for first in (False, True):
         world, ref = ready(planned_first=False)
         world.do(world.plan_attempt(ref))
@@ -695,17 +695,17 @@ def test_an_actor_takes_all_jobs_that_it_asks_for() -> None:
     assert [claim and claim.actor for claim in (world.claim_of(ref, p) for p in range(JOBS))] == ["w"] * JOBS
 
 
-def test_operations_that_wait_end_together_each_as_it_ends_alone() -> None:
+def test_pending_operations_end_together_as_they_would_alone() -> None:
     world, first = waiting()
     second = world.next_ref()
     world.do(world.submit(second))
-    world.do(together([world.end_waiting(first), world.end_waiting(second)]))
+    world.do(merged([world.end_waiting(first), world.end_waiting(second)]))
     assert [world.stage(ref) for ref in (first, second)] == [Stage.CLEANING] * 2
     assert not check(world.keys, world.store.history)
 
 
-def test_of_several_ends_each_is_refused_alone_that_is_too_early() -> None:
-    """An operation that is not over, and one whose successor was not told, stay; the third one goes."""
+def test_early_ends_are_refused_without_their_group() -> None:
+    """An open operation and one with an uninformed successor stay; the third one goes."""
     world, open_ref = ready()
     told, over_ = world.next_ref(), None
     world.do(world.start(told))

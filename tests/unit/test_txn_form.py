@@ -1,4 +1,4 @@
-"""What etcd refuses by its form, as transactions say it of themselves, and which of them may go together."""
+"""Transactions that etcd rejects as invalid, and which ones may be grouped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.core.grouping import GROUP_BYTES, fitting, independent, together
+from distop.core.grouping import GROUP_BYTES, fitting_count, independent_count, merged
 from distop.core.txn import (
     ENVELOPE_BYTES,
     MAX_OPERATIONS,
@@ -84,7 +84,7 @@ def test_the_bytes_of_a_request_are_those_that_are_sent(txn: Txn) -> None:
         ((Txn((), (Delete("k", "l"),)), Txn((), (Put("k", b""),))), "k"),
     ],
 )
-def test_a_key_that_is_written_twice_is_told(ops: tuple[Operation, ...], key: str) -> None:
+def test_a_key_written_twice_is_a_flaw(ops: tuple[Operation, ...], key: str) -> None:
     for txn in (Txn((), ops, (), "end"), Txn((), (), ops, "end")):
         found = flaw(txn)
         assert found is not None
@@ -102,7 +102,7 @@ def test_a_key_that_is_written_twice_is_told(ops: tuple[Operation, ...], key: st
         (Txn((), (Put("k", b""),)), Txn((), (Delete("k"),))),
     ],
 )
-def test_what_etcd_takes_has_no_flaw(ops: tuple[Operation, ...]) -> None:
+def test_a_valid_transaction_has_no_flaw(ops: tuple[Operation, ...]) -> None:
     assert flaw(Txn((), ops)) is None
 
 
@@ -114,7 +114,7 @@ def test_the_operations_of_nested_transactions_count_with_those_around_them() ->
     assert flaw(deep(100, 28)) is None
     found = flaw(deep(100, 29))
     assert found is not None
-    assert found.text == "a list of the transaction 'claim' has 29 entries where etcd takes 28"
+    assert found.text == "a list of the transaction 'claim' has 29 entries; etcd accepts 28"
     assert operations(deep(100, 28)) == MAX_OPERATIONS
 
 
@@ -139,10 +139,10 @@ def test_empty_keys_and_bytes() -> None:
 
 @given(st.lists(transactions, min_size=2, max_size=5), st.data())
 def test_grouped_writes_equal_sequential_writes_in_any_order(parts: list[Txn], data: st.DataObject) -> None:
-    """And etcd takes it, however it is put together."""
+    """And etcd accepts the group in each order."""
     parts = [part for part in parts if flaw(part) is None]
-    parts = parts[: fitting(parts)]
-    whole = together(parts)
+    parts = parts[: fitting_count(parts)]
+    whole = merged(parts)
     assert flaw(whole) is None
     assert flaw(Txn((), tuple(parts))) is None
     before = data.draw(st.lists(names, unique=True))
@@ -177,29 +177,29 @@ def test_a_part_that_writes_what_another_one_writes_or_compares_goes_in_another_
         Txn((), (Txn((absent("c"),)),)),
     ):
         for one, other in itertools.permutations((first, part)):
-            assert fitting([one, other]) == 1, part
+            assert fitting_count([one, other]) == 1, part
     beside = Txn((absent("a"),), (Delete("c.x"), Delete("cc", "dd"), Put("d", b"")))
     for part in (beside, Txn((exists("a"),), (Get("b"),))):
-        assert fitting([first, part]) == 2
-    assert independent([first, beside, Txn((), (Put("e", b""),)), Txn((exists("e"),)), beside]) == 3
+        assert fitting_count([first, part]) == 2
+    assert independent_count([first, beside, Txn((), (Put("e", b""),)), Txn((exists("e"),)), beside]) == 3
 
 
-def test_a_guard_that_all_have_counts_once_and_the_largest_nested_one_is_room_for_all() -> None:
+def test_a_shared_guard_counts_once_and_the_largest_nested_list_counts_for_all() -> None:
     guard = absent("election")
     parts = [Txn((guard, absent(f"k{n}")), (Put(f"k{n}", b""),)) for n in range(200)]
-    assert fitting(parts) == MAX_OPERATIONS - 1
-    assert len(together(parts[: MAX_OPERATIONS - 1]).compares) == MAX_OPERATIONS
+    assert fitting_count(parts) == MAX_OPERATIONS - 1
+    assert len(merged(parts[: MAX_OPERATIONS - 1]).compares) == MAX_OPERATIONS
     deep = Txn((), (Txn((), tuple(Get(f"n{n}") for n in range(10))),))
-    assert fitting([deep, *parts]) == MAX_OPERATIONS - 10
+    assert fitting_count([deep, *parts]) == MAX_OPERATIONS - 10
     common = Txn((guard,), tuple(Put(f"c{n}", b"") for n in range(100)), (Get("c"),), "finish")
-    assert fitting(parts, common) == 28
-    assert together(parts[:1], common).label == "finish"
-    assert together(parts[:1], common).failure == (Get("c"),)
+    assert fitting_count(parts, common) == 28
+    assert merged(parts[:1], common).label == "finish"
+    assert merged(parts[:1], common).failure == (Get("c"),)
 
 
-def test_bytes_are_room_as_well_and_one_part_always_goes() -> None:
+def test_bytes_limit_a_group_but_one_part_always_fits() -> None:
     parts = [Txn((), (Put(f"k{n}", b"x" * (GROUP_BYTES // 3)),)) for n in range(5)]
-    assert fitting(parts) == 3
-    assert fitting([Txn((), (Put("k", b"x" * 2 * GROUP_BYTES),)), *parts]) == 1
-    assert fitting([Txn((), tuple(Put(f"k{n}", b"") for n in range(300)))]) == 1
-    assert fitting([]) == 0
+    assert fitting_count(parts) == 3
+    assert fitting_count([Txn((), (Put("k", b"x" * 2 * GROUP_BYTES),)), *parts]) == 1
+    assert fitting_count([Txn((), tuple(Put(f"k{n}", b"") for n in range(300)))]) == 1
+    assert fitting_count([]) == 0

@@ -75,7 +75,7 @@ _FILE = (
                 ),
                 ("java.net.URISyntaxException", "Relative path in absolute URI: .a:b.parquet.crc"),
             ],
-            "its name has a ':', which Hadoop does not read in the name of a file: rename it",
+            "its name has a ':', which Hadoop cannot read in a file name: rename it",
         ),
         (
             [("x.BadConfigurationException", "Class org.apache.hadoop.io.compress.BrotliCodec was not found")],
@@ -106,11 +106,11 @@ _FILE = (
                 ("java.io.IOException", "Expected 1 values at file:/t/a.parquet offset 19"),
                 ("java.io.EOFException", "the end"),
             ],
-            "it is damaged, or not written as Spark reads it (IOException: Expected 1 values offset 19: the end)",
+            "it is damaged, or in a form that Spark cannot read (IOException: Expected 1 values offset 19: the end)",
         ),
         (
             [("java.lang.NullPointerException", "")],
-            "it is damaged, or not written as Spark reads it (NullPointerException)",
+            "it is damaged, or in a form that Spark cannot read (NullPointerException)",
         ),
         ([], ""),
     ],

@@ -27,7 +27,7 @@ from distop.core.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, op
 from distop.core.view import ClusterView, TypeView
 from distop.errors import MalformedRequest
 from distop.logs import ContextLogger
-from distop.node.refusals import Refusals
+from distop.node.rejected_writes import RejectedWrites
 from tests.support.starting import KEYS, TABLE, Etcd
 
 REF = OperationRef(TABLE, "noop", "", 1)
@@ -48,7 +48,7 @@ class Coordinator:
         ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=logging.getLogger("distop.test"), limits=DEFAULT,
             config=SimpleNamespace(poll=30.0), commit=self._send,
-            refusals=Refusals(ContextLogger(logging.getLogger("distop.test"), {}), lambda: None),
+            rejected_writes=RejectedWrites(ContextLogger(logging.getLogger("distop.test"), {}), lambda: None),
         )  # fmt: skip
         self.waiters = Waiters(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached)
 
@@ -227,18 +227,21 @@ def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_what_etcd_does_not_take_of_one_is_told_tried_again_and_holds_up_no_other(
+def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(
     joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose begin was refused was tried first, again and again, and none behind it ever began."""
-    monkeypatch.setattr("distop.node.refusals.PAUSE", (0.001, 0.001))
+    """An operation whose begin was rejected was always tried first.
+
+    None after it ever began.
+    """
+    monkeypatch.setattr("distop.node.rejected_writes.PAUSE", (0.001, 0.001))
     monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
 
     async def work(coordinator: Many) -> None:
         etcd, wanted = coordinator.etcd, b"success" if joins else b"running"
         refs = [coordinator.add(n, joins=joins) for n in range(1, 13)]
         bad, refused = refs[0], [True]
-        refusals = coordinator.waiters._ctx.refusals
+        refusals = coordinator.waiters._ctx.rejected_writes
 
         def picky(txn: Txn) -> TxnResult:
             etcd.fates.append(picky)
@@ -251,7 +254,7 @@ def test_what_etcd_does_not_take_of_one_is_told_tried_again_and_holds_up_no_othe
         await coordinator.until(lambda: [etcd.value(KEYS.of(ref, "state")) for ref in refs[1:]] == [wanted] * 11)
         assert etcd.value(KEYS.of(bad, "state")) == b"pending"
         await coordinator.until(lambda: str(bad) in refusals.told)
-        assert refusals.told[str(bad)] == "what begins or ends it: the write was refused by etcd: request is too large"
+        assert refusals.told[str(bad)] == "begin or end: the write was refused by etcd: request is too large"
         refused[0] = False
         await coordinator.until(lambda: etcd.value(KEYS.of(bad, "state")) == wanted)
         assert not refusals.told
@@ -351,10 +354,13 @@ def test_what_stops_waits_for_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_one_whose_predecessor_failed_is_not_ended_under_a_hold_that_is_not_seen(
+def test_a_broken_edge_ends_no_operation_under_an_unseen_hold(
     comes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its graph is being inserted: others of it are made to wait for it yet, and nobody would ever tell them."""
+    """Its graph is still being inserted.
+
+    Others of the graph will wait for it, and would never learn of its end.
+    """
     monkeypatch.setattr(waiters, "EXCLUDED_PAUSE", (0.001, 0.001))
 
     async def work(coordinator: Many) -> None:

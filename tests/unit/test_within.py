@@ -149,7 +149,7 @@ def test_C10_a_late_copy_of_one_that_was_told_to_be_refused_never_applies() -> N
 
 
 def test_C9_C10_a_repetition_does_not_run_success_after_the_first_copy_ran_failure() -> None:
-    """The first copy's answer was lost, and the caller's compare came to hold before the second one arrived."""
+    """The first answer was lost, and the compare held when the second copy arrived."""
 
     async def work(etcd: Etcd, request_id: str | None) -> None:
         def twice(txn: Txn) -> TxnResult:
@@ -518,7 +518,7 @@ def test_C8_a_type_that_nobody_offers_and_a_table_that_is_not_there_are_refused(
         ([Get("")], "has an empty key"),
     ],
 )
-def test_what_etcd_refuses_by_its_form_is_said_before_it_is_sent(own: list[Any], words: str) -> None:
+def test_an_invalid_transaction_is_refused_before_it_is_sent(own: list[Any], words: str) -> None:
     async def work(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument, match=words):
             await etcd.client.transaction(success=own, start=noop())

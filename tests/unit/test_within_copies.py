@@ -1,9 +1,8 @@
-"""Whatever becomes of the copies of a caller's transaction, up to a bound: one branch is applied at most, once, and the
-caller is told which.
+"""One branch of a caller's transaction is applied at most, whatever its copies do.
 
-The production client runs on the model of etcd. An explorer goes through all sequences of decisions about what happens
-on the way: whether an answer is lost, whether a copy is applied late, whether the caller's own compare comes to hold or
-ceases to, whether another start moves the counters, whether the client gives up and is called again with the same
+The caller is told which. The production client runs on the model of etcd. An explorer tries all sequences of decisions
+up to a bound: whether an answer is lost, whether a copy is applied late, whether the caller's own compare starts or
+stops to hold, whether another start moves the counters, whether the client gives up and is called again with the same
 request id.
 """
 
@@ -34,7 +33,7 @@ RAN = "ran"
 
 
 class Decisions:
-    """One sequence of decisions: those that are given, then the first possible one each time."""
+    """One sequence of decisions: first the given ones, then the first possible ones."""
 
     def __init__(self, given: list[int]) -> None:
         self._given = given
@@ -48,7 +47,7 @@ class Decisions:
 
 
 def all_decisions() -> Iterator[Decisions]:
-    """Every sequence once: what is decided in it tells which one is next."""
+    """Every sequence of decisions, once; what one run decides shows the next sequence."""
     given: list[int] | None = []
     while given is not None:
         decisions = Decisions(given)
@@ -170,7 +169,7 @@ BOUNDS = {
 @pytest.mark.parametrize("request_id", [None, "mine"])
 @pytest.mark.parametrize("failure", [[Put(RAN, b"failure")], [Get(GATE)]], ids=["writes", "reads"])
 @pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS.keys())
-def test_C9_C10_whatever_copies_do_one_branch_is_applied_and_the_truth_is_told(
+def test_C9_C10_one_branch_is_applied_and_reported_whatever_copies_do(
     bounds: dict[str, int],
     failure: list[Any],
     request_id: str | None,

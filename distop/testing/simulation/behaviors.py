@@ -17,7 +17,10 @@ UNABLE = "this node lacks what the type needs"
 
 
 def trying(arg: Any, lacks: str) -> float:
-    """Seconds until it is known that a node lacks something for the moment: a JVM may hang while it starts."""
+    """Seconds until a node finds that it cannot run a job for the moment.
+
+    For example, a JVM may hang while it starts.
+    """
     return float(arg.get("trying", 0.0)) if lacks == "unavailable" and isinstance(arg, dict) else 0.0
 
 
@@ -29,7 +32,7 @@ _COMBINE = {
 }  # fmt: skip
 
 RARE = "rare"
-"""A type that one executor offers at most (``leaving``)."""
+"""A type that one executor offers at most (``departures``)."""
 
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
@@ -78,8 +81,10 @@ def _mixed(x: int) -> int:
 
 
 def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
-    """How this attempt at this job goes. Some partitions fail at each attempt, of an operation that ``fails``
-    all of them; a poisoned one kills its child.
+    """How this attempt at this job goes.
+
+    Some partitions fail at each attempt; if the argument has ``fails``, all of them do. A poisoned one kills its
+    child.
     """
     seed, pace = arg["seed"], float(arg.get("pace", 0.1))
     fate = draw(seed, "fate", partition)

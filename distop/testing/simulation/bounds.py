@@ -41,8 +41,11 @@ def _bounded(chance: random.Random, wish: Wish, hosts: Sequence[Host]) -> Wish:
     return replace(wish, options=options, acts=tuple(acts))
 
 
-def come_and_go(chance: random.Random, wishes: Sequence[Wish], actors: int) -> tuple[Wish, ...]:
-    """In half of the seeds with actors, which take no permits, a limit is set, removed and set again while jobs run."""
+def limits_that_change(chance: random.Random, wishes: Sequence[Wish], actors: int) -> tuple[Wish, ...]:
+    """In half of the seeds with actors, set, remove and restore a job limit.
+
+    That happens while jobs run. Actors take no permits.
+    """
     if not actors or chance.random() < 0.5:
         return tuple(wishes)
     n = chance.randrange(len(wishes))

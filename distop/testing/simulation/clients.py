@@ -28,10 +28,10 @@ from distop.graphs import Start, chain, chord, group
 from distop.submission import prepared
 from distop.submission.request import After, Every
 from distop.testing.simulation.bounds import altered
-from distop.testing.simulation.branching import refused_within, start_with_branches
-from distop.testing.simulation.inserting import slow
+from distop.testing.simulation.caller_transactions import refused_within, start_with_branches
 from distop.testing.simulation.preparing import PATIENCE, decide
 from distop.testing.simulation.reruns import Rerun
+from distop.testing.simulation.slow_graphs import slowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -148,11 +148,13 @@ async def let_go(
     drained: Callable[[], tuple[str, ...]],
     forsaken: Callable[[], tuple[str, ...]],
 ) -> None:
-    """After all faults: resume whatever somebody paused and left so, let the ``drained`` executors work, and cancel the
-    ``forsaken`` operations, whose executor is gone for good and whose client perhaps, too.
+    """After all faults, undo what would keep operations from ending.
 
-    What is paused is resumed once no job of it runs, so that a pause is seen to come about; or after a while, since an
-    actor that is gone holds its jobs for as long.
+    Resume operations that somebody paused and left so, undo the drains of the ``drained`` executors, and cancel the
+    ``forsaken`` operations: their executor is gone for good, and perhaps their client is, too.
+
+    A paused operation is resumed once no job of it runs, so that the pause is seen to come about; or after a while,
+    since an actor that is gone holds its jobs for as long.
     """
     async with Client(config) as client:
         await _connected(client)
@@ -272,7 +274,7 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
         if not all(name for name, _ in known):
             await asyncio.sleep(AGAIN)  # what it shall wait for has not been started, and perhaps never is
             continue
-        # Two requests of one id may have been told of the same operation, and each is waited for in one way only.
+        # Two requests of one id may be the same operation, which is waited for in one way only.
         after = [After(OperationRef.parse(name), on) for name, on in dict(known).items() if name]
         break
     delay = wish.delay or None
@@ -293,7 +295,7 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
                 return await _start_within(client, request, wish, options)
             if wish.graph:
                 if wish.pause:
-                    slowly = slow(client, wish.pause)
+                    slowly = slowed(client, wish.pause)
                     return client.operation((await _start_graph(slowly, request, wish, options, told, after)).ref)
                 return await _start_graph(client, request, wish, options, told, after)
             return await client.start_operation(
@@ -311,7 +313,10 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
 async def _start_graph(
     client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told, after: list[After]
 ) -> Operation:
-    """The operation, with others of its graph, of which the first waits for what the wish is behind."""
+    """Start the operation with the others of its graph.
+
+    The first of them waits for the operations that the wish is behind.
+    """
     small = {**wish.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
     type_name, table = (wish.type, wish.table) if wish.alike else ("noop", CLUSTER_TABLE)
     fails = wish.graph - wish.failing

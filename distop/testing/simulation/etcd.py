@@ -61,9 +61,11 @@ class Lease:
 
 
 class SimEtcd:
-    """The cluster. ``committed(revision, changes, sender)`` is called at each revision, at once, and ``refused(flaw,
-    sender)`` at each transaction whose form no etcd takes. ``election``: seconds of an election timeout. ``quota``:
-    bytes of the database.
+    """The simulated etcd cluster.
+
+    ``committed(revision, changes, sender)`` is called at each revision, at once, and ``refused(flaw, sender)`` at each
+    transaction that etcd rejects as invalid. ``election``: seconds of an election timeout. ``quota``: bytes of the
+    database.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class SimEtcd:
         return response
 
     def _stale(self, member: Member, asked: Any, sender: str) -> Any:
-        """A read as of the past, by a member that stood still and does not notice what it missed (etcd#20418)."""
+        """The answer to a read by a member that shows the past (etcd#20418), or None."""
         if sender in self.never_stale or not self.compacted < member.stale < self.store.revision:
             return None
         if isinstance(asked, tuple) and not asked[1]:
@@ -337,7 +339,7 @@ class SimEtcd:
         return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=left, grantedTTL=lease.ttl)
 
     def renewal_refusal(self, lease_id: int, token: str) -> tuple[str, str] | None:
-        """How a renewal is refused before it is looked at; None: it is not."""
+        """How a renewal is refused for its rights; None where it is not."""
         return self.users.renewal_refusal(token, keys=bool(self.store.leases.get(lease_id)))
 
     def renew(self, lease_id: int, answer: Callable[[int], None]) -> None:
@@ -363,7 +365,7 @@ class SimEtcd:
 
 
 def _writes(txn: Txn) -> bool:
-    """Whether a branch of it has something that is not a read: it then goes through the log."""
+    """Whether a branch writes, so that the transaction goes through the log."""
     return any(_writes(op) if isinstance(op, Txn) else not isinstance(op, Get) for op in (*txn.success, *txn.failure))
 
 

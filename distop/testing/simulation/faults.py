@@ -332,7 +332,7 @@ class Injector:
         self._sim.etcd.watching.fall_behind(self._member(fault))
 
     def _view_late(self, fault: Fault) -> None:
-        """One watch of a machine is silent: that of the cluster, to which holds belong."""
+        """Silence a machine's watch of the cluster, which includes holds."""
         process, network = self._machine(fault).process, self._sim.network
         links = network.links(process) if process is not None else []
         self.count["view-late"] += bool(links)
@@ -353,8 +353,9 @@ class Injector:
         self._later(fault, lambda: setattr(watching, "refuses", ""))
 
     def _events_lost(self, fault: Fault) -> None:
-        """Watches break, and those that follow them begin some revisions later than they were asked to: nobody can
-        know what they missed until it is listed again.
+        """Break all watches; the new ones skip some revisions (etcd#20573).
+
+        No client can know what it missed until it lists the range again.
         """
         watching = self._sim.etcd.watching
         watching.skips = 1 + int(fault.aim[3] * 8)
@@ -365,8 +366,9 @@ class Injector:
         self._later(fault, lambda: setattr(watching, "skips", 0))
 
     def _stale_reads(self, fault: Fault) -> None:
-        """A member stands still for a moment, and answers reads as of then afterwards. Whoever has seen more takes it
-        for an etcd that was restored, and ends.
+        """A member pauses, and answers reads with an old revision afterwards (etcd#20418).
+
+        A client that has seen a newer revision takes etcd for restored, and ends.
         """
         member = self._member(fault)
         self.count["stale-reads"] += 1
@@ -422,8 +424,10 @@ class Injector:
         self._later(fault, lambda: setattr(network, "deposed", False))
 
     def _revoke(self, fault: Fault) -> None:
-        """Somebody revokes the lease of a session by hand. Its holder does not know, so what it promises of side
-        effects is off, until it does. Leases of age watermarks are left alone: their end is the end of an hour.
+        """Revoke the lease of a session by hand.
+
+        Its holder does not know, so its promises about side effects do not hold until it does. Leases of age
+        watermarks are left alone: revoking one ends an hour early.
         """
         etcd = self._sim.etcd
         young = {kv.lease for kv in etcd.store.range(*self._sim.keys.family(K.WATERMARK))}

@@ -184,7 +184,7 @@ class Machine:
     # ------------------------------------------------------------------ daemon
 
     def lacks(self, type_name: str) -> Literal["unable", "unavailable"] | None:
-        """Whether this host cannot run a type: for good, or for the moment."""
+        """How this host cannot run a type: for good, for the moment, or None: it can."""
         if type_name not in self.unable:
             return None
         if not self._recovers:
@@ -192,7 +192,7 @@ class Machine:
         return "unavailable" if self.loop.now < self._recovers else None
 
     def start(self) -> None:
-        """Start the daemon; nothing if it runs, or the host is gone."""
+        """Start the daemon, unless it runs or the host is gone."""
         if self.process is not None or self.left:
             return
         self._starts += 1

@@ -1,5 +1,6 @@
-"""What former operations left in a cluster: records in each table's history that are old enough to be forgotten, with
-the keys of their request ids, and a watermark that tells so.
+"""Records of former operations that are old enough to be forgotten.
+
+They stand in each table's history, with the keys of their request ids and an old watermark.
 """
 
 from __future__ import annotations

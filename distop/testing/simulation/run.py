@@ -24,16 +24,16 @@ from distop.store.transport import channels
 from distop.testing.simulation.actors import act
 from distop.testing.simulation.authors import Authors
 from distop.testing.simulation.behaviors import RARE
-from distop.testing.simulation.branching import CALLERS, Branches, turn_some
+from distop.testing.simulation.caller_transactions import CALLERS, Branches, turn_some
 from distop.testing.simulation.clients import Told, drain_some, let_go, one_client, remove_some, set_up
 from distop.testing.simulation.completions import Completions
 from distop.testing.simulation.courses import Courses
+from distop.testing.simulation.departures import needs_departing
 from distop.testing.simulation.effects import Effects
 from distop.testing.simulation.etcd import SimEtcd
 from distop.testing.simulation.faultkinds import LOSING
 from distop.testing.simulation.faults import Injector
-from distop.testing.simulation.inserting import Holds
-from distop.testing.simulation.leaving import leaves
+from distop.testing.simulation.history_retention import HistoryRetention
 from distop.testing.simulation.loop import Process, VirtualLoop
 from distop.testing.simulation.machine import Machine, Step, unobserved
 from distop.testing.simulation.network import Network
@@ -42,9 +42,9 @@ from distop.testing.simulation.past import past
 from distop.testing.simulation.preparing import Prepared
 from distop.testing.simulation.promises import broken
 from distop.testing.simulation.registry import Registry
-from distop.testing.simulation.remembering import Remembering
 from distop.testing.simulation.reruns import judge
 from distop.testing.simulation.scenario import Scenario, scenario
+from distop.testing.simulation.slow_graphs import GraphHolds
 from distop.testing.simulation.source import SimSource
 from distop.testing.simulation.stopping import Stopping
 from distop.testing.simulation.unexpected import Listener, listening, told
@@ -63,11 +63,11 @@ saved its progress), within which all has to end, or something has to get on aga
 after 300 s feeds are listed anew, which would mend what was lost of them.
 """
 LISTED_AGAIN = 330.0
-"""Seconds after which each feed was listed again; added where etcd loses events, which nothing else mends."""
+"""Seconds after which each feed was listed again; added where etcd loses events, which nothing else repairs."""
 WENT_BACK = "went back from revision"
-"""Is said of an etcd that answers a read as of the past."""
+"""Part of the error about an etcd that answers a read as of the past."""
 HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
-"""Processes of the world that are not tried, and so not started again."""
+"""Processes of the test itself, which get no stale reads and are not started again."""
 LAST_WORD = 20
 """So many times as long after the last fault a run is over, though something gets on: that may be so for ever."""
 
@@ -166,12 +166,12 @@ class Simulation:
         self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
         self._offers = Offers(self._found)
         self.registry = Registry(self._found)
-        self._remembering = Remembering(wanted.limits.history_kept, lambda: self.loop.now, self._found)
+        self._retention = HistoryRetention(wanted.limits.history_kept, lambda: self.loop.now, self._found)
         self._completions = Completions(self.etcd.store, self.keys, self._found)
         self._courses = Courses()
         self._prepared = Prepared()
         self._branches = Branches()
-        self._holds = Holds(self.loop.time, self._found)
+        self._holds = GraphHolds(self.loop.time, self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
@@ -204,7 +204,7 @@ class Simulation:
         self._stopping.step(revision, parsed, sender)
         self._offers.step(revision, parsed, sender)
         self.registry.step(parsed)
-        self._remembering.step(parsed)
+        self._retention.step(parsed)
         self._authors.step(parsed, sender)
         self._courses.step(parsed, sender)
         self._prepared.step(parsed)
@@ -226,12 +226,16 @@ class Simulation:
             elif key.endswith(".spec") and not change.deleted:
                 ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
-                if leaves(OperationRef.parse(ref).type, spec.where):
+                if needs_departing(OperationRef.parse(ref).type, spec.where):
                     self._forsaken.add(ref)
 
     def _refused(self, found: Flaw, sender: str) -> None:
-        """Nobody sends what etcd refuses by its form, whoever may write what: it would be sent again, for ever."""
-        self._found("progress", found.key, f"{sender or 'somebody'} sent what etcd refuses by its form: {found.text}")
+        """Report a transaction that etcd rejects as invalid, whoever sent it.
+
+        It would be sent again for ever.
+        """
+        text = f"{sender or 'somebody'} sent a transaction that etcd rejects as invalid: {found.text}"
+        self._found("progress", found.key, text)
 
     def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
         for change in changes:
@@ -256,8 +260,9 @@ class Simulation:
     # --------------------------------------------------------------------- run
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any], *, waits: bool = True) -> Process:
-        """``waits``: it has to come to its end. A client that takes etcd for restored, since it was answered as of the
-        past, is run once more.
+        """Start a process of the simulation. ``waits``: it has to come to its end.
+
+        A client that takes etcd for restored, since a read was answered as of the past, is run once more.
         """
         process = Process(name)
         context = contextvars.Context()
@@ -409,7 +414,7 @@ class Simulation:
         self._spawn("janitor", left, waits=False)
 
     def _left_alone(self) -> tuple[str, ...]:
-        """Operations that go on, for which only executors that are gone may work."""
+        """Operations that go on although only executors that are gone may run them."""
         going_on = {str(self.keys.parse(key).ref) for key in self._open}
         return tuple(sorted(self._forsaken & going_on))
 

@@ -19,7 +19,7 @@ TABLES = ("a", "a.b", "ab")
 MOST_RECORDS = 20
 """History records that a run makes in one table at most: where no more are kept, all that are forgotten are old."""
 FEW_RECORDS = (1, 2, 5)
-"""History records that are kept where a run makes more: none of its own may be forgotten within the hour."""
+"""History limits below what a run writes: none of its records may be deleted within the hour."""
 HOURS_WRONG = 5.0
 """Hours by which the clock of an executor is wrong at most, ahead or behind."""
 BEGINS = 0.2
@@ -84,15 +84,15 @@ class Wish:
     behind: tuple[tuple[int, str], ...] = ()
     """The wishes whose operations it waits for, by their numbers, and for what: "success" or "end"."""
     graph: int = 0
-    """It is started together with so many others, of one job each."""
+    """How many others, of one job each, are started together with it."""
     form: str = "chord"
-    """Of that graph: it waits for all others (``chord``), each waits for the one before it (``chain``), or nobody waits
-    (``group``).
+    """Form of that graph: it waits for all others (``chord``), each waits for the one before it (``chain``), or none
+    waits (``group``).
     """
     failing: int = 0
-    """So many of those, the last ones, end with the verdict that they failed."""
+    """How many of those, the last ones, end as failed."""
     alike: bool = False
-    """They are of its own type and on its table; else they are no-ops on no table."""
+    """Whether they have its own type and table; else they are no-ops on no table."""
     pause: float = 0.0
     """Seconds for which the caller of that graph pauses after each transaction."""
     prepared: str = ""
@@ -107,11 +107,13 @@ class Wish:
     within: bool = False
     """It is started in a transaction of its client's own, after another one that was withdrawn."""
     turns: tuple[float, ...] = ()
-    """When what that transaction compares comes to hold or ceases to, in turn (``branching``): it holds at first."""
+    """Times at which the compare of that transaction fails and holds again, in turn; it holds at first
+    (``caller_transactions``).
+    """
     every: float = 0.0
     """Seconds from its end until another one like it begins; 0: none does."""
     times: int = 1
-    """So many operations its series has in all."""
+    """How many operations its series has in all."""
     hurried: bool = False
     """Its client gives up to start it when it has just begun to, and starts it again."""
 
@@ -233,12 +235,12 @@ def plain(
 
 def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> Scenario:
     """The scenario of a seed; with faults of these kinds alone, if some are named, and then many."""
-    from distop.testing.simulation.bounds import come_and_go, draw_limits
-    from distop.testing.simulation.branching import with_branches
+    from distop.testing.simulation.bounds import draw_limits, limits_that_change
+    from distop.testing.simulation.caller_transactions import with_branches
+    from distop.testing.simulation.departures import draw_leaving
     from distop.testing.simulation.faultkinds import draw_besides, draw_faults
-    from distop.testing.simulation.inserting import added_later, inserted_slowly
-    from distop.testing.simulation.leaving import draw_leaving
-    from distop.testing.simulation.racing import racing
+    from distop.testing.simulation.id_races import racing
+    from distop.testing.simulation.slow_graphs import added_later, inserted_slowly
     from distop.testing.simulation.successors import JOIN, followers, joins, with_id
 
     chance = random.Random(f"scenario/{seed}")
@@ -278,7 +280,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
     wishes = _submitted_otherwise(
         random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), wishes)
     )
-    # The next time of a series is told by one clock and judged by another: one that is ahead puts it off as well.
+    # One clock sets the next time of a series, another one reads it: a clock that is ahead delays it as well.
     if steady and all(host.skew < 60.0 for host in some):
         wishes = _recurring(random.Random(f"recurring/{seed}"), wishes)
         wishes = with_id(random.Random(f"series of an id/{seed}"), wishes)
@@ -292,7 +294,7 @@ def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = ()) -> 
         *followers(random.Random(f"followers/{seed}"), wishes),
     )
     actors = random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0]
-    wishes = come_and_go(random.Random(f"limits that come and go/{seed}"), wishes, actors)
+    wishes = limits_that_change(random.Random(f"limits that come and go/{seed}"), wishes, actors)
     if faults:
         wishes, some = draw_leaving(random.Random(f"leaving/{seed}"), wishes, some)
     if any(wish.graph for wish in wishes):
@@ -352,15 +354,17 @@ def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> t
 
 
 def _formed(chance: random.Random, wish: Wish) -> Wish:
-    """A graph of any form, of which some parts may fail."""
+    """Give a graph a form, and let some of its parts fail."""
     if not wish.graph:
         return wish
     return replace(wish, form=chance.choice(FORMS), failing=chance.choice((0, 0, 1, 2)))
 
 
 def _graphs(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds a client wants graphs of operations that are alike: of these the predecessors fail, and end, at
-    about the same time, on the same coordinator as what waits for them. Some are many.
+    """In some seeds, add graphs of similar operations.
+
+    Their predecessors fail and end at about the same time, on the same coordinator as the operations that wait for
+    them. Some graphs are large.
     """
     if chance.random() >= 0.15:
         return ()
@@ -403,7 +407,7 @@ def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]
 
 
 def _recurring(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In a sixth of the seeds an operation comes again a few times."""
+    """In a sixth of the seeds, an operation is a series of a few."""
     simple = [n for n, wish in enumerate(wishes) if not (wish.graph or wish.prepared or wish.rerun or wish.id)]
     if chance.random() >= 1 / 6 or not simple:
         return tuple(wishes)
@@ -501,7 +505,7 @@ def _hosts(chance: random.Random, wishes: Sequence[Wish], *, skewed: bool) -> tu
 
 
 def _wrong_clock(chance: random.Random, host: Host) -> Host:
-    """Half of the hosts have a clock that is wrong by hours."""
+    """In half of the calls, the host's clock is wrong by hours."""
     if chance.random() < 0.5:
         return host
     return replace(host, skew=chance.choice((-1, 1)) * chance.uniform(1.0, HOURS_WRONG) * 3600.0)
@@ -607,7 +611,10 @@ def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 
 
 def _recovering(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """Half of those that cannot run a type only cannot do so for a while: their Spark does not start, say."""
+    """Half of the hosts that cannot run a type recover after a while.
+
+    Their Spark does not start at first, say.
+    """
     while_ = [chance.uniform(0.5, 60.0) if chance.random() < 0.5 else 0.0 for _ in hosts]
     return tuple(replace(host, recovers=at) if host.unable else host for host, at in zip(hosts, while_, strict=True))
 

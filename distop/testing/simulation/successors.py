@@ -1,6 +1,6 @@
-"""Operations that only wait for others, that follow one of the same id, or come again under an id of their own.
+"""Joins, operations that follow one of the same id, and series with an id.
 
-Each is drawn by itself, so that a seed stands for the same of all else.
+Each is drawn by its own random generator, so that a seed stands for the same of everything else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distop.core.model import CLUSTER_TABLE
 from distop.testing.simulation.behaviors import TYPES
-from distop.testing.simulation.inserting import plain_of
+from distop.testing.simulation.slow_graphs import plain_of
 
 if TYPE_CHECKING:
     import random
@@ -23,8 +23,10 @@ JOIN = "join"
 
 
 def joins(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds operations of a type that only waits wait for others, some of them under an id. Half of them are
-    cancelled, at about the time at which they would end. Some clients declare a type of their own meanwhile.
+    """In some seeds, add operations of a type that only waits for others.
+
+    Some have an id. Half of them are cancelled at about the time at which they would end. Some clients declare a type
+    of their own meanwhile.
     """
     named = [n for n, wish in enumerate(wishes) if not (wish.graph or wish.within or wish.prepared)]
     if chance.random() >= 0.1 or not named:
@@ -48,8 +50,10 @@ def joins(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
 
 
 def followers(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds a client wants an operation of the id of one that runs, which follows it, and mostly cancels it
-    while the other still runs, or at about the time at which that ends.
+    """In some seeds, add operations that follow a running one of the same id.
+
+    Mostly the client cancels such an operation while the running one still runs, or at about the time at which it
+    ends.
     """
     models = [wish for wish in wishes if TYPES[wish.type].combine]
     if chance.random() >= 0.1 or not models:

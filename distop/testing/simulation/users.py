@@ -13,7 +13,10 @@ OPEN = frozenset({"/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Lease/LeaseK
 
 
 def checks_renewals(version: tuple[int, ...]) -> bool:
-    """Whether a renewal needs a token, and a role for the keys on the lease (CVE-2026-33413)."""
+    """Whether a renewal needs a token and a role for the lease's keys.
+
+    See CVE-2026-33413.
+    """
     return version >= (3, 6, 9) or (3, 5, 28) <= version < (3, 6) or (3, 4, 42) <= version < (3, 5)
 
 
@@ -57,7 +60,10 @@ class Users:
         return self._refuse(token)
 
     def renewal_refusal(self, token: str, *, keys: bool) -> tuple[str, str] | None:
-        """How the renewal of a lease, with keys or without, is refused; None: it is not."""
+        """How the renewal of a lease is refused; None where it is not.
+
+        ``keys``: the lease has keys.
+        """
         if not self.enabled or not self._checks_renewals:
             return None
         if token in self._tokens and not (self.denied and keys):

@@ -102,9 +102,11 @@ class WatchServer:
             watches.remove(watch)
 
     def progress(self, member: Member, watches: list[Watch], send: Callable[[rpc.WatchResponse], None]) -> None:
-        """Progress was asked for. Newer servers answer where all of the stream's watches have caught up and none starts
-        beyond the member's revision (W8a), and drop the request else; older ones answer at once, ahead of events that
-        are on their way (W3).
+        """Answer a request for progress.
+
+        Newer servers answer where all watches of the stream have caught up and none starts beyond the member's
+        revision (W8a), and drop the request otherwise. Older ones answer at once, ahead of events that are under way
+        (W3).
         """
         if not self._ordered or all(watch.synced and watch.start <= member.applied for watch in watches):
             send(self._response(member, watch_id=-1))

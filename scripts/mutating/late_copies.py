@@ -1,7 +1,7 @@
-"""Late copies: a request whose answer was lost is on its way still, and is applied long after its repetition (T9).
+"""Late copies: a request that is applied long after its repetition (T9).
 
-A schedule draws a few such copies. Here each transaction of a schedule is held against the store again at each later
-revision, without being applied: where one guard alone refuses it, a copy that arrives at that moment shows what the
+Schedules draw a few such copies. Here each transaction of a schedule is tested against the store again at each later
+revision, without being applied. Where one guard alone refuses it, a copy that arrives at that moment shows what the
 guard is for. The mutant is then run with that one copy.
 """
 
@@ -16,47 +16,47 @@ from distop.core.txn import Txn
 from distop.errors import EtcdRejected
 from distop.testing.simulation.etcd import SimEtcd
 from mutating.hooks import Observed, client
-from mutating.transactions import AND, GUARD, Holds, Left, kind_of_compare, place_within, without
+from mutating.transaction_mutants import AND, GUARD, Holds, Mutant, kind_of_compare, place_within, without
 
 MOST, MOST_OF_PAIRS = 6, 2
-"""Copies that are noted for each guard, and for each pair of guards, in one schedule."""
+"""Maximum copies in one schedule for each guard, and for each pair of guards."""
 
 Copy = tuple[int, int]
 """The number of a transaction among those that were sent, and the revision after which its copy arrives."""
 
 
 class Late:
-    """Which copies of which transactions one guard alone refuses: (number, revision) for each guard."""
+    """Which late copies one guard alone refuses: guard → (number, revision)."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._sent: dict[Txn, int] = {}
-        self._known: set[tuple[Left, int]] = set()
-        self.copies: defaultdict[Left, list[Copy]] = defaultdict(list)
+        self._known: set[tuple[Mutant, int]] = set()
+        self.copies: defaultdict[Mutant, list[Copy]] = defaultdict(list)
 
     def reset(self) -> None:
-        """Another schedule begins."""
+        """Start again for another schedule."""
         self.__init__(self._observed)  # type: ignore[misc]
 
     def applied(self, txn: Txn) -> None:
-        """It was applied, or refused."""
+        """Remember a transaction that was sent."""
         labelled = self._observed.labelled(txn)
         if labelled is not None:
             self._sent.setdefault(labelled, len(self._sent))
 
     def moved(self, etcd: SimEtcd) -> None:
-        """The store has a new revision: hold all that was sent against it."""
+        """Test all transactions that were sent against the store's new revision."""
         holds, revision = etcd.store._holds, etcd.store.revision
         for txn, number in self._sent.items():
-            for left in _refused_alone(txn, holds, txn.label):
-                most = MOST if AND not in left.what else MOST_OF_PAIRS
-                if (left, number) not in self._known and len(self.copies[left]) < most:
-                    self._known.add((left, number))
-                    self.copies[left].append((number, revision))
+            for mutant in _refused_alone(txn, holds, txn.label):
+                most = MOST if AND not in mutant.what else MOST_OF_PAIRS
+                if (mutant, number) not in self._known and len(self.copies[mutant]) < most:
+                    self._known.add((mutant, number))
+                    self.copies[mutant].append((number, revision))
 
 
-def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Left]:
-    """The guards that alone, or as a pair, refuse a transaction, or a nested one that is reached."""
+def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Mutant]:
+    """Guards that, alone or as a pair, refuse a transaction or a nested one."""
     kinds: set[str] = set()
     for compare in txn.compares:
         if not holds(compare):
@@ -64,7 +64,7 @@ def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Left]:
             if len(kinds) > 2:
                 break
     if 1 <= len(kinds) <= 2:
-        yield Left(place, GUARD, AND.join(sorted(kinds)))
+        yield Mutant(place, GUARD, AND.join(sorted(kinds)))
     for op in txn.failure if kinds else txn.success:
         if isinstance(op, Txn):
             yield from _refused_alone(op, holds, place_within(place, op))
@@ -72,7 +72,7 @@ def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Left]:
 
 @contextlib.contextmanager
 def watching(late: Late) -> Iterator[None]:
-    """Tell it of what each simulated etcd does."""
+    """Have ``late`` observe each simulated etcd."""
     answer, commit = SimEtcd._txn, SimEtcd._commit
 
     def answered(self: SimEtcd, member: Any, txn: Any, sender: str) -> Any:
@@ -112,12 +112,12 @@ def _answers() -> Any:
 
 
 @contextlib.contextmanager
-def labelling(left: Left | None) -> Iterator[Observed]:
-    """What is sent is known by its label, also the transactions of a mutant: as the code built them."""
+def labelling(mutant: Mutant | None) -> Iterator[Observed]:
+    """Recognize the transactions that are sent by their labels, also a mutant's."""
     observed, encode = Observed(), client.encode_txn
 
     def encoded(txn: Txn) -> Any:
-        observed.sent(without(txn, left) if left is not None else txn, txn)
+        observed.sent(without(txn, mutant) if mutant is not None else txn, txn)
         return encode(txn)
 
     client.encode_txn = encoded
@@ -128,8 +128,8 @@ def labelling(left: Left | None) -> Iterator[Observed]:
 
 
 @contextlib.contextmanager
-def arriving(copy: Copy, left: Left | None) -> Iterator[None]:
-    """Have a copy of one transaction arrive; of the mutant's, where one is given."""
+def arriving(copy: Copy, mutant: Mutant | None) -> Iterator[None]:
+    """Have a late copy of one transaction arrive; the mutant's, if one is given."""
     number, revision = copy
     sent: dict[Txn, int] = {}
     found: list[tuple[Txn, str]] = []
@@ -154,5 +154,5 @@ def arriving(copy: Copy, left: Left | None) -> Iterator[None]:
             self.store.apply(txn)
             self._commit(before, sender)
 
-    with labelling(left) as observed, _replaced(answered, committed):
+    with labelling(mutant) as observed, _replaced(answered, committed):
         yield

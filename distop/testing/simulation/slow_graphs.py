@@ -1,4 +1,4 @@
-"""Graphs that are inserted page by page, by callers that take their time: whether anybody gives one up too early."""
+"""Graphs inserted page by page by slow callers, and whether any is given up early."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from distop.testing.simulation.scenario import Host, Wish
 
 
-class Slow:
-    """A client of etcd that pauses for so many seconds after each transaction: its caller computes the next page of a
-    graph, or its machine is busy.
+class SlowEtcd:
+    """An etcd client that pauses for ``pause`` seconds after each transaction.
+
+    As a caller does that computes the next page of a graph, or whose machine is busy.
     """
 
     def __init__(self, etcd: EtcdClient, pause: float) -> None:
@@ -41,15 +42,18 @@ class Slow:
         return result
 
 
-def slow(client: Client, pause: float) -> Client:
+def slowed(client: Client, pause: float) -> Client:
     """The same client, with such pauses."""
     other = copy.copy(client)
-    other._etcd = Slow(client.etcd, pause)  # type: ignore[assignment]
+    other._etcd = SlowEtcd(client.etcd, pause)  # type: ignore[assignment]
     return other
 
 
-class Holds:
-    """Follows the holds of graphs. ``now`` tells the time, ``found(kind, key, text)`` is called for each breach."""
+class GraphHolds:
+    """Follows the holds of graphs, and reports one that is given up too early.
+
+    ``now`` returns the time, ``found(kind, key, text)`` is called for each breach.
+    """
 
     def __init__(self, now: Callable[[], float], found: Callable[..., None]) -> None:
         self._now = now
@@ -58,7 +62,7 @@ class Holds:
         """Hold → who wrote it last as held, and when."""
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
-        """One revision, whole."""
+        """Take the changes of one whole revision."""
         for key, change in parsed:
             if key.family != K.HOLD:
                 continue
@@ -76,9 +80,10 @@ class Holds:
 
 
 def inserted_slowly(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds a caller inserts a large graph page by page, and pauses between two pages, for so long in half of
-    them that it takes over a minute. Mostly the first operation of it waits for one that fails, or is cancelled, in
-    some of them meanwhile.
+    """In some seeds, add a large graph whose caller pauses between two pages.
+
+    In half of them it takes over a minute. Mostly its first operation waits for one that fails or is cancelled, in
+    some seeds meanwhile.
     """
     from distop.testing.simulation.scenario import LARGE_GRAPH
 
@@ -92,8 +97,9 @@ def inserted_slowly(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish
 
 
 def added_later(chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host]) -> tuple[Wish, ...]:
-    """In some seeds operations that wait for a time are made to wait for another one as well, at about the time at
-    which that one ends.
+    """In some seeds, add scheduled operations that get one more dependency later.
+
+    They get it at about the time at which that dependency ends.
     """
     from distop.testing.simulation.scenario import Act, expected
 
@@ -111,7 +117,7 @@ def added_later(chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[H
 
 
 def plain_of(model: Wish, after: float) -> Wish:
-    """A small operation of the same client, type and table, and nothing else of it."""
+    """A small operation of the same client, type and table, without other options."""
     from distop.testing.simulation.scenario import Wish
 
     arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}

@@ -1,9 +1,9 @@
-"""Mutants of transactions: pure functions from a transaction to the one that leaves something out.
+"""Transaction mutants: pure functions that leave something out of a transaction.
 
 A transaction is a value, so its mutants are generated. A mutant names a *place* (the transaction's label, and for a
 nested one the labels on the way to it) and a *kind* of compare or write (what it asks of which kind of key). All
-compares of that kind at that place are left out together; of writes there are also mutants that leave out only the last
-of several, as code would that drops the last element of a batch.
+compares of that kind at that place are left out together. Some mutants leave out only the last of several writes, like
+code that drops the last element of a batch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ _WORDS = {
 
 
 @dataclass(frozen=True, order=True)
-class Left:
-    """What one mutant leaves out of transactions: ``mode`` is GUARD, WRITE or LAST."""
+class Mutant:
+    """What one mutant changes.
+
+    ``mode``: GUARD, WRITE or LAST for a transaction, else one of ``source_mutants.MODES``.
+    """
 
     place: str
     mode: str
@@ -60,7 +63,10 @@ class Left:
 
 @lru_cache(maxsize=100_000)
 def kind_of_key(key: str, range_end: str = "") -> str:
-    """The family of a key, or the name of an operation's own key: ``claim``, ``state``, ``job state``, ``chunk``."""
+    """The kind of a key: ``claim``, ``state``, ``job state``, ``chunk`` …
+
+    It is the key's family, or the name of an operation's own key.
+    """
     family, *rest = key.rpartition("/")[2].split(".")
     if not family.startswith("distOp"):
         return "a caller's key"
@@ -99,116 +105,118 @@ def kind_of_write(op: Put | Delete) -> str:
 
 
 def place_within(place: str, nested: Txn) -> str:
-    """The place of a nested transaction. One without compares and label is a parcel: its writes are those of what
-    encloses it.
+    """The place of a nested transaction.
+
+    One without compares and label only groups writes: they belong to the place around it.
     """
     if not nested.label and not nested.compares and not nested.failure:
         return place
     return f"{place} > {nested.label or EACH}"
 
 
-def all_left(txn: Txn) -> Iterator[Left]:
-    """All mutants of a transaction and of those nested in it; some may come twice."""
-    yield from _left(txn, txn.label)
+def all_mutants(txn: Txn) -> Iterator[Mutant]:
+    """All mutants of a transaction and of its nested ones; some may come twice."""
+    yield from _mutants(txn, txn.label)
 
 
-def _left(txn: Txn, place: str) -> Iterator[Left]:
+def _mutants(txn: Txn, place: str) -> Iterator[Mutant]:
     for compare in txn.compares:
-        yield Left(place, GUARD, kind_of_compare(compare))
+        yield Mutant(place, GUARD, kind_of_compare(compare))
     for branch in (txn.success, txn.failure):
         yield from _written(branch, place)
         for op in branch:
             if isinstance(op, Txn):
-                yield from _left(op, place_within(place, op))
+                yield from _mutants(op, place_within(place, op))
 
 
-def _written(branch: Sequence[Operation], place: str) -> Iterator[Left]:
+def _written(branch: Sequence[Operation], place: str) -> Iterator[Mutant]:
     """The writes of one branch that can be left out."""
     kinds = sorted(kind_of_write(op) for op in branch if isinstance(op, Put | Delete))
     for kind, alike in groupby(kinds):
-        yield Left(place, WRITE, kind)
+        yield Mutant(place, WRITE, kind)
         if len(list(alike)) > 1:
-            yield Left(place, LAST, kind)
+            yield Mutant(place, LAST, kind)
     inner = sorted(place_within(place, op) for op in branch if isinstance(op, Txn))
     for nested, several in groupby(inner):
         if nested != place and len(list(several)) > 1:
-            yield Left(nested, LAST, "of several")
+            yield Mutant(nested, LAST, "of several")
 
 
-def without(txn: Txn, left: Left) -> Txn:
-    """The transaction, also in what is nested, without what the mutant leaves out."""
-    return _without(txn, left, txn.label) if left.place.startswith(txn.label) else txn
+def without(txn: Txn, mutant: Mutant) -> Txn:
+    """The transaction, nested ones included, without what the mutant leaves out."""
+    return _without(txn, mutant, txn.label) if mutant.place.startswith(txn.label) else txn
 
 
-def _without(txn: Txn, left: Left, place: str) -> Txn:
+def _without(txn: Txn, mutant: Mutant, place: str) -> Txn:
     compares = txn.compares
-    if place == left.place and left.mode == GUARD:
-        compares = tuple(one for one in compares if kind_of_compare(one) not in left.kinds)
+    if place == mutant.place and mutant.mode == GUARD:
+        compares = tuple(one for one in compares if kind_of_compare(one) not in mutant.kinds)
     return replace(
         txn,
         compares=compares,
-        success=_branch(txn.success, left, place),
-        failure=_branch(txn.failure, left, place),
+        success=_branch(txn.success, mutant, place),
+        failure=_branch(txn.failure, mutant, place),
     )
 
 
-def _branch(ops: tuple[Operation, ...], left: Left, place: str) -> tuple[Operation, ...]:
+def _branch(ops: tuple[Operation, ...], mutant: Mutant, place: str) -> tuple[Operation, ...]:
     kept: list[Operation] = []
     for op in ops:
         if isinstance(op, Txn):
-            kept.append(_without(op, left, place_within(place, op)))
-        elif isinstance(op, Put | Delete) and left.mode == WRITE and place == left.place:
-            kept.append(NOTHING if kind_of_write(op) == left.what else op)
+            kept.append(_without(op, mutant, place_within(place, op)))
+        elif isinstance(op, Put | Delete) and mutant.mode == WRITE and place == mutant.place:
+            kept.append(NOTHING if kind_of_write(op) == mutant.what else op)
         else:
             kept.append(op)
-    if left.mode == LAST:
-        matching = [n for n, op in enumerate(ops) if _is_one_of(op, left, place)]
+    if mutant.mode == LAST:
+        matching = [n for n, op in enumerate(ops) if _is_one_of(op, mutant, place)]
         if len(matching) > 1:
             last = ops[matching[-1]]
             kept[matching[-1]] = _silenced(last) if isinstance(last, Txn) else NOTHING
     return tuple(kept)
 
 
-def _is_one_of(op: Operation, left: Left, place: str) -> bool:
-    """It is one of those of which the mutant leaves out the last."""
+def _is_one_of(op: Operation, mutant: Mutant, place: str) -> bool:
+    """Whether this is one of the writes of which the mutant leaves out the last."""
     if isinstance(op, Txn):
-        return left.what == "of several" and place_within(place, op) == left.place and left.place != place
-    return isinstance(op, Put | Delete) and place == left.place and kind_of_write(op) == left.what
+        return mutant.what == "of several" and place_within(place, op) == mutant.place and mutant.place != place
+    return isinstance(op, Put | Delete) and place == mutant.place and kind_of_write(op) == mutant.what
 
 
 def _silenced(txn: Txn) -> Txn:
-    """It answers as if it had been applied, and writes nothing."""
+    """A transaction that answers as if it had been applied, and writes nothing."""
     return Txn((), tuple(op if isinstance(op, Get) else NOTHING for op in txn.success), (), txn.label)
 
 
 Holds = Callable[[Compare], bool]
 
 
-def decisive(txn: Txn, holds: Holds) -> Iterator[Left]:
-    """The mutants that would have changed what this transaction did: guards that alone refused it (all that fail are of
-    one kind, or of two: a pair), and writes that it did, of which a deletion of what is not there is none. Nested
-    transactions are looked at where they are reached.
+def decisive(txn: Txn, holds: Holds) -> Iterator[Mutant]:
+    """The mutants that would have changed what this transaction did.
+
+    Guards that alone refused it (all failed compares are of one kind, or of two: a pair), and writes that it did.
+    Deleting an absent key is no write. Nested transactions count where they are reached.
     """
     yield from _decisive(txn, holds, txn.label)
 
 
-def _decisive(txn: Txn, holds: Holds, place: str) -> Iterator[Left]:
+def _decisive(txn: Txn, holds: Holds, place: str) -> Iterator[Mutant]:
     failing = {kind_of_compare(one) for one in txn.compares if not holds(one)}
     if 1 <= len(failing) <= 2:
-        yield Left(place, GUARD, AND.join(sorted(failing)))
+        yield Mutant(place, GUARD, AND.join(sorted(failing)))
     branch = txn.failure if failing else txn.success
     idle = {id(op) for op in branch if isinstance(op, Delete) and not _deletes(op, holds)}
     written = {kind_of_write(op) for op in branch if isinstance(op, Put | Delete) and id(op) not in idle}
     last = {kind_of_write(op): id(op) not in idle for op in branch if isinstance(op, Put | Delete)}
-    for left in _written(branch, place):
-        inner = left.place != place
-        if inner or (left.what in written if left.mode == WRITE else last[left.what]):
-            yield left
+    for mutant in _written(branch, place):
+        inner = mutant.place != place
+        if inner or (mutant.what in written if mutant.mode == WRITE else last[mutant.what]):
+            yield mutant
     for op in branch:
         if isinstance(op, Txn):
             yield from _decisive(op, holds, place_within(place, op))
 
 
 def _deletes(op: Delete, holds: Holds) -> bool:
-    """Something is there that it deletes."""
+    """Whether the deletion finds anything to delete."""
     return not holds(none_within(op.key, op.range_end)) if op.range_end else holds(exists(op.key))

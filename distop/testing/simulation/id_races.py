@@ -1,5 +1,6 @@
-"""Clients that race for the place of what has not begun: of one id, at the same moment, each to replace it or to be
-combined with it.
+"""Clients that race to replace or combine the same pending operation.
+
+They start operations with the same id at the same moment.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ RACERS = 3
 
 
 def racing(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> tuple[Wish, ...]:
-    """In some seeds, with clocks that are not set (``timed``), several clients want an operation of one id at the same
-    time, again and again.
+    """In some seeds, have several clients start operations of one id at the same time.
+
+    Only where no clock is set back (``timed``). They do so once or twice.
     """
     from distop.testing.simulation.scenario import Wish
 

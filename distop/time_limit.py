@@ -1,7 +1,7 @@
-"""Calls with a time limit that an interrupt ends: in a thread, or in a process of their own.
+"""Calls with a time limit and Ctrl-C support, in a thread or in a process.
 
-What opens a location may hang for minutes, hold signals back, or abort its process (pyarrow's file systems do all
-three), and nothing in Python can stop it. A thread is abandoned then, a process is killed.
+Opening a location may hang for minutes, block signals, or abort the process (pyarrow's file systems do all three), and
+nothing in Python can stop it. At the limit a thread is abandoned, and a process is killed.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LIMIT = 60.0
-"""Seconds for which a location may keep a caller waiting."""
+"""Default limit in seconds for opening a location."""
 
 _KILLED_AFTER = 2.0
-"""Seconds in which a killed process ends; one in a kernel call that cannot be interrupted is left alone."""
+"""Seconds to wait for a killed process; one in an uninterruptible kernel call is left alone."""
 _SPARE = 5.0
-"""Seconds beyond the limit after which the process ends itself, should its caller have died."""
+"""Seconds after the limit at which the process ends itself, in case its caller has died."""
 _BEGIN = (
     "import json, sys; asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
-    "from distop.bounded import answer; answer(asked)"
+    "from distop.time_limit import answer; answer(asked)"
 )
 
 
-class TimeLimit(Exception):
+class TimeLimitExceeded(Exception):
     """The call has not returned within its limit."""
 
 
 class Aborted(Exception):
-    """The process of the call ended without an answer; the message is the last that it said."""
+    """The process ended without an answer; the message has its last line of output."""
 
 
 async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
-    """What the function returns or raises. TimeLimit where it takes longer than ``limit`` (:data:`LIMIT`) seconds: the
-    thread is abandoned then, and does not keep the interpreter from ending.
+    """Call the function in a thread of its own, and return or raise what it does.
+
+    Raises TimeLimitExceeded after ``limit`` (:data:`LIMIT`) seconds. The thread is then abandoned; it does not keep
+    the interpreter from exiting.
     """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[T] = loop.create_future()
@@ -70,21 +72,23 @@ async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(tell, value, raised)
 
-    threading.Thread(target=run, name="bounded-call", daemon=True).start()
+    threading.Thread(target=run, name="time-limited-call", daemon=True).start()
     try:
         async with asyncio.timeout(LIMIT if limit is None else limit):
             return await answered
     except TimeoutError:
         if not answered.cancelled():
             raise  # the function's own
-        raise TimeLimit from None
+        raise TimeLimitExceeded from None
 
 
 async def in_process(function: str, argument: Any, limit: float | None = None) -> Any:
-    """What ``function`` (``module:name``) returns for ``argument``, both JSON, in a new Python process with this one's
-    environment and import path.
+    """Call ``function`` (``module:name``) in a new Python process.
 
-    Raises the DistopError that it raises; TimeLimit; Aborted where the process ended without an answer.
+    ``argument`` and the result are JSON. The process has this one's environment and import path.
+
+    Raises the DistopError that the function raises, TimeLimitExceeded, and Aborted where the process ended without an
+    answer.
     """
     seconds = LIMIT if limit is None else limit
     asked = {"function": function, "argument": argument, "path": sys.path, "seconds": seconds + _SPARE}
@@ -99,14 +103,14 @@ async def in_process(function: str, argument: Any, limit: float | None = None) -
         async with asyncio.timeout(seconds):
             told, complained = await process.communicate(json.dumps(asked).encode())
     except TimeoutError:
-        raise TimeLimit from None
+        raise TimeLimitExceeded from None
     finally:
         await _end(process)
     return _answer(told, complained, process.returncode or 0)
 
 
 def runs_python() -> bool:
-    """The interpreter of this process can be started again: it is a Python of its own, and not embedded."""
+    """Whether this process can start its own interpreter again (it is not embedded)."""
     return bool(sys.executable) and Path(sys.executable).name.startswith("python")
 
 
@@ -125,7 +129,7 @@ def _answer(told: bytes, complained: bytes, code: int) -> Any:
     except (IndexError, ValueError):
         how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         said = [line.strip() for line in complained.decode(errors="replace").splitlines() if line.strip()]
-        # C++ tells the exception of an abort in a line of this form.
+        # C++ prints the exception of an abort in a line of this form.
         reasons = [line.removeprefix("what():").strip() for line in said if line.startswith("what():")]
         raise Aborted(
             f"the process that opened it ended {how}: {(reasons or said or ['no error output'])[-1]}"
@@ -137,7 +141,10 @@ def _answer(told: bytes, complained: bytes, code: int) -> Any:
 
 
 def answer(asked: Mapping[str, Any]) -> None:
-    """In the process: call the function, and write its answer as the last line of stdout."""
+    """In the new process: call the function, and write its answer to stdout.
+
+    The answer is the last line.
+    """
     signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # its default action ends a process that is inside C as well
     module, _, name = asked["function"].partition(":")
     try:

@@ -1,8 +1,8 @@
-"""The headers of a Parquet file's pages: do they fit the footer?
+"""Checks the page headers of a Parquet file against its footer.
 
-A reader allocates what a page's header asks for. That of a damaged page may ask for more than a JVM has, and the JVM
-dies of it without a word about the file. So files over which a process may have died are looked at before they are
-read again. No page is decompressed here.
+A reader allocates the size that a page header states. A damaged header may state more memory than the JVM has, and the
+JVM then dies without naming the file. So files that may have crashed a process are checked here before they are read
+again. No page is decompressed.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     Reader = Callable[[int, int], bytes]
-    """Bytes of a file, at most so many, from an offset on."""
+    """Reads (offset, count): at most ``count`` bytes of a file from an offset on."""
 
 WINDOW = 4 * 1024
-"""Bytes read for a header at first; one with long statistics has more."""
+"""Bytes read for a header at first; a header with long statistics is longer."""
 MOST = 16 * 1024 * 1024
-"""No header is as long as this."""
+"""Maximum bytes of a header."""
 _STRUCT, _LIST, _SET, _MAP, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 11, 8, 7, 3, 1, 2
 _TYPE, _UNCOMPRESSED, _COMPRESSED = 1, 2, 3
 _DATA_V1, _DICTIONARY = 0, 2
 _FRAMED = "UNKNOWN"
-"""How pyarrow calls the old codec LZ4, whose blocks Hadoop frames: by their sizes, in four bytes each. The other one,
-LZ4_RAW, it calls LZ4.
+"""pyarrow's name for the old codec LZ4. Hadoop puts two sizes of four bytes before each of its blocks. pyarrow calls
+the codec LZ4_RAW "LZ4".
 """
 _DEPTH = 32
 
 
 class _Torn(Exception):
-    """The bytes end within a header, or are none."""
+    """The bytes end within a header, or are not a header."""
 
 
 def check(path: str, columns: Collection[str]) -> None:
-    """Raises Unreadable where the pages of one of these top-level columns do not fit the footer of a file, which must
-    be one that :mod:`parquet_tail` reads; and OSError.
+    """Check the pages of these top-level columns against the file's footer.
+
+    The footer must be one that :mod:`parquet_tail` reads. Raises Unreadable where a page does not fit, and OSError.
     """
     metadata = parquet_tail.read(path).metadata
     if parquet_tail.is_remote(path):
@@ -72,7 +73,7 @@ def _check(path: str, metadata: Any, columns: Collection[str], read: Reader) -> 
 
 
 def _wrong(chunk: Any, read: Reader) -> str:
-    """What is wrong of a column's pages in a row group; "" where they fit the footer."""
+    """What is wrong with a column's pages in one row group; "" where they fit."""
     offset = chunk.dictionary_page_offset or chunk.data_page_offset
     end = offset + chunk.total_compressed_size
     while offset < end:
@@ -81,19 +82,22 @@ def _wrong(chunk: Any, read: Reader) -> str:
         except _Torn:
             return f"there is no page header at byte {offset}"
         if not 0 <= whole <= chunk.total_uncompressed_size:
-            return f"it has {whole} bytes by its header, and all pages together {chunk.total_uncompressed_size}"
+            return f"its header states {whole} bytes, but all pages together have {chunk.total_uncompressed_size}"
         if not 0 <= stored <= end - offset - size:
-            return f"it takes {stored} bytes by its header, and {end - offset - size} are left"
+            return f"its header states {stored} compressed bytes, but only {end - offset - size} are left"
         if chunk.compression == _FRAMED and kind in (_DATA_V1, _DICTIONARY) and stored:
             block, inside = (int.from_bytes(read(offset + size + at, 4), "big") for at in (0, 4))
             if block > whole or inside > stored - 8:
-                return "it is compressed with LZ4 in another framing than Hadoop's, which Spark expects"
+                return "it is compressed with LZ4 without Hadoop's framing, which Spark expects"
         offset += size + stored
     return ""
 
 
 def _header(read: Reader, offset: int) -> tuple[int, int, int, int]:
-    """A page header's type, its page's sizes once and before it is decompressed, and its own size. Raises _Torn."""
+    """A page's type, its uncompressed and compressed size, and its header's size.
+
+    Raises _Torn.
+    """
     window = WINDOW
     while True:
         data = read(offset, window)
@@ -109,7 +113,7 @@ def _header(read: Reader, offset: int) -> tuple[int, int, int, int]:
 
 
 def _fields(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, int], int]:
-    """The numbers among the fields of a struct in Thrift's compact protocol, and where it ends."""
+    """The integer fields of a struct in Thrift's compact protocol, and its end offset."""
     if depth > _DEPTH:
         raise _Torn
     found: dict[int, int] = {}
@@ -150,7 +154,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[int | None, int
         return None, _within(data, at + (8 if kind == _DOUBLE else 1))
     if kind in (4, 5, 6):
         return _number(data, at)
-    raise _Torn  # no header of a page has a map, or anything else
+    raise _Torn  # a page header has no map and no other type
 
 
 def _within(data: bytes, at: int) -> int:

@@ -1,6 +1,7 @@
-"""Which executors bring the operations of a type to their end, and who is missing where none does. Pure.
+"""Ranks executors as coordinators of a type, and names the one that is missing.
 
-The elections, the coordinator and ``distop why`` ask here, so that they agree. All is judged by the node records.
+The elections, the coordinator and ``distop why`` all decide by this module, so that they agree. It reads only the node
+records. Pure.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
 
 
 class Rank(IntEnum):
-    """What an executor is for a type that is installed there. Executors of the first rank that any has coordinate it:
-    a drained one, and one that cannot run the type, only end operations, and only where nobody else would.
+    """How well an executor can coordinate a type that is installed there.
+
+    Executors of the best rank that exists coordinate it. Those of the ranks DRAINED and UNABLE only end operations.
     """
 
     OFFERS = 1
     RETRIES = 2
-    """It could not run the type at the last attempt, and tries again by itself."""
+    """It could not run the type at the last attempt, and will retry by itself."""
     DRAINED = 3
-    """It is drained, or is being drained: it takes no new work until that is undone, which may be never."""
+    """It is drained or draining: it takes no new work until the drain is undone."""
     UNABLE = 4
-    """It cannot run the type at all."""
+    """It can never run the type."""
 
 
 def rank(node: Node, type_name: str) -> Rank | None:
-    """None: the type is not installed there."""
+    """The executor's rank for a type; None where the type is not installed there."""
     active = node.state is NodeState.ACTIVE
     if type_name in node.behaviors:
         return Rank.OFFERS if active else Rank.DRAINED
@@ -42,16 +44,18 @@ def rank(node: Node, type_name: str) -> Rank | None:
     return Rank.UNABLE if type_name in node.unable else None
 
 
-def takers(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> list[str]:
-    """The incarnations that would now take the coordination of an operation with this selector, sorted."""
+def candidates(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> list[str]:
+    """The incarnations that would coordinate an operation with this selector, sorted."""
     ranks = _ranks(nodes, type_name)
     first = min(ranks.values(), default=None)
     return sorted(inc for inc, found in ranks.items() if found is first and fits(where, nodes[inc].labels))
 
 
-def missing(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> str:
-    """What nobody does who could run the completion code of an operation with this selector: a phrase such as "offers
-    `noop` and has the labels zone=a". "": somebody does, or will when it tries the type again.
+def missing_executor(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str]) -> str:
+    """What a missing executor would need to run an operation's completion code.
+
+    A phrase such as "offers `noop` and has the labels zone=a". "" where such an executor lives, or will retry the
+    type.
     """
     ranks = _ranks(nodes, type_name)
     first = min(ranks.values(), default=None)
@@ -68,14 +72,15 @@ def missing(nodes: Mapping[str, Node], type_name: str, where: Mapping[str, str])
 
 
 def ends_without_code(state: State | None, cancel: Cancel | None) -> bool:
-    """An operation ends without its completion code where nobody can run that: one that was cancelled, and none that is
-    stopped because its jobs failed.
+    """Whether an operation may end without its completion code if nobody can run it.
+
+    True for a cancelled operation, false for one that is stopped because its jobs failed.
     """
     return state is State.CANCELLING and not (cancel is not None and cancel.reason == "failed")
 
 
-def cannot(nodes: Collection[Node], type_name: str) -> list[tuple[str, str]]:
-    """The executors that could not run the type at the last attempt, or cannot at all, with why, sorted."""
+def failed_executors(nodes: Collection[Node], type_name: str) -> list[tuple[str, str]]:
+    """(executor, reason) of those that cannot run the type, or last failed to, sorted."""
     found = {node.executor: why for node in nodes if (why := {**node.unable, **node.failing}.get(type_name))}
     return sorted(found.items())
 

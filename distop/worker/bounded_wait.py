@@ -1,4 +1,4 @@
-"""Bounded waits of the child for a JVM or a cluster, which may never answer."""
+"""Bounded waits of the child for a JVM or a cluster that may never answer."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ T = TypeVar("T")
 STEP = 0.5
 """Seconds of one wait."""
 LONGEST_STEP = 2.0
-"""Seconds that count for one wait at most: a process that was frozen itself has not been waiting."""
+"""Maximum seconds counted for one step: a process that was frozen itself has not been waiting."""
 
 
-class Patience:
-    """Seconds that a caller still waits, in steps of :data:`STEP`."""
+class BoundedWait:
+    """The seconds that a caller still waits, in steps of :data:`STEP` seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._looked = time.monotonic()
 
     def left(self) -> float:
-        """Seconds; 0 or less: the wait is over."""
+        """Seconds left; 0 or less once the wait has ended."""
         now = time.monotonic()
         self._left -= min(now - self._looked, LONGEST_STEP)
         self._looked = now
         return self._left
 
     def join(self, thread: threading.Thread) -> bool:
-        """Wait one step for the end of a thread. False where it goes on, and the wait is over."""
+        """Wait one step for a thread; False where it still runs and the wait has ended."""
         thread.join(max(0.0, min(STEP, self._left)))
         return not thread.is_alive() or self.left() > 0
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T:
-    """What ``ask`` returns, from a thread of its own. Raises TimeoutError where it does not return in time, and what it
-    raises.
+    """Call ``ask`` in a thread of its own, and return or raise what it does.
+
+    Raises TimeoutError where it does not return in time.
     """
     answers: list[T] = []
     errors: list[Exception] = []
@@ -50,7 +51,7 @@ def answer_within(seconds: float, ask: Callable[[], T]) -> T:
         except Exception as error:
             errors.append(error)
 
-    asking, patience = threading.Thread(target=run, daemon=True), Patience(seconds)
+    asking, patience = threading.Thread(target=run, daemon=True), BoundedWait(seconds)
     asking.start()
     while asking.is_alive() and patience.join(asking):
         pass

@@ -1,7 +1,7 @@
-"""Forked processes: each begins with everything imported, does one piece of work, and answers with JSON.
+"""Forked processes: each does one piece of work and answers with JSON.
 
-A child that stops getting on is ended by a timer of its own, in processor time where it computes and in real time where
-it waits: so a hang is told apart from every other end.
+A child starts with everything imported. A timer of its own ends a child that makes no progress, after a limit of
+processor time and a limit of real time, so that a hang differs from every other end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPUTES, WAITS = 20.0, 90.0
 
 @dataclass
 class Ended:
-    """What became of a piece of work: its answer, or why there is none. ``step``: what it did last."""
+    """The result of a piece of work, or why there is none. ``step``: its last step."""
 
     work: Any
     answer: Any = None
@@ -38,7 +38,7 @@ class _Child:
 
 
 class Steps:
-    """The child's side: each step is announced, and has the time limits for itself."""
+    """The child's side: announces each step, and starts its time limits."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -64,7 +64,7 @@ class Steps:
 
 
 def in_children(work: Iterable[Any], jobs: int, do: Callable[[Any, Steps], Any]) -> Iterator[Ended]:
-    """Do each piece of work in a child of its own, so many at a time; they come as they end."""
+    """Do each piece of work in its own child, ``jobs`` at a time; yields as they end."""
     waiting, children = iter(work), dict[int, _Child]()
     while True:
         while len(children) < jobs:

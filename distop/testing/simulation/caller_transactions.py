@@ -1,5 +1,7 @@
-"""Transactions of clients that have both branches: what they compare comes to hold, and ceases to, while copies of them
-are on their way. Of each request one branch is applied, once, and its client is told which.
+"""Client transactions with both branches, whose compares change meanwhile.
+
+A compare may start or stop to hold while copies of the transaction are under way. Of each request one branch must be
+applied, once, and its client must be told which.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ PAUSE = 0.3
 
 
 def gate(request: str) -> str:
-    """The key that a transaction compares: that it is absent."""
+    """The key that a transaction compares to be absent."""
     return f"{CALLERS}{request}/gate"
 
 
 def ran(request: str) -> str:
-    """The key that tells which branch ran."""
+    """The key that shows which branch ran."""
     return f"{CALLERS}{request}/ran"
 
 
 async def start_with_branches(
     client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told
 ) -> Operation | None:
-    """The operation, where what the transaction compares holds."""
+    """Start the operation if the transaction's compare holds; else None."""
     done = await client.transaction(
         compare=[absent(gate(request))],
         success=[Put(ran(request), b"success")],
@@ -56,14 +58,14 @@ async def start_with_branches(
 
 
 async def refused_within(client: Client, request: str, start: Start) -> None:
-    """A transaction whose compares never hold, and whose request id nobody else knows."""
+    """A transaction whose compare never holds, and whose request id is not reused."""
     await client.transaction(
         compare=[exists(gate(request))], failure=[Put(f"{CALLERS}{request}/refused", b"")], start=start
     )
 
 
 async def turn_some(config: ClientConfig, wishes: Sequence[tuple[int, Wish]]) -> None:
-    """Let what these compare come to hold and cease to, each at its times."""
+    """Make the compares of these wishes fail and hold again, each at its times."""
     turns = sorted((at, gate(f"request-{n}")) for n, wish in wishes for at in wish.turns)
     now = 0.0
     async with Client(config) as client:
@@ -86,14 +88,14 @@ async def _turn(client: Client, key: str) -> None:
 
 
 class Branches:
-    """Follows them in etcd's history."""
+    """Follows the branches of clients' transactions in etcd's history."""
 
     def __init__(self) -> None:
         self._applied: dict[str, list[str]] = {}
         """The key of a request → which of its branches ran, in order."""
 
     def step(self, changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
-        """One revision. (key, text) of each breach."""
+        """One revision: (key, text) of each breach."""
         for change in changes:
             key = change.kv.key
             if key.startswith(CALLERS) and key.endswith("/ran"):
@@ -103,7 +105,7 @@ class Branches:
                     yield key, f"the branches {' and '.join(applied)} of one transaction were applied"
 
     def broken(self, told: Told) -> Iterator[tuple[str, str]]:
-        """(key, text) where a client was told of another branch than the one that was applied."""
+        """(key, text) where a client was told of a branch that was not applied."""
         for request, answers in told.branches.items():
             applied = self._applied.get(ran(request), [])
             for committed in answers:
@@ -113,7 +115,7 @@ class Branches:
 
 
 def with_branches(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds clients want some operations more, each in a transaction of their own."""
+    """In some seeds, add operations that are started in clients' transactions."""
     from distop.testing.simulation.scenario import Wish
 
     if chance.random() >= 0.15:

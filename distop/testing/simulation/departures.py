@@ -1,4 +1,7 @@
-"""Executors that go for good, and with them the only ones that may work for an operation, which is then cancelled."""
+"""Executors that go for good, leaving operations that no other executor may run.
+
+These operations are then cancelled.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,28 @@ ENDLESS = 60.0
 """The pace of jobs that do not end before their executor goes."""
 
 
-def leaves(type_name: str, where: Mapping[str, str]) -> bool:
-    """Only an executor that goes may work for an operation of this type, with this selector."""
+def needs_departing(type_name: str, where: Mapping[str, str]) -> bool:
+    """Whether only a departing executor may run an operation of this type and labels."""
     return type_name == RARE or where.get("zone") == AWAY
 
 
 def draw_leaving(
     chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host]
 ) -> tuple[tuple[Wish, ...], tuple[Host, ...]]:
-    """In a twelfth of the seeds: one more operation, of a type that one executor alone offers, or for labels that it
-    alone has. It goes, and a client cancels the operation before or after that.
+    """In a twelfth of the seeds, add a departing executor and an operation for it.
+
+    That executor alone offers the type, or alone has the labels. A client cancels the operation before or after it
+    goes.
     """
     if chance.random() >= 1 / 12:
         return tuple(wishes), tuple(hosts)
-    return going(chance, wishes, hosts, labels=chance.random() < 0.5)
+    return with_departure(chance, wishes, hosts, labels=chance.random() < 0.5)
 
 
-def going(
+def with_departure(
     chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host], *, labels: bool
 ) -> tuple[tuple[Wish, ...], tuple[Host, ...]]:
-    """With such an operation, and such an executor."""
+    """The wishes and hosts with such an operation and such an executor."""
     model = wishes[0]
     kind = "check-all" if labels else RARE
     name = f"exec-{len(hosts)}"

@@ -1,7 +1,7 @@
-"""Mutants of source: ages inverted, periodic steps and background tasks skipped, the last element of a slice dropped.
+"""Source mutants: inverted ages, skipped steps and tasks, shortened slices.
 
-They are found in the syntax trees, so new code has its mutants at once. A mutant is planted by giving the live function
-the code of the changed one; a time that no comparison names is replaced wherever it is imported.
+They are found in the syntax trees, so new code has mutants at once. A mutant is planted by giving the live function
+the code of the changed one. A time that no comparison names is replaced wherever it is imported.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from distop.core.limits import Limits
-from mutating.transactions import Left
+from mutating.transaction_mutants import Mutant
 
 AGE, NEVER, NOW, STEP, TASK, SLICE = "age", "never", "now", "step", "task", "slice"
-"""What is changed: a comparison with a time is inverted; a time is 30 years, or nothing; a step of a periodic loop is
-skipped; a background task does nothing; a slice loses its last element.
+"""Kinds of changes: invert a comparison with a time; make a time 30 years, or 0; skip a step of a periodic loop; have a
+background task do nothing; drop a slice's last element.
 """
 MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE)
 FOREVER = 1e9
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("core", "coordinator", "daemon", "executor", "node", "claims", "submission", "store")
-"""Packages of distop that coordinate: their times, loops and batches are looked at."""
+"""Packages of distop that coordinate; their times, loops, tasks and slices have mutants."""
 NOT_RUN = ("distop.store.embedded", "distop.store.diagnose", "distop.daemon.metrics", "distop.daemon.process")
-"""Modules that act on processes, sockets and files of this machine: neither unit tests nor the simulator run them."""
+"""Modules that use this machine's processes, sockets and files; unit tests and the simulator do not run them."""
 TEXTS = frozenset({"distop.core.codec", "distop.core.labels", "distop.core.records", "distop.core.trace"})
 """Modules whose slices are of text for people."""
 TIMES_OF_CONFIG = frozenset({"poll"})
@@ -46,9 +46,9 @@ _REACHED = "__distop_reached__"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a mutant is in a module's source: the node's position, or for a time its name."""
+    """Where a mutant is in a module: the position of a node, or a time's name."""
 
-    left: Left
+    mutant: Mutant
     module: str
     function: str
     line: int = 0
@@ -57,13 +57,13 @@ class Site:
 
 
 @functools.cache
-def sites() -> dict[Left, Site]:
-    """All mutants of source there are."""
-    found: dict[Left, Site] = {}
+def sites() -> dict[Mutant, Site]:
+    """All source mutants."""
+    found: dict[Mutant, Site] = {}
     compared: set[str] = set()
     for name, tree in trees().items():
         for site in _Finder(name, tree).found:
-            found[site.left] = site
+            found[site.mutant] = site
         compared |= {
             f"{owner}.{node.id}"
             for compare in ast.walk(tree)
@@ -76,13 +76,16 @@ def sites() -> dict[Left, Site]:
         for name, owner in times_of(module).items():
             if owner == module and f"{owner}.{name}" in read - compared:
                 for mode in (NEVER, NOW):
-                    left = Left(module, mode, name)
-                    found[left] = Site(left, module, "", name=name)
+                    mutant = Mutant(module, mode, name)
+                    found[mutant] = Site(mutant, module, "", name=name)
     return found
 
 
 def _read_in_functions() -> set[str]:
-    """Times that are read when a function runs; what only a default or another constant is made of stays as it was."""
+    """Times that functions read when they run.
+
+    A time that only a default or another constant uses cannot be changed later.
+    """
     return {
         f"{owner}.{node.id}"
         for name, tree in trees().items()
@@ -96,7 +99,7 @@ def _read_in_functions() -> set[str]:
 
 @functools.cache
 def trees() -> dict[str, ast.Module]:
-    """The syntax trees of the modules that are looked at."""
+    """The syntax trees of the modules that have mutants."""
     found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / "distop" / folder).glob("*.py")):
@@ -108,8 +111,9 @@ def trees() -> dict[str, ast.Module]:
 
 @functools.cache
 def times_of(module: str) -> dict[str, str]:
-    """The names of a module that are times, with the module that owns each. A time is a constant in seconds, which are
-    floats here: one, or a pair of them for a back-off.
+    """The names of a module that are times, each with the module that owns it.
+
+    A time is a constant in seconds, which are floats here: one, or a pair of them for a back-off.
     """
     found = {}
     for node in trees()[module].body:
@@ -156,8 +160,8 @@ class _Finder(ast.NodeVisitor):
         what = " ".join(ast.unparse(node).split())[:100]
         self._counts[place, mode, what] += 1
         number = self._counts[place, mode, what]
-        left = Left(place, mode, what if number == 1 else f"{what} #{number}")
-        self.found.append(Site(left, self.module, self._functions[0], node.lineno, node.col_offset))
+        mutant = Mutant(place, mode, what if number == 1 else f"{what} #{number}")
+        self.found.append(Site(mutant, self.module, self._functions[0], node.lineno, node.col_offset))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._names.append(node.name)
@@ -242,13 +246,13 @@ class _Changer(ast.NodeTransformer):
         return (node.lineno, node.col_offset) == (self.site.line, self.site.column)
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        if self.site.left.mode == STEP and self._is_it(node):
+        if self.site.mutant.mode == STEP and self._is_it(node):
             self.changed += 1
             return ast.copy_location(ast.Pass(), node)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> Any:
-        if self.site.left.mode == TASK and self._is_it(node) and getattr(node.func, "attr", "") in _BACKGROUND:
+        if self.site.mutant.mode == TASK and self._is_it(node) and getattr(node.func, "attr", "") in _BACKGROUND:
             self.changed += 1
             idle = ast.parse(f"__import__('asyncio').sleep({FOREVER})", mode="eval").body
             node.args[0] = ast.copy_location(idle, node)
@@ -256,45 +260,47 @@ class _Changer(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if self.site.left.mode == AGE and self._is_it(node):
+        if self.site.mutant.mode == AGE and self._is_it(node):
             self.changed += 1
             node.ops = [_INVERTED[type(node.ops[0])]()]
             return node
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        if self.site.left.mode == SLICE and self._is_it(node) and isinstance(node.slice, ast.Slice):
+        if self.site.mutant.mode == SLICE and self._is_it(node) and isinstance(node.slice, ast.Slice):
             self.changed += 1
             shorter = ast.Slice(upper=ast.UnaryOp(ast.USub(), ast.Constant(1)))
             return ast.fix_missing_locations(ast.copy_location(ast.Subscript(node, shorter, ast.Load()), node))
         return self.generic_visit(node)
 
 
-def change(left: Left) -> None:
-    """From now on, in this process, the code is that of the mutant."""
-    site = sites()[left]
+def change(mutant: Mutant) -> None:
+    """Change the code of this process into that of the mutant."""
+    site = sites()[mutant]
     if site.name:
-        _retime(site.name, getattr(sys.modules[site.module], site.name), FOREVER if left.mode == NEVER else 0.0)
+        _retime(site.name, getattr(sys.modules[site.module], site.name), FOREVER if mutant.mode == NEVER else 0.0)
         return
-    function, code = changed(left)
+    function, code = changed(mutant)
     function.__code__ = code
 
 
-def changed(left: Left) -> tuple[types.FunctionType, types.CodeType]:
-    """The live function that a mutant changes (of a time: one that stays as it is), and the code to give it. Raises
-    AssertionError where the mutant is not exactly one change of one such function.
+def changed(mutant: Mutant) -> tuple[types.FunctionType, types.CodeType]:
+    """The live function that a mutant changes, and its changed code.
+
+    For a time: a function that stays unchanged. Raises AssertionError where the mutant is not exactly one change of
+    one live function.
     """
-    site = sites()[left]
+    site = sites()[mutant]
     if site.name:
-        assert _is_time(getattr(importlib.import_module(site.module), site.name)), left
+        assert _is_time(getattr(importlib.import_module(site.module), site.name)), mutant
         return change, change.__code__  # type: ignore[return-value]
     changer = _Changer(site)
     tree = changer.visit(_parsed(site.module))
-    assert changer.changed == 1, f"{left} is {changer.changed} changes"
+    assert changer.changed == 1, f"{mutant} is {changer.changed} changes"
     compiled = compile(ast.fix_missing_locations(tree), importlib.import_module(site.module).__file__ or "", "exec")
     codes = {code.co_qualname: code for code in _codes(compiled)}
     live = _functions(site.module)
-    assert site.function in live, f"{left}: {site.function} is no function of {site.module}"
+    assert site.function in live, f"{mutant}: {site.function} is no function of {site.module}"
     return live[site.function], codes[site.function]
 
 
@@ -384,7 +390,7 @@ class _Marker(ast.NodeTransformer):
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """What a statement holds aside from its blocks."""
+    """The nodes of a statement outside of its blocks."""
     yield statement
     for name, value in ast.iter_fields(statement):
         if name in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -394,13 +400,16 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
                 yield from ast.walk(one)
 
 
-def mark(reached: Callable[[Left], None]) -> None:
-    """From now on, in this process, each mutant's statement tells that it is reached, before it runs."""
+def mark(reached: Callable[[Mutant], None]) -> None:
+    """Have each statement with a mutant report, before it runs, that it is reached.
+
+    This changes the code of this process.
+    """
     listed = list(sites())
     places: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     names: defaultdict[str, list[int]] = defaultdict(list)
-    for n, left in enumerate(listed):
-        site = sites()[left]
+    for n, mutant in enumerate(listed):
+        site = sites()[mutant]
         if site.name:
             names[f"{site.module}.{site.name}"].append(n)
         else:

@@ -1,4 +1,7 @@
-"""Whether history records, and the request ids in them, are kept for their hour: by the simulation's own time."""
+"""Whether history records and their request ids are kept for an hour.
+
+The simulation's own time counts.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ if TYPE_CHECKING:
     from distop.core.seen import Change
 
 
-class Remembering:
-    """Judges each deletion of a history record. ``kept``: the seconds for which a record has to be kept at least."""
+class HistoryRetention:
+    """Judges each deletion of a history record.
+
+    ``kept``: the seconds for which a record must be kept at least.
+    """
 
     def __init__(self, kept: float, now: Callable[[], float], found: Callable[[str, str, str], None]) -> None:
         self._kept = kept

@@ -1,4 +1,4 @@
-"""A store that refuses all files of a table for one cause: a few are asked for, and no verdict comes of it."""
+"""A store that refuses all files of a table: a few are probed, without a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from distop import files
 from distop.behavior import TableRecord, TableUnavailable, load
 from distop.tables import plan_table
-from distop_behaviors.reading import footers, store_causes
+from distop_behaviors.reading import footers, store_errors
 from distop_behaviors.reading.facts import Unreadable
 from tests.support.context import FakeContext
 from tests.support.refusing import RefusingStore
@@ -38,32 +38,32 @@ def parquet() -> bytes:
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "SignatureDoesNotMatch"])
-def test_a_few_files_tell_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_files_show_that_all_are_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with RefusingStore(code=code) as store:
         store.serve(monkeypatch)
         found = footers.read_all(planned(), frozenset({"a"}))
         asked = {line.partition("?")[0] for line in store.asked}
     assert all(isinstance(one, Unreadable) for one in found)
-    assert footers.refusal(found[: footers.THREADS]) == store_causes.DENIED  # S3 says no more to HEAD
+    assert footers.refusal(found[: footers.THREADS]) == store_errors.DENIED  # S3 says no more to HEAD
     assert len(found) == FILES
     assert len(asked) == footers.THREADS
 
 
 _SAID = "When getting information for key 'k' in bucket 'b': "
 SAID = {
-    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_causes.DENIED,
-    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_causes.CREDENTIALS,
-    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_causes.BUCKET,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_causes.FAILING,
+    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_errors.DENIED,
+    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
+    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
+    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
     f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
-        store_causes.CONNECTION
+        store_errors.CONNECTION
     ),
     f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
-        store_causes.NAME
+        store_errors.NAME
     ),
-    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_causes.DENIED,
+    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_errors.DENIED,
     "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork() - CURL error "
-    "[7]=Could not connect to server": store_causes.CONNECTION,
+    "[7]=Could not connect to server": store_errors.CONNECTION,
     f"{_SAID}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
     "Parquet magic bytes not found in footer": None,
 }
@@ -72,8 +72,8 @@ SAID = {
 
 @pytest.mark.parametrize("text", SAID)
 def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
-    assert store_causes.of_python(OSError(text)) == SAID[text]
-    assert store_causes.of_python(ValueError(text)) is None
+    assert store_errors.cause_of_python_error(OSError(text)) == SAID[text]
+    assert store_errors.cause_of_python_error(ValueError(text)) is None
 
 
 class Thrown(Exception):
@@ -108,10 +108,10 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
 @pytest.mark.parametrize(
     ("name", "text", "cause"),
     [
-        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_causes.DENIED),
-        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_causes.CREDENTIALS),
+        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_errors.DENIED),
+        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_errors.CREDENTIALS),
         (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
-        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_causes.DENIED),
+        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_errors.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
         ("java.lang.IllegalStateException", "403 Forbidden", None),
     ],
@@ -119,13 +119,14 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
 def test_a_cause_is_told_by_the_status_that_a_client_of_a_service_quotes(
     name: str, text: str, cause: str | None
 ) -> None:
-    assert store_causes.of_spark(Thrown(name, text)) == cause
+    assert store_errors.cause_of_spark_error(Thrown(name, text)) == cause
 
 
 def test_a_cause_of_the_system_is_told_by_its_number() -> None:
-    assert store_causes.of_python(PermissionError(errno.EACCES, "no")) == store_causes.DENIED
-    assert store_causes.of_python(ConnectionRefusedError(errno.ECONNREFUSED, "no")) == store_causes.CONNECTION
-    assert store_causes.of_python(FileNotFoundError(errno.ENOENT, "no")) is None
+    assert store_errors.cause_of_python_error(PermissionError(errno.EACCES, "no")) == store_errors.DENIED
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "no")
+    assert store_errors.cause_of_python_error(refused) == store_errors.CONNECTION
+    assert store_errors.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
 
 
 def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +146,13 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"scheme=http&endpoint_override=127.0.0.1%3A{server.getsockname()[1]}"
     plan = [(f"gs://anonymous@bucket/{n}.parquet?{where}", 1_000, 1) for n in range(20)]
-    assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_causes.CONNECTION
+    assert footers.refusal(footers.read_all(plan, frozenset({"a"}))[: footers.THREADS]) == store_errors.CONNECTION
     with pytest.raises(Unreadable, match="cannot be read"):
         footers.unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])
-def test_a_table_that_may_be_listed_and_not_read_is_no_verdict(
+def test_a_table_that_can_be_listed_but_not_read_gets_no_verdict(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[str, bytes | None] = {f"listed/day={n}/a.parquet": None for n in range(FILES)}

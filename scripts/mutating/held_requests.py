@@ -1,7 +1,7 @@
-"""Held requests: one request of a schedule takes its time, and perhaps its sender is killed meanwhile.
+"""Held requests: one request of a schedule is delayed, its sender perhaps killed.
 
-What is drawn holds requests at random moments. A guard that nothing else made decisive is looked for by holding each
-request with its label in turn, for some moments, or until its sender's lease has ended and somebody else took over.
+Schedules hold requests at random moments. For a guard that is not decisive otherwise, each request with its label is
+held in turn: for some moments, or until its sender's lease has ended and another node has taken over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AWAY = 12.0
 VARIANTS = ((0.4, False), (1.5, False), (4.0, False), (7.0, True), (2.0, True))
 """Seconds for which a request is held, and whether its sender is killed when it has sent it."""
 MOST = 4
-"""Requests with one label that are noted in one schedule."""
+"""Maximum requests with one label in one schedule."""
 
 Held = tuple[int, float, bool]
 """The number of a transaction among those that were sent, for how long it is held, and whether its sender is killed."""
@@ -34,7 +34,7 @@ class Requests:
         self.labels: defaultdict[str, list[int]] = defaultdict(list)
 
     def watch(self, sim: Simulation) -> None:
-        """A schedule begins."""
+        """Start counting for a schedule."""
         self._sent.clear()
         self.labels.clear()
         sim.network.sending = self._sending
@@ -49,7 +49,10 @@ class Requests:
 
 
 def hold(sim: Simulation, observed: Observed, held: Held) -> None:
-    """Have one request of a simulation that is about to run held. ``observed`` knows the labels."""
+    """Hold one request of a simulation that is about to run.
+
+    ``observed`` knows the labels of transactions.
+    """
     number, lasts, kills = held
     sent: set[Txn] = set()
 

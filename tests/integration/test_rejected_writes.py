@@ -1,4 +1,7 @@
-"""What etcd refuses by its form holds up nothing else: with real daemons on a real etcd, whose history is audited."""
+"""Writes that etcd rejects as invalid block no other write, on real daemons.
+
+The history of the real etcd is audited.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,11 @@ pytestmark = pytest.mark.etcd
 LIMIT = 60
 
 
-def test_chords_of_parts_that_fail_hold_up_nothing_that_waits(group: Daemons) -> None:
-    """The ends of successors went into one transaction with what tells these of the failures of their predecessors."""
+def test_failing_chords_do_not_block_pending_operations(group: Daemons) -> None:
+    """An operation's end and its predecessor's signal once shared a transaction.
+
+    etcd rejected it, since both wrote the same key.
+    """
     group.start("e1")
     for _ in range(10):
         ops = []
@@ -39,12 +45,12 @@ def test_chords_of_parts_that_fail_hold_up_nothing_that_waits(group: Daemons) ->
 
 @pytest.fixture
 def narrow_etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd that takes small requests alone."""
+    """An etcd that accepts small requests only."""
     with EmbeddedEtcd(compaction=None, arguments=("--max-request-bytes", "50000")) as server:
         yield server
 
 
-def test_a_write_that_etcd_does_not_take_holds_up_nothing_and_is_told(
+def test_a_rejected_write_is_reported_and_blocks_no_other(
     narrow_etcd: EmbeddedEtcd, tmp_path: Path
 ) -> None:
     with daemons(narrow_etcd.endpoint, tmp_path) as group:

@@ -1,10 +1,10 @@
-"""Who brings the operations of a type to their end, and who is missing."""
+"""Which executors coordinate a type, and which one is missing."""
 
 from __future__ import annotations
 
 import pytest
 
-from distop.core.completing import ends_without_code, missing, takers
+from distop.core.coordinator_ranking import candidates, ends_without_code, missing_executor
 from distop.core.draining import NodeState
 from distop.core.model import Cancel, Node, State
 
@@ -14,7 +14,7 @@ OTHER = Node("other", "h", 1, ("other",))
 
 
 def node(state: NodeState = NodeState.ACTIVE, *, pausing: bool = False, unable: bool = False) -> Node:
-    """One with the labels. ``pausing``: between two tries at the type."""
+    """A node with these labels. ``pausing``: between two tries of the type."""
     why = {"noop": "no Spark"} if pausing or unable else {}
     return Node("fits", "h", 1, () if why else ("noop",), ZONE, state=state, unable=why, failing=why if pausing else {})
 
@@ -40,15 +40,15 @@ DRAINED, PAUSING, UNABLE = node(NodeState.DRAINED), node(pausing=True), node(una
         ((OTHER, UNABLE), ZONE, ["fits"], ""),
     ],
 )
-def test_who_takes_and_who_is_missing(
+def test_candidates_and_the_missing_executor(
     nodes: tuple[Node, ...], where: dict[str, str], who: list[str], lacks: str
 ) -> None:
     named = {one.executor: one for one in nodes}
-    assert takers(named, "noop", where) == who
-    assert missing(named, "noop", where) == lacks
+    assert candidates(named, "noop", where) == who
+    assert missing_executor(named, "noop", where) == lacks
 
 
-def test_only_what_was_cancelled_ends_without_its_completion_code() -> None:
+def test_only_cancelled_operations_end_without_their_completion_code() -> None:
     assert ends_without_code(State.CANCELLING, Cancel("user"))
     assert not ends_without_code(State.CANCELLING, Cancel("failed"))
     assert not ends_without_code(State.RUNNING, None)

@@ -1,5 +1,6 @@
-"""What etcd refuses by its form, told to people through the node record: by operation, what is refused and in which
-words. Such a write is not dropped: whoever has it sends it again with back-off, alone, and it holds up no other.
+"""Writes that etcd rejects as invalid, reported in the node record by operation.
+
+Such a write is not dropped: its owner retries it alone, with back-off, and it holds up no other write.
 """
 
 from __future__ import annotations
@@ -16,25 +17,33 @@ if TYPE_CHECKING:
     from distop.logs import ContextLogger
 
 PAUSE = (1.0, 300.0)
-"""Seconds of back-off, first and longest, of a write whose form etcd does not take."""
+"""Seconds of back-off, first and longest, for a write that etcd rejects as invalid."""
 MOST_OPERATIONS = 8
+"""Operations that the node record names at most."""
 LONGEST = 500
+"""Characters of the text for one write."""
 
 
-class Refusals:
-    """Of one incarnation. ``changed()`` is called when ``told`` is another."""
+class RejectedWrites:
+    """The rejected writes of one incarnation.
+
+    ``changed()`` is called when ``told`` has changed.
+    """
 
     def __init__(self, log: ContextLogger, changed: Callable[[], None]) -> None:
         self.told: Mapping[str, str] = {}
-        """By operation, what is to stand in the node record."""
+        """Operation → text for the node record."""
         self._log = log
         self._changed = changed
         self._texts: dict[str, dict[str, str]] = {}
-        """By operation, and by what is written of it."""
+        """Operation → kind of write → text."""
         self._backoffs: dict[tuple[str, str], Backoff] = {}
 
     def refused(self, op: str, what: str, error: MalformedRequest) -> float:
-        """etcd does not take what is to be written of an operation, alone. Seconds until it is to be sent again."""
+        """Record that etcd rejects a write of an operation, even alone.
+
+        Returns the seconds until it is to be sent again.
+        """
         text = shorten(f"{what}: {error}", LONGEST)
         pause = self._backoffs.setdefault((op, what), Backoff(*PAUSE)).pause()
         if self._texts.setdefault(op, {}).get(what) != text:
@@ -45,7 +54,7 @@ class Refusals:
         return pause
 
     def settled(self, op: str, what: str) -> None:
-        """It was written, or need not be any more."""
+        """The write was applied, or is no longer needed."""
         if self._backoffs.pop((op, what), None) is not None:
             texts = self._texts[op]
             del texts[what]
@@ -54,7 +63,7 @@ class Refusals:
             self._tell()
 
     def holds(self, op: str, what: str) -> bool:
-        """It was refused, and has not been settled."""
+        """Whether the write is rejected and not settled."""
         return (op, what) in self._backoffs
 
     def _tell(self) -> None:

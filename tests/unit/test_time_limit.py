@@ -1,4 +1,4 @@
-"""Calls with a time limit: what they return and raise, and that nothing of them stays behind."""
+"""Calls with a time limit: results, errors, and that no thread or process is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distop import bounded
+from distop import time_limit
 from distop.core.model import TableRecord
 from distop.errors import InvalidArgument, NotFound
 from distop.tables import check_within_limit
@@ -30,44 +30,44 @@ def test_a_call_in_a_thread_returns_and_raises_what_it_does() -> None:
     def wrong() -> None:
         raise NotFound("there is none")
 
-    assert asyncio.run(bounded.in_thread(lambda: 7)) == 7
+    assert asyncio.run(time_limit.in_thread(lambda: 7)) == 7
     with pytest.raises(NotFound, match="there is none"):
-        asyncio.run(bounded.in_thread(wrong))
+        asyncio.run(time_limit.in_thread(wrong))
     with pytest.raises(TimeoutError, match="its own"):
-        asyncio.run(bounded.in_thread(lambda: (_ for _ in ()).throw(TimeoutError("its own"))))
+        asyncio.run(time_limit.in_thread(lambda: (_ for _ in ()).throw(TimeoutError("its own"))))
 
 
 def test_a_call_in_a_thread_is_abandoned_at_its_limit() -> None:
     forever = threading.Event()
-    with pytest.raises(bounded.TimeLimit):
-        asyncio.run(bounded.in_thread(forever.wait, 0.05))
+    with pytest.raises(time_limit.TimeLimitExceeded):
+        asyncio.run(time_limit.in_thread(forever.wait, 0.05))
     forever.set()
 
 
 def test_a_call_in_a_process_returns_and_raises_what_it_does() -> None:
-    assert asyncio.run(bounded.in_process("os.path:basename", "/a/b")) == "b"
+    assert asyncio.run(time_limit.in_process("os.path:basename", "/a/b")) == "b"
     record = TableRecord("t", "parquet", "/no/such/folder").to_json()
     with pytest.raises(InvalidArgument, match="'/no/such/folder' does not exist"):
-        asyncio.run(bounded.in_process("distop.tables:check_json", record))
+        asyncio.run(time_limit.in_process("distop.tables:check_json", record))
 
 
-def test_a_process_that_ends_without_an_answer_is_told_with_its_last_words() -> None:
-    with pytest.raises(bounded.Aborted, match="with exit code 3: no error output"):
-        asyncio.run(bounded.in_process("os:_exit", 3))
-    with pytest.raises(bounded.Aborted, match="with SIGABRT"):
-        asyncio.run(bounded.in_process("signal:raise_signal", signal.SIGABRT))
+def test_a_process_without_an_answer_is_reported_with_its_last_output() -> None:
+    with pytest.raises(time_limit.Aborted, match="with exit code 3: no error output"):
+        asyncio.run(time_limit.in_process("os:_exit", 3))
+    with pytest.raises(time_limit.Aborted, match="with SIGABRT"):
+        asyncio.run(time_limit.in_process("signal:raise_signal", signal.SIGABRT))
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_process_is_killed_at_its_limit_and_with_its_caller(cancelled: bool) -> None:
     async def main() -> None:
         before = set(children(os.getpid()))
-        task = asyncio.create_task(bounded.in_process("time:sleep", 1_000, 60 if cancelled else 1))
+        task = asyncio.create_task(time_limit.in_process("time:sleep", 1_000, 60 if cancelled else 1))
         await until(lambda: bool(set(children(os.getpid())) - before))
         (child,) = set(children(os.getpid())) - before
         if cancelled:
             task.cancel()
-        with pytest.raises(asyncio.CancelledError if cancelled else bounded.TimeLimit):
+        with pytest.raises(asyncio.CancelledError if cancelled else time_limit.TimeLimitExceeded):
             await task
         await until(lambda: child not in children(os.getpid()))
 
@@ -78,7 +78,7 @@ def test_a_process_is_killed_at_its_limit_and_with_its_caller(cancelled: bool) -
 def test_a_location_that_never_answers_is_refused_after_the_limit(
     scheme: str, file_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "LIMIT", 5.0)
+    monkeypatch.setattr(time_limit, "LIMIT", 5.0)
     with SilentServer() as server:
         record = TableRecord("t", file_format, server.locations()[scheme])
         with pytest.raises(InvalidArgument, match=f"{scheme}://.* has not answered for 5 s: check its address"):
@@ -113,7 +113,7 @@ LOCATIONS: dict[str, str] = {
 
 @pytest.mark.parametrize("file_format", ["parquet", "iceberg"])
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_what_is_no_location_is_refused_in_one_sentence(location: str, file_format: str) -> None:
+def test_an_invalid_location_is_refused_in_one_sentence(location: str, file_format: str) -> None:
     with pytest.raises(InvalidArgument, match=LOCATIONS[location]) as refused:
         asyncio.run(check_within_limit(TableRecord("t", file_format, location)))
     assert "\n" not in str(refused.value)

@@ -1,6 +1,6 @@
-"""Causes for which a store refuses all files alike: access, credentials, the bucket, the network.
+"""Recognizes errors by which a store refuses all files: access, bucket, network.
 
-They are told by classes, error numbers and codes, as far as a library has any.
+They are recognized by exception classes, error numbers and error codes, not by free text, where a library has them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BUCKET = "there is no such bucket"
 CONNECTION = "the connection fails"
 NAME = "the name of the host cannot be resolved"
 SILENT = "there is no answer"
-FAILING = "the service answers with errors of its own"
+FAILING = "the service reports an internal error"
 SCHEME = "no file system for this kind of location is installed"
 
 PROBED = 3
-"""Files that are asked for one by one, to tell a cause of all files from one of a single file."""
+"""Files that are read one by one, to find out whether the store refuses all files or a single one."""
 
 _OF_JAVA = {
     **dict.fromkeys(
@@ -58,7 +58,7 @@ _OF_JAVA = {
     "java.net.SocketTimeoutException": SILENT,
     "org.apache.hadoop.fs.UnsupportedFileSystemException": SCHEME,
 }
-"""Classes of Java by their names; those that extend one of them count as it."""
+"""Names of Java exception classes; subclasses count as well."""
 _SUPERCLASSES = 10
 _STATUS = re.compile(r"(?:\bstatus code:? |^|\", )(401|403)\b", re.IGNORECASE)
 """The status of an answer as Amazon's, Google's and Microsoft's clients quote it, one after the other."""
@@ -69,7 +69,7 @@ _OF_TASK = re.compile(
     r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
     r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: ([\w.$]+)"
 )
-"""How Spark quotes the exception of a task, where it is no cause of its own. What comes behind may be data."""
+"""Spark's message about a failed task, with the exception's class; the text after it may be data."""
 
 _OF_ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), DENIED),
@@ -90,9 +90,10 @@ _OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 
-def of_spark(error: Exception) -> str | None:
-    """The cause of an error of Spark's; None where it says nothing of the store. Raises what the connection to the JVM
-    raises.
+def cause_of_spark_error(error: Exception) -> str | None:
+    """The store's cause of a Spark error; None where the store did not cause it.
+
+    Raises what the connection to the JVM raises.
     """
     for one in thrown(error):
         text = str(one.getMessage() or "")
@@ -118,8 +119,8 @@ def _classes(one: Any) -> Iterator[str]:
         found = found.getSuperclass()
 
 
-def of_python(error: BaseException | None) -> str | None:
-    """The cause of an error of Python's or pyarrow's; None where it says nothing of the store."""
+def cause_of_python_error(error: BaseException | None) -> str | None:
+    """The store's cause of a Python or pyarrow error, or None."""
     if not isinstance(error, OSError):
         return None
     if error.errno in _OF_ERRNO:
@@ -128,8 +129,8 @@ def of_python(error: BaseException | None) -> str | None:
     return next((cause for code, cause in _OF_CODES if code.search(text)), None)
 
 
-def spread(files: Sequence[Any], count: int = PROBED) -> list[Any]:
-    """So many of the files, from the first to the last."""
+def evenly_spaced(files: Sequence[Any], count: int = PROBED) -> list[Any]:
+    """``count`` of these files, evenly spaced from the first to the last."""
     if len(files) <= count:
         return list(files)
     return [files[n * (len(files) - 1) // (count - 1)] for n in range(count)]

@@ -1,7 +1,8 @@
-"""Random lives of the pure core: events, late copies of them, and the invariants, on the model store alone.
+"""Random lives of the pure core on the model store: events and their late copies.
 
-A life is a thousand times as fast as a schedule: no daemon runs, each event is built as its own sender would build it
-(``tests.support.lives``). Each life prefers some events to others, so that rare ones meet each other.
+A life is a thousand times as fast as a schedule: no daemon runs, and each event is built as its sender would build it
+(``tests.support.lives``). Each life prefers some events, so that rare ones meet each other. The invariants are
+checked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAY_COME_LATE = frozenset({"elect", "chunk", "plan", "plan_attempt", "clean", "e
 
 
 class _Chance(random.Random):
-    """Prefers some events."""
+    """A random generator that prefers some events."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -36,7 +37,10 @@ class _Chance(random.Random):
 
 
 def live(seed: int) -> str:
-    """What a life breaches: an invariant, or a transaction that was refused and applies later; "" where nothing."""
+    """What a life breaches; "" where nothing.
+
+    An invariant, or a transaction that was refused and applies later.
+    """
     world, _ = lives.random_life(seed)
     rng = _Chance(seed)
     late: list[Txn] = []

@@ -1,6 +1,6 @@
 """The kernel's count of processes that it killed for lack of memory.
 
-A child whose JVM was killed sees only that it is gone. The counter tells why, without a guess: it moves for that alone.
+A child only sees that its JVM is gone. The counter tells why: it rises for no other reason.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 @frozen
-class Kills:
-    """How many processes were killed. ``where``: the file that counts them."""
+class OomKills:
+    """How many processes were killed. ``where``: the file with the counter."""
 
     where: Path
     count: int
 
 
-def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> Kills | None:
-    """The counter of this process's control group; of the machine where its group has none; None: nobody counts.
+def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> OomKills | None:
+    """The counter of this process's control group, else the machine's; None: neither.
 
     ``memory.events`` is that of cgroup v2, ``memory.oom_control`` that of v1.
     """
     for path in (*_of_group(proc, cgroups), proc / "vmstat"):
         if (count := _count(path)) is not None:
-            return Kills(path, count)
+            return OomKills(path, count)
     return None
 
 
-def said(before: Kills | None, after: Kills | None) -> str:
-    """What two readings of the counter say of the time between them; "" where it did not move, or is another."""
+def describe(before: OomKills | None, after: OomKills | None) -> str:
+    """A phrase for the kills between two readings; "" where there were none.
+
+    Readings of two different counters are not compared.
+    """
     if before is None or after is None or before.where != after.where or after.count <= before.count:
         return ""
     number = after.count - before.count
@@ -46,7 +49,10 @@ def said(before: Kills | None, after: Kills | None) -> str:
 
 
 def _of_group(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Where the group's counter may be. In a container its path may be that of the host, which is not to be seen."""
+    """Paths where the control group's counter may be.
+
+    In a container the group's path may be that of the host, which is not visible.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
