@@ -27,12 +27,14 @@ def run(wanted: Scenario, *skews: float) -> Report:
         return Simulation(replace(wanted, hosts=hosts)).run()
 
 
-@pytest.mark.parametrize("skew", [7200.0, -7200.0])
-def test_a_coordinator_whose_clock_is_hours_wrong_forgets_nothing_within_the_hour(skew: float) -> None:
+@pytest.mark.parametrize("skews", [(0.0, 7200.0), (-7200.0, 0.0)])
+def test_a_coordinator_whose_clock_is_hours_wrong_forgets_nothing_within_the_hour(skews: tuple[float, float]) -> None:
+    """The first one is killed: the second one finds records that are hours old by its clock."""
+    killed = Fault("crash", 5.0, 3.0, (0.1, 0.1, 0.5, 0.5))
     limits = Limits(prune_every=0.5)
-    done = run(replace(plain(1, 2, wishes(6, 1.0)), history_limit=1, limits=limits), skew, 0.0)
+    done = run(replace(plain(1, 2, wishes(16, 1.0), killed), history_limit=1, limits=limits), *skews)
     assert list(map(str, done.breaches)) == []
-    assert (done.ended, done.courses["forgotten history"]) == (6, 0)
+    assert (done.ended, done.courses["forgotten history"]) == (16, 0)
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
