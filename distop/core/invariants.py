@@ -166,7 +166,7 @@ class Checker:
         ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
         for key, change in cluster:
             if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
-                self._denied_gone(key.id, change.kv.key)
+                self._denied_gone(key.id, change)
             self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
             if key.name == "current":
                 places.add((key.table, key.type, key.object))
@@ -491,11 +491,12 @@ class Checker:
             return ""
         return f"was {why.reason} ({why.text}), and nothing that it waits for ended, or was denied"
 
-    def _denied_gone(self, id_: str, where: str) -> None:
+    def _denied_gone(self, id_: str, change: Change) -> None:
         """What a denied hold held would begin without it (15)."""
         for op in self._operations.values():
             if op.state is State.PENDING and op.spec is not None and op.spec.hold == id_:
-                self._found(15, where, f"the hold was denied, and is taken away while {op.ref} waits for it", op)
+                text = f"the hold was denied, and is taken away while {op.ref} waits for it"
+                self._found(15, change.kv.key, text, op, writes=[change])
 
     def _let_go(
         self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
@@ -525,10 +526,10 @@ class Checker:
                         known = self._operations.get(pred)
                         state = known.state if known is not None else None
                         text = f"made to wait for {pred}, which is {state or 'not there'}"
-                        self._found(15, change.kv.key, text, op)
+                        self._found(15, change.kv.key, text, op, writes=[change])
                     elif _ends(own.get(pred, ())):
                         text = f"made to wait for {pred}, which ends in the same transaction"
-                        self._found(15, change.kv.key, text, op)
+                        self._found(15, change.kv.key, text, op, writes=[change])
 
     def _broken(self, op: OperationTrace, change: Change) -> None:
         with suppress(*UNREADABLE, InvalidArgument):  # which is told elsewhere

@@ -29,6 +29,7 @@ OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
     operation_rules.ids,
     waiting_rules.beginning,
     waiting_rules.aborted,
+    waiting_rules.inserted,
     waiting_rules.edges,
     waiting_rules.successors,
     job_rules.claims,

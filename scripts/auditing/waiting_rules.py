@@ -39,6 +39,16 @@ def aborted(step: Step) -> Iterator[Finding]:
         yield Finding("waiting", str(step.name), "was aborted, and nothing that it waits for has failed")
 
 
+def inserted(step: Step) -> Iterator[Finding]:
+    """Nothing ends while the graph that it is part of is being inserted."""
+    before, after = step.change(STATE)
+    if before != "pending" or after not in TERMINAL or (hold := step.operation.hold) is None:
+        return
+    found = step.content.hold(hold, before=False)
+    if found.get("kind") == "graph" and found.get("state") == "held":
+        yield Finding("holds", str(step.name), f"ended while its graph is being inserted, under the hold {hold}")
+
+
 def edges(step: Step) -> Iterator[Finding]:
     """An edge has two ends, starts before its predecessor ends, and is removed after."""
     name, operation = str(step.name), step.operation

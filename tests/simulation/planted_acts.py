@@ -8,7 +8,10 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from distop.coordinator.reaping import Reaper
+from distop.core import claiming
 from distop.core.draining import NodeState
+from distop.core.jobs import JobState
 from distop.core.model import Phase
 from distop.core.txn import Delete
 from distop.daemon import incarnation, pruning
@@ -141,6 +144,36 @@ def a_job_that_is_done_begins_anew(patch: Patch) -> None:
 
     substitute(patch, Jobs, "_write", write)
     patch.setattr(run, "LAST_WORD", 3)  # an hour of it would take long, and tell no more
+
+
+# -------------------------------------------------------------------- cleanups
+
+
+@bug("left behind")
+def start_over_beside_what_is_left(patch: Patch) -> None:
+    """Nothing is removed before a job that was tried before starts over."""
+    wrap(patch, Jobs, "_asked", lambda asked, _: (replace(asked[0], cleanup_first=False), asked[1]))
+
+
+@bug("left behind", first=5)
+def clean_up_after_one_cancelled_job_of_many(patch: Patch) -> None:
+    former = Reaper._clean_up
+
+    async def clean_up(self: Reaper, op: Any, rows: Any, claims: Any) -> None:
+        await former(self, op, rows, claims[:1])
+
+    substitute(patch, Reaper, "_clean_up", clean_up)
+
+
+@bug("left behind")
+def fail_for_good_without_cleaning_up(patch: Patch) -> None:
+    def fail(self: Jobs, op: Any, held: Any, event: Any) -> None:
+        outcome = self._outcome(held, replace(event, result=None))
+        failed, keys = JobState.FAILED, self._ctx.keys
+        write = claiming.report(keys, op.ref, event.partition, held.fence, failed, outcome, held.claim)
+        self._ctx.reporter.submit([(write, self._answer(op, event.partition, ended=True, event=event))])
+
+    substitute(patch, Jobs, "_fail_after_cleanup", fail)
 
 
 # ---------------------------------------------------------------------- drains

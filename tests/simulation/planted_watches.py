@@ -65,6 +65,7 @@ def ignore_compaction(patch: Patch) -> None:
 # Seldom: a watch has to move to a member that lags, at the right moment.
 @bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
 def take_old_events_for_new(patch: Patch) -> None:
+    """A member that lags sends events again (etcd#20221), and they are believed."""
     former = WatchPosition.feed
 
     def feed(self: WatchPosition, response: Any) -> Any:

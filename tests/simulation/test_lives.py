@@ -208,6 +208,33 @@ def test_who_knows_that_its_lease_is_gone_is_judged_again() -> None:
     assert record.begin("b", 0) == ["job without claim"], "what was at work before is not held against it"
 
 
+def test_what_an_attempt_leaves_is_cleaned_up_before_the_next_one_or_at_the_end() -> None:
+    record = Record()
+    effects, ended = record.effects, [str(REF)]
+
+    def attempt(fence: int, how: str = "", *, cleaned: bool = False) -> list[str]:
+        record.found.clear()
+        effect = effects.begin(REF, 0, fence, "a", 1)
+        effects.starts_over(REF, 0, effect, cleaned=cleaned)
+        effects.leaves(REF, 0, effect)
+        effects.end(effect, how)
+        return [kind for kind in record.found if kind == "left behind"]
+
+    assert attempt(7, "killed") == []
+    assert [one.fence for one in effects.left_behind(ended)] == [7]
+    assert list(effects.left_behind([])) == [], "somebody may go on with it"
+    assert attempt(8, "killed") == ["left behind"]
+    assert attempt(9, "error", cleaned=True) == []
+    effects.cleaned(REF, 0)
+    assert list(effects.left_behind(ended)) == []
+    assert attempt(10, "error") == []
+    effects.excuse(REF, 0)
+    assert attempt(11, "verdict") == []
+    assert list(effects.left_behind(ended)) == [], "its child cleans up after a verdict"
+    assert attempt(12, "success") == []
+    assert list(effects.left_behind(ended)) == []
+
+
 @pytest.mark.parametrize("at", [0.9, 1.3])
 def test_a_lease_that_somebody_ends_forsakes_one_incarnation(at: float) -> None:
     wish = Wish(0, 0.3, "check", "a", argument(3, 12, 1.0), None, "collect_all", ())

@@ -13,7 +13,7 @@ from distop.core.digest import plan_digest
 from distop.core.due import ended_waiting
 from distop.core.jobs import Claim, JobState, Outcome
 from distop.core.keys import prefix_range
-from distop.core.links import Edge
+from distop.core.links import GRAPH, Edge, Hold, HoldState
 from distop.core.model import Attempts, Cancel, Decision, History, OperationRef, Spec, State, TableRecord
 from distop.core.options import Options
 from distop.core.plan import Gate, PartitionPlan, Plan, encode_chunk
@@ -607,6 +607,39 @@ def one_is_told_that_another_failed_which_runs(world: World, ref: OperationRef) 
     world.do(world.submit(behind, ref))
     (put, _) = w.link(world.keys, ref, behind, "success")
     world.tamper(Put(put.key, Edge(str(ref), "success", "failed").encode()))
+
+
+@plant(15)
+def one_is_made_to_wait_for_what_has_ended(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(world.submit(behind))
+    world.do(world.cancel(ref))
+    world.do(world.finish_at_once(ref))
+    world.tamper(*w.link(world.keys, ref, behind, "end"))
+
+
+@plant(15)
+def an_edge_goes_while_what_it_waits_for_goes_on(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(world.submit(behind, ref))
+    world.tamper(*(Delete(put.key) for put in w.link(world.keys, ref, behind, "success")))
+
+
+@plant(15)
+def one_ends_while_its_graph_is_inserted(world: World, ref: OperationRef) -> None:
+    behind = world.next_ref()
+    world.do(w.hold(world.keys, "h", Hold(GRAPH), 0))
+    world.do(world.submit(behind, hold="h"))
+    why = Cancel("user")
+    history = ended_waiting(behind, world.own_spec(behind), State.CANCELLED, TIME, why)
+    world.do(w.end_waiting(world.keys, behind, world.mod(behind, "state"), history, why))
+
+
+@plant(15)
+def a_denied_hold_goes_before_what_it_held(world: World, ref: OperationRef) -> None:
+    world.do(w.hold(world.keys, "h", Hold(GRAPH, HoldState.DENIED, "no"), 0))
+    world.do(world.submit(world.next_ref(), hold="h"))
+    world.tamper(Delete(world.keys.hold("h")))
 
 
 @plant(14)

@@ -1,19 +1,32 @@
-"""For how long a coordinator retries a refused follow-up."""
+"""How long a coordinator retries a refused follow-up, and when completion code runs again."""
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from distop.clock import source
-from distop.coordinator.ending import FOLLOW_UP_TIME, Ending
+from distop.coordinator.ending import FOLLOW_UP_TIME, Ending, Later
+from distop.coordinator.trying import Elsewhere
 from distop.core import transitions as t
+from distop.core.decide import gives_up
+from distop.core.declaration import Retry, Rules
 from distop.core.keys import Keys
 from distop.core.limits import DEFAULT
-from distop.core.model import OperationRef
+from distop.core.model import Decision, OperationRef, Spec, State
+from distop.core.txn import Put
+from distop.errors import OperationStartError
+from distop.worker.model import WorkerError
 from tests.support.clock import StandingClock
 
+if TYPE_CHECKING:
+    from distop.core.txn import Txn
+
 REF = OperationRef("t", "noop", "", 1)
+LOG = logging.getLogger("distop.test")
 
 
 class HoursAhead(StandingClock):
@@ -39,3 +52,54 @@ async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
         assert not ending._refused, "what is gone takes no memory"
     finally:
         source.reset(reset)
+
+
+async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, keys, asked = StandingClock(), Keys(), list[int]()
+    refusals = [OperationStartError("excluded by t/noop/2")]
+
+    async def follow(self: Ending, ref: OperationRef, number: int, wanted: Any) -> None:
+        asked.append(number)
+        if number == 1 and refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr(Ending, "_follow", follow)
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, refusals=None)
+    reset = source.set(clock)
+    try:
+        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None)  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(Later):
+                await ending._follow_all(REF, [{}, {}, {}])
+        assert asked == [0, 1, 2], "it is not tried again before its time"
+        clock.now += 2.0
+        await ending._follow_all(REF, [{}, {}, {}])
+        assert asked == [0, 1, 2, 1]
+    finally:
+        source.reset(reset)
+
+
+@pytest.mark.parametrize(("kind", "final"), [("fatal", True), ("transient", False)])
+async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str, final: bool) -> None:
+    keys, written = Keys(), list[Decision]()
+
+    async def commit(txn: Txn) -> bool:
+        written.extend(Decision.decode(op.value) for op in txn.success if isinstance(op, Put))
+        return True
+
+    rules = Rules(retry=Retry(attempts=3))
+    spec = Spec("r", "2025-01-01T00:00:00.000Z", "tester", rules)
+    decision = Decision(State.SUCCESS, 1, 1, 0)
+    op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, refusals=None)
+    ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None)  # type: ignore[arg-type]
+    error = WorkerError(kind, "no")  # type: ignore[arg-type]
+    if final:
+        assert await ending._completion_failed(op, decision, error)
+    else:
+        with pytest.raises(Elsewhere):
+            await ending._completion_failed(op, decision, error)
+    (after,) = written
+    assert gives_up(rules, after.attempts) is final
+    assert after.verdict is (State.FAILED if final else State.SUCCESS)
+    assert "completion failed: no" in after.error

@@ -191,6 +191,11 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("edges", "before t/other/1 was informed", lambda told: (
         told.insert(TAKE, waiting()), told[-1].update({f"{ROOT}.next.e": None}), None)[-1]),
     ("holds", "began under the hold h", beside(TAKE, second(hold="h") | {"distOpHold.h": {"state": "held"}}, BEGUN)),
+    ("holds", "while its graph is being inserted", beside(TAKE, second(hold="h") | {
+        "distOpHold.h": {"kind": "graph", "state": "held"}}, {
+        "distOp.t.other.1.state": "cancelled", "distOp.t.other.1.cancel": {"reason": "user"},
+        "distOpPending.t.other.1": "cleaning",
+        "distOpHistory.t.other.1": record("cancelled", 0, total=0) | {"request_id": "another"}})),
     ("waiting", "nothing that it waits for has failed", beside(TAKE, second(), {
         "distOp.t.other.1.state": "cancelled", "distOp.t.other.1.cancel": {"reason": "aborted"},
         "distOpPending.t.other.1": "cleaning",

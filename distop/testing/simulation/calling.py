@@ -186,4 +186,9 @@ class Calling(Keeping):
                 machine.effects.cleaned(ref, item.ordinal)
                 child.doing.remove(effect)
 
-        await self._call(op, "clean up", work)
+        try:
+            await self._call(op, "clean up", work)
+        except WorkerError:
+            for item in items:
+                machine.effects.excuse(ref, item.ordinal)
+            raise

@@ -1,7 +1,8 @@
 """What jobs do beside etcd: who worked on what, from when to when, under which fence; and what must not be seen there.
 
 etcd cannot fence a job's side effects; the session's deadline and the guardian do, while the clock counts. So here no
-two attempts at a job may ever be at work at once, none without its claim, and none may lose a checkpoint.
+two attempts at a job may ever be at work at once, none without its claim, and none may lose a checkpoint. What an
+attempt leaves is cleaned up before another one starts over, or when the job is given up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from distop.core.jobs import Claim
     from distop.core.keys import Keys
@@ -60,6 +61,8 @@ class Effects:
         self._latest: dict[tuple[str, int], Effect] = {}
         self._cleaned: set[tuple[str, int]] = set()
         """Jobs of which nothing is left: not what a checkpoint speaks of either."""
+        self._left: dict[tuple[str, int], Effect] = {}
+        """The last attempts that have begun, of jobs that have neither succeeded nor been cleaned up since."""
         self._forsaken: dict[str, float] = {}
 
     def forsake(self, incarnation: str) -> None:
@@ -107,6 +110,31 @@ class Effects:
         if effect.ended is None:
             effect.ended, effect.how = self._now(), how
             self._active[effect.op, effect.partition].remove(effect)
+            place = effect.op, effect.partition
+            # The child cleans up after a verdict, before it tells of it.
+            if how in ("success", "verdict") and self._left.get(place) is effect:
+                del self._left[place]
+
+    def starts_over(self, ref: OperationRef, partition: int, effect: Effect, *, cleaned: bool) -> None:
+        """The job starts from its beginning. ``cleaned``: what attempts before have left is removed first."""
+        former = self._left.get((str(ref), partition))
+        if former is not None and not cleaned and self._counts(effect):
+            text = f"a job started over beside what an attempt before has left: {former}; {effect}"
+            self._found("left behind", self._keys.claim(ref, partition), text, str(ref), partition)
+
+    def leaves(self, ref: OperationRef, partition: int, effect: Effect) -> None:
+        """From now on something of this attempt is left where it stops."""
+        self._left[str(ref), partition] = effect
+
+    def excuse(self, ref: OperationRef, partition: int) -> None:
+        """The cleanup of a job failed, which a log says; or its actor has it, who cleans up after others itself."""
+        self._left.pop((str(ref), partition), None)
+
+    def left_behind(self, ended: Collection[str]) -> Iterator[Effect]:
+        """What attempts at jobs of these operations have left, which is in nobody's hands any more."""
+        for (op, _), effect in self._left.items():
+            if op in ended and self._counts(effect):
+                yield effect
 
     def resumed(self, ref: OperationRef, partition: int, progress: Any, effect: Effect) -> None:
         """A resumable job goes on from this checkpoint (None: from its beginning)."""
@@ -129,9 +157,12 @@ class Effects:
     def cleaned(self, ref: OperationRef, partition: int) -> None:
         """What a job had left was removed: it is given up."""
         self._cleaned.add((str(ref), partition))
+        self._left.pop((str(ref), partition), None)
 
     def claim_left(self, ref: OperationRef, partition: int, old: Claim, fence: int) -> None:
         """A claim was given up, reported under or taken over: its job must have stopped."""
+        if old.actor:
+            self.excuse(ref, partition)
         for effect in self._active.get((str(ref), partition), ()):
             if effect.kind == "job" and effect.fence == fence and self._counts(effect):
                 text = f"the claim of {old.incarnation} (attempt {old.attempt}) ended while its job ran: {effect}"

@@ -452,6 +452,9 @@ class Simulation:
         for op in sorted(self._accepted - self._ended.keys()):
             if not any(str(self.keys.parse(key).ref) == op for key in self._open):
                 self._found("lost", op, f"{op} was accepted and is gone without a history", op)
+        for effect in self.effects.left_behind(self._ended.keys() - self._forsaken):
+            text = f"its operation has ended, and what it has left was not cleaned up: {effect}"
+            self._found("left behind", effect.op, text, effect.op, effect.partition)
         for key, text, op in judge(self.etcd.store, self.keys, self.told.reruns):
             self._found("rerun of others", key, text, op)
         if not self._open:

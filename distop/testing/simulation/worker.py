@@ -146,6 +146,10 @@ class SimWorker(Calling):
         resumable = machine.types[request.type].resumable
         if resumable:
             machine.effects.resumed(ref, p, item.progress, effect)
+        if not item.progress:
+            machine.effects.starts_over(ref, p, effect, cleaned=cleanup)
+        if machine.types[request.type].rules().cleans:
+            machine.effects.leaves(ref, p, effect)
         started()
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
