@@ -64,7 +64,7 @@ async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytes
             raise refusals.pop()
 
     monkeypatch.setattr(Ending, "_follow", follow)
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, refusals=None)
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
     reset = source.set(clock)
     try:
         ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str,
     spec = Spec("r", "2025-01-01T00:00:00.000Z", "tester", rules)
     decision = Decision(State.SUCCESS, 1, 1, 0)
     op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
-    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, refusals=None)
+    ctx: Any = SimpleNamespace(client=None, keys=keys, log=LOG, limits=DEFAULT, lost=None, rejected_writes=None)
     ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None)  # type: ignore[arg-type]
     error = WorkerError(kind, "no")  # type: ignore[arg-type]
     if final:

@@ -99,7 +99,8 @@ _FILE = (
         ),
         (
             [("x.InvalidRecordException", "c not found in message schema {\n  optional int32 b")],
-            "it is damaged, or in a form that Spark cannot read (InvalidRecordException: c not found in message schema)",
+            "it is damaged, or in a form that Spark cannot read "
+            "(InvalidRecordException: c not found in message schema)",
         ),
         (
             [
