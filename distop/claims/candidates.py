@@ -206,8 +206,10 @@ def _for_actors(gate: Gate) -> bool:
 def takings(
     op: OpenOperation, actor: str, size: int, duration: float, wanted: Callable[[Claim, int], bool]
 ) -> list[Taking]:
-    """Up to ``size`` jobs of an operation to take, and those whose holders were lost once too often, to be failed. What
-    ``wanted(claim, partition)`` refuses stays as it was. Raises what that raises; then nothing is taken out.
+    """Up to ``size`` jobs of an operation to take, and those whose holders were lost once too often, to be failed.
+
+    Jobs lost once too often that have cleanup code are left to executors. What ``wanted(claim, partition)`` refuses
+    stays as it was. Raises what that raises; then nothing is taken out.
     """
     if not _for_actors(op.gate):  # it was altered while others were looked at
         return []
@@ -225,6 +227,8 @@ def takings(
         if taken >= size:
             break
         claim, mod, over = decide.claim_for(seen, actor, "", lost, rules)
+        if over and rules.code and rules.cleans:
+            continue  # an executor ends it, after the cleanup that no actor has code for
         old = seen.value
         dead = old.incarnation if lost else ""
         outcome = None

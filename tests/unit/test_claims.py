@@ -98,6 +98,22 @@ def test_what_is_given_a_limit_while_others_are_looked_at_is_left_to_executors()
     assert takings(op, "w", 2, 9.0, lambda claim, p: True) == []
 
 
+@pytest.mark.parametrize(
+    ("cleans", "code", "attempts", "taken"),
+    [(True, True, 1, 0), (True, True, 2, 1), (False, True, 1, 1), (True, False, 1, 1)],
+)
+def test_an_actor_fails_no_lost_job_that_has_cleanup_code(cleans: bool, code: bool, attempts: int, taken: int) -> None:
+    """An executor does so, after the cleanup; an attempt that is left may be an actor's."""
+    rules = Rules(retry=Retry(attempts=attempts), cleans=cleans, code=code)
+    ref, spec = OperationRef("t", "x", "", 1), Spec("request", "", "", rules)
+    chunks = chunked([PartitionPlan(0, "0")])
+    op = OpenOperation(ref, 5, spec, {}, Plan(1, "", "", 1), chunks, [0])
+    op.reopened(7, Gate(1))
+    op.again = {0: (Seen(Claim("e", "gone", 1, 0), 6), True)}
+    assert len(takings(op, "w", 1, 9.0, lambda claim, p: True)) == taken
+    assert (0 in op.again) == (not taken), "it is left to whoever cleans up"
+
+
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
     op = OperationView(REF)
     op.claims = {3: SeenClaim(CLAIM.encode(), 5)}

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from distop.core.model import OperationRef
 
 
-def limited(most: int, jobs: int = 6, *, each: int = 0, attempts: int = 3) -> tuple[World, OperationRef]:
+def limited(
+    most: int, jobs: int = 6, *, each: int = 0, attempts: int = 3, cleans: bool = True
+) -> tuple[World, OperationRef]:
     """An open operation of so many jobs, of which so many may run at once; executors a and b."""
-    world = World(rules=Rules(retry=Retry(attempts=attempts)))
+    world = World(rules=Rules(retry=Retry(attempts=attempts), cleans=cleans))
     world.join("a")
     world.join("b")
     ref = world.next_ref()
@@ -156,7 +158,7 @@ def test_a_pause_gives_the_permits_back_and_they_are_gone_with_the_operation() -
 @pytest.mark.parametrize(("attempts", "ends"), [(1, True), (3, False)])
 def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int, ends: bool) -> None:
     """The limit was removed while the job ran. ``ends``: it was lost once too often."""
-    world, ref = limited(1, attempts=attempts)
+    world, ref = limited(1, attempts=attempts, cleans=False)
     world.do(world.claim(ref, "b", [0]))
     world.do(world.alter(ref, Options()))
     world.die("b")
