@@ -105,7 +105,7 @@ def test_rows_that_a_footer_counts_and_no_row_group_holds_are_an_error(
     path = made(table, "counts-too-many-rows")
     found = table.run(check, statistics=mode).report["checks"][0]
     assert found["verdict"] == "error"
-    assert f"the file {path} cannot be read: Spark finds 2000 rows in it, and its footer has 6000" in found["error"]
+    assert f"the file {path} cannot be read: Spark finds 2000 rows in it, but its footer counts 6000" in found["error"]
 
 
 def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_right(table: Table) -> None:

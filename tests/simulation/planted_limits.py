@@ -74,15 +74,15 @@ def limits_come_and_go_beside_actors(wanted: Scenario) -> Scenario:
     acts = tuple(Act(0.7, f"alter {what}") for what in changes)
     arg = {**wanted.wishes[0].arg, "partitions": 6, "pace": 0.3, "objects": False, "follows": False}
     wishes = tuple(
-        Wish(0, 0.4 * n, "lone", wanted.tables[0], {**arg, "seed": n}, None, None, acts, options={"max_jobs": 2})
+        Wish(0, 0.4 * n, "check", wanted.tables[0], {**arg, "seed": n}, None, None, acts, options={"max_jobs": 2})
         for n in range(2)
     )
-    hosts = tuple(replace(host, types=tuple({*host.types, "lone"})) for host in wanted.hosts)
+    hosts = tuple(replace(host, types=tuple({*host.types, "check"})) for host in wanted.hosts)
     return replace(wanted, wishes=wishes, hosts=hosts, drains=(), removals=(), actors=2)
 
 
 @bug("invariant 16", shape=limits_come_and_go_beside_actors, focus=("crash",))
-def a_lost_job_that_an_actor_ends_keeps_its_permit(patch: Patch) -> None:
+def a_lost_job_that_an_actor_takes_over_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
 
 
