@@ -39,9 +39,12 @@ class Looking:
             return left - self._takes
         if self._answers is None:
             until = asyncio.get_running_loop().time() + max(left, _LEAST)
-            looks = (explain(endpoint, self._secure, until) for endpoint in self._endpoints)
-            self._answers = asyncio.gather(*looks)
+            # A task: a cancelled gather logs its CancelledError where nobody awaits it.
+            self._answers = asyncio.ensure_future(self._explain_all(until))
         return left
+
+    async def _explain_all(self, until: float) -> list[str]:
+        return await asyncio.gather(*(explain(endpoint, self._secure, until) for endpoint in self._endpoints))
 
     async def found(self) -> list[str]:
         """What is wrong with each endpoint; empty where it looks right. After :meth:`begin` had no time left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -43,6 +44,29 @@ async def test_endpoints_are_looked_at_together() -> None:
         assert await looking.found() == ["", "", ""]
         everybody.cancel()
     assert met.is_set()
+
+
+async def test_a_look_that_is_stopped_leaves_no_error_behind() -> None:
+    """A daemon that reached etcd after all logged "_GatheringFuture exception was never retrieved"."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
+    accepted = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        looking = Looking([Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])], False, 60.0)
+        looking.begin(1.5)
+        await asyncio.wait_for(accepted.wait(), 10.0)
+        looking.stop()
+        del looking
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gc.collect()
+    assert errors == []
 
 
 @pytest.mark.parametrize("timeout", [0.4, 5.0])
