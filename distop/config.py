@@ -19,7 +19,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.core import heartbeats
+from distop.core import heartbeats, verifier_urls
 from distop.core.frozen import frozen
 from distop.core.keys import check_namespace, encode
 from distop.core.limits import DEFAULT, Limits
@@ -59,6 +59,7 @@ class ExecutorConfig:
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
+    ``verifier_urls``: prefixes of the URLs at which it may ask whether a prepared operation's transaction was completed.
     ``limits``: no setting; the simulator gives others.
     """
 
@@ -79,6 +80,7 @@ class ExecutorConfig:
     history_age: float | None = None
     metrics: tuple[str, int] | None = None
     call_limit: float = 3600.0
+    verifier_urls: tuple[str, ...] = ()
     limits: Limits = DEFAULT
 
 
@@ -161,6 +163,16 @@ def _endpoints(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
         return split_endpoints(value)
     raise ValueError("one endpoint or a list of them")
+
+
+def _verifier_urls(value: Any) -> tuple[str, ...]:
+    """Prefixes: a list, or one text with commas between."""
+    urls = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(urls, list | tuple) or not all(isinstance(one, str) for one in urls):
+        raise ValueError("a URL prefix or a list of them, such as https://orders:8443/confirmed")
+    for one in filter(None, urls):
+        verifier_urls.parse(one, "a prefix")
+    return tuple(filter(None, urls))
 
 
 def _yes(value: Any) -> bool:
@@ -256,6 +268,7 @@ SETTINGS: Mapping[str, Setting] = {
     "history_age": Setting(_history_age),
     "metrics": Setting(_address),
     "call_limit": Setting(duration, 3600.0),
+    "verifier_url": Setting(_verifier_urls, ()),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -432,4 +445,5 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         history_age=settings.get("history_age"),
         metrics=settings.get("metrics"),
         call_limit=settings.get("call_limit"),
+        verifier_urls=settings.get("verifier_url"),
     )

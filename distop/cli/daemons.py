@@ -29,6 +29,10 @@ CALL_LIMIT = Annotated[
     str | None,
     typer.Option(metavar="T", help="Time limit for planning an operation, and for its completion code (1h)."),
 ]
+VERIFIER_URL = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
+]
 
 
 def executor(
@@ -49,6 +53,7 @@ def executor(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    verifier_url: VERIFIER_URL = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -74,6 +79,7 @@ def executor(
             history_age=history_age,
             metrics=metrics,
             call_limit=call_limit,
+            verifier_url=verifier_url or None,
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
@@ -105,6 +111,7 @@ def dev(
     history_age: AGE = None,
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
+    verifier_url: VERIFIER_URL = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
@@ -124,6 +131,7 @@ def dev(
         "history_age": history_age,
         "metrics": metrics,
         "call_limit": call_limit,
+        "verifier_url": verifier_url or None,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -218,6 +218,7 @@ class Incarnation(Context):
             ttl=c.ttl,
             log_level=c.log_level,
             call_limit=c.call_limit,
+            verifier_urls=c.verifier_urls,
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:

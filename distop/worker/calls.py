@@ -65,7 +65,7 @@ class Call:
             if self._message["t"] == "verify":
                 from distop.worker import verifying  # loads http, for what few operations need
 
-                value = verifying.verify(self._message)
+                value = verifying.verify(self._message, self._env.verifier_urls)
             elif self._message["t"] == "sweep":
                 shared.remove_plans(shared.shared_of(self._env.shared_dir, self._table), self._message["op"])
             elif self._message["t"] == "results":

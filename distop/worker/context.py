@@ -38,6 +38,7 @@ class Environment:
     def __init__(self, config: Mapping[str, Any], work_dir: Path, outbox: Outbox) -> None:
         self.work_dir = work_dir
         self.shared_dir: str = config["shared_dir"]
+        self.verifier_urls: tuple[str, ...] = tuple(config["verifier_urls"])
         self.outbox = outbox
         self.spark = SparkHolder(
             config["spark_master"], config["executor"], work_dir, config["ttl"], config["spark_conf"]

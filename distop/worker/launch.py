@@ -101,6 +101,7 @@ class Child:
                 ttl=config.ttl,
                 executor=config.executor,
                 log_level=config.log_level,
+                verifier_urls=list(config.verifier_urls),
             )
         )
         try:

@@ -39,6 +39,8 @@ class WorkerConfig:
     """Seconds for a job to stop when told to, before its child is killed."""
     cleanup_timeout: float = 60.0
     """Seconds for the cleanup of jobs that run nowhere, all that are asked for at once."""
+    verifier_urls: tuple[str, ...] = ()
+    """Prefixes of the URLs that verifiers may be asked at."""
     call_limit: float = 3600.0
     """Seconds for planning, and for completion: a location that hangs must not hold an operation for ever."""
     start_timeout: float = 60.0
@@ -153,7 +155,9 @@ class CompleteResult:
 
 @frozen
 class Verified:
-    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``."""
+    """Whether a sender's transaction was completed; None: nobody can tell, and ``why``, a word of
+    ``core.prepared.Unanswered``.
+    """
 
     completed: bool | None
     why: str = ""
