@@ -59,8 +59,8 @@ class ExecutorConfig:
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
     port on which metrics are served; None: nowhere. ``call_limit``: seconds for planning, and for completion.
-    ``verifier_urls``: prefixes of the URLs at which it may ask whether a prepared operation's transaction was completed.
-    ``limits``: no setting; the simulator gives others.
+    ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
+    completed. ``limits``: no setting; the simulator gives others.
     """
 
     etcd: EtcdConfig

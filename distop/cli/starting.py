@@ -309,7 +309,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
     elif current.json:
         started.write_json()
     else:
-        output.say(output.one_line(started.sentence()))
+        output.say(started.sentence())
 
 
 def rerun(

@@ -163,7 +163,7 @@ def _connected(asked: VerifierUrl, limit: float) -> socket.socket:
     found = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)
     reached = [one for one in found if may_reach(asked.host, str(one[4][0]))]
     if not reached:
-        raise NoAnswer(Unanswered.NOT_ALLOWED, "its host's address is one of the node's own, or of its network's services")
+        raise NoAnswer(Unanswered.NOT_ALLOWED, "its host's address is the node's own, or of its network's services")
     wrong: OSError = OSError("no address")
     for family, kind, proto, _, address in reached:
         sock = socket.socket(family, kind, proto)
@@ -197,16 +197,16 @@ def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         if inner is not None:
             return _is_special(inner)
     kinds = (address.is_loopback, address.is_link_local, address.is_unspecified, address.is_multicast)
-    return any(kinds) or any(address in network for network in _SERVICES if network.version == address.version)
+    return any(kinds) or any(address in network for network in _SERVICES)
 
 
 _TRANSLATED = [ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96")]
 """IPv6 addresses whose last 32 bits are an IPv4 address."""
-_SERVICES = [
+_SERVICES: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = [
     *map(ipaddress.IPv4Network, ("0.0.0.0/8", "192.0.0.0/24", "100.100.100.200/32", "168.63.129.16/32", "240.0.0.0/4")),
     *map(ipaddress.IPv6Network, ("fec0::/10", "fd00:ec2::/32")),
 ]
-"""Besides link-local ones: what stands for the node itself, and where clouds serve a node's metadata and credentials."""
+"""Besides link-local ones: what stands for the node itself, and where clouds serve its metadata and credentials."""
 
 
 class _Cut:

@@ -470,7 +470,8 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
 def test_C14_nobody_can_tell() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders", verify_attempts=3)
-        node = Node(etcd, Verified(None, "timeout"), WorkerError("crash", "the child died"), Verified(None, "status 5xx"))
+        died = WorkerError("crash", "the child died")
+        node = Node(etcd, Verified(None, "timeout"), died, Verified(None, "status 5xx"))
         for n in (1, 2):
             await node.see_to(etcd)
             terms, record, _ = hold(etcd)

@@ -29,7 +29,6 @@ LIMIT = 10.0
 YES, NO = b'{"completed": true}', b'{"completed": false}'
 
 
-
 def ask(
     verifier: str, limit: float = LIMIT, external_id: str = "tx-17", allowed: Sequence[str] | None = None
 ) -> dict[str, Any]:
