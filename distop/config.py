@@ -47,6 +47,8 @@ class ClientConfig:
 
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     namespace: str = ""
+    shared_dir: str = ""
+    """The executors' shared directory, in which large results are; "": ``_distop/`` under each table's location."""
 
 
 @frozen
@@ -401,7 +403,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 def client_config(settings: Settings) -> ClientConfig:
     """What a client is told. Raises InvalidArgument."""
     etcd = etcd_config(settings)
-    return ClientConfig(etcd, etcd.namespace)
+    return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"))
 
 
 def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:

@@ -174,7 +174,9 @@ class Call:
             for row in rows:
                 outcome = row["outcome"] or {}
                 name = outcome.get("name") or str(row["partition"])
-                result = resolve(outcome.get("result"), f"the result of partition {name}")
+                where = shared.shared_of(self._env.shared_dir, self._table)
+                incarnation = str(outcome.get("incarnation") or "")
+                result = resolve(outcome.get("result"), where, self._message["op"], row["partition"], incarnation)
                 yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "")
 
     def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
