@@ -74,6 +74,8 @@ class OutcomeRow:
     success: bool
     result: Any
     error: str
+    by_executor: bool = True
+    """An executor ran the job; False: an actor returned it (``Client.return_job``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,13 @@ class JobContext(ABC):
         and elsewhere: what a job reads is pinned by its plan (``PartitionPlan.beside``).
         """
         raise InvalidArgument("other_table is available in planning only")
+
+    def history_record(self, op: str) -> Mapping[str, Any]:
+        """The history record of an operation that has ended, as JSON (docs/contract.md): read by the executor, and
+        signed with its key where it has one. So an argument names an operation, and does not bring what it found.
+        Raises InvalidArgument where there is none, or it is not accepted.
+        """
+        raise InvalidArgument(f"there is no history record of {op} here")
 
     @abstractmethod
     def status(self, text: str) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import socket
+import stat
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,10 @@ class ExecutorConfig:
     metrics: tuple[str, int] | None = None
     call_limit: float = 3600.0
     verifier_urls: tuple[str, ...] = ()
+    certificate_key: bytes = field(default=b"", repr=False)
+    """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
+    signed so; empty: neither.
+    """
     limits: Limits = DEFAULT
 
 
@@ -271,6 +276,7 @@ SETTINGS: Mapping[str, Setting] = {
     "metrics": Setting(_address),
     "call_limit": Setting(duration, 3600.0),
     "verifier_url": Setting(_verifier_urls, ()),
+    "certificate_key_file": Setting(_text),
     "data_dir": Setting(_text, ".distop"),
     "port": Setting(_port),
 }
@@ -383,6 +389,33 @@ def _password(settings: Settings) -> str | None:
         raise InvalidArgument(f"the password file {path} cannot be read: {_reason(error)}") from None
 
 
+SHORTEST_KEY, LONGEST_KEY = 32, 4096
+"""Bytes of a certificate key."""
+
+
+def _certificate_key(path: str | None) -> bytes:
+    """Raises InvalidArgument, which repeats nothing of the file."""
+    if path is None:
+        return b""
+    what = f"the file {path} of certificate-key-file"
+    try:
+        # A pipe would hold up who opens it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            key = file.read(LONGEST_KEY + 1) if stat.S_ISREG(found.st_mode) else b""
+    except OSError as error:
+        raise InvalidArgument(f"{what} cannot be read: {_reason(error)}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{what} is no regular file")
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
+        raise InvalidArgument(f"{what} must belong to this user, and be closed to all others: chmod 600 {path}")
+    if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
+        raise InvalidArgument(
+            f"{what} must have {SHORTEST_KEY} to {LONGEST_KEY} bytes: head -c 32 /dev/urandom > {path}"
+        )
+    return key
+
+
 def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
     """The etcd part. ``for_ever``: reads are repeated without end, as daemons want it; else for the connect timeout."""
     return EtcdConfig(
@@ -448,4 +481,5 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
         metrics=settings.get("metrics"),
         call_limit=settings.get("call_limit"),
         verifier_urls=settings.get("verifier_url"),
+        certificate_key=_certificate_key(settings.get("certificate_key_file")),
     )

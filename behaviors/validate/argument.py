@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat,
 from pydantic_core import PydanticCustomError
 
 from distop.behavior import out_of_order
-from distop_behaviors.validate.certificate import ROW_KINDS, Certificate
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -305,6 +304,9 @@ class Check(_Model):
         return self.model_dump(mode="json", exclude_none=True, exclude={"name"})
 
 
+_SINCE = "a former validation, such as table/validate/7: only what came since its certificate is looked at"
+
+
 class Argument(_Model):
     """What to check, on which rows, and how much to say about it."""
 
@@ -314,24 +316,7 @@ class Argument(_Model):
     statistics: Literal["auto", "only", "never"] = "auto"
     max_violations: Annotated[StrictInt, Field(ge=1), _Whole] | None = None
     sample: Annotated[StrictInt, Field(ge=0, le=MAX_SAMPLE), _Whole] = 20
-    since: Annotated[Certificate, Field(description="only what came since is looked at")] | None = None
-
-    @model_validator(mode="after")
-    def _certified_before(self) -> Argument:
-        if self.since is None:
-            return self
-        whose = f"the certificate of {self.since.operation}"
-        if self.where != self.since.where:
-            raise _wrong(f"'where' is not the one of {whose}")
-        certified = [c.check for c in self.since.checks]
-        for check, name in zip(self.checks, self.names(), strict=True):
-            if check.kind not in ROW_KINDS:
-                raise _wrong(f"{name}: {check.kind!r} is about all rows together: leave 'since' out")
-            if check.as_given() not in certified:
-                raise _wrong(f"{name}: {whose} has no such check")
-            if check.kind == "check" and self.null_is != self.since.null_is:
-                raise _wrong(f"'null_is' is not the one of {whose}")
-        return self
+    since: Annotated[str, Field(min_length=1, description=_SINCE)] | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Argument:

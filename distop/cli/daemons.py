@@ -33,6 +33,10 @@ VERIFIER_URL = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Verifiers may be asked at URLs below this one (repeatable; none by default)."),
 ]
+KEY_FILE = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Sign reports with this key; take only certificates signed with it (none)."),
+]
 
 
 def executor(
@@ -54,6 +58,7 @@ def executor(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run an executor: one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -80,6 +85,7 @@ def executor(
             metrics=metrics,
             call_limit=call_limit,
             verifier_url=verifier_url or None,
+            certificate_key_file=certificate_key_file,
         )
     )
     logs.configure("debug" if current.debug else config.log_level, config.log_format)
@@ -112,6 +118,7 @@ def dev(
     metrics: METRICS = None,
     call_limit: CALL_LIMIT = None,
     verifier_url: VERIFIER_URL = None,
+    certificate_key_file: KEY_FILE = None,
 ) -> None:
     """Run a private etcd and one executor here. They stay in the foreground; the data is kept between starts."""
     from pathlib import Path
@@ -132,6 +139,7 @@ def dev(
         "metrics": metrics,
         "call_limit": call_limit,
         "verifier_url": verifier_url or None,
+        "certificate_key_file": certificate_key_file,
     }
     settings = current.settings(data_dir=data_dir, port=port, etcd=DEFAULT_ENDPOINT, **options)
     executor_config(settings)  # what is wrong with them is said before anything is started

@@ -177,7 +177,8 @@ class Call:
                 where = shared.shared_of(self._env.shared_dir, self._table)
                 incarnation = str(outcome.get("incarnation") or "")
                 result = resolve(outcome.get("result"), where, self._message["op"], row["partition"], incarnation)
-                yield OutcomeRow(row["partition"], name, row["success"], result, outcome.get("error") or "")
+                error = outcome.get("error") or ""
+                yield OutcomeRow(row["partition"], name, row["success"], result, error, bool(incarnation))
 
     def _partitions(self, chunks: int, shared_dir: str) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None

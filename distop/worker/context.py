@@ -185,6 +185,14 @@ class Context(JobContext):
     def other_table(self, name: str) -> TableRecord:
         return self._find_table(name) if self._find_table is not None else super().other_table(name)
 
+    def history_record(self, op: str) -> Mapping[str, Any]:
+        question = protocol.HistoryMessage(t="history", op=op, seq=0)
+        answer = self._env.outbox.ask(question, ANSWER_SECONDS)
+        if "refused" in answer:
+            raise InvalidArgument(answer["refused"])
+        found: Mapping[str, Any] = answer["record"]
+        return found
+
     def status(self, text: str) -> None:
         if not self._number:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop.core.frozen import frozen
 from distop.errors import DistopError
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
     from distop.worker.protocol import Kind
     from distop.worker.sinks import Fetch
+
+
+FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
+"""The history record of an operation by its name: ``{"record": its JSON}``, or ``{"refused": why not}``."""
+
+
+async def no_history(op: str) -> Mapping[str, Any]:
+    """Of a worker without a store."""
+    return {"refused": f"there is no history record of {op}"}
 
 
 @frozen

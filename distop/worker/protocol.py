@@ -322,6 +322,14 @@ class TableMessage(TypedDict):
     seq: int
 
 
+class HistoryMessage(TypedDict):
+    """Asks for the history record of an operation; answered by a reply with {record: its JSON} or {refused: why}."""
+
+    t: Literal["history"]
+    op: str
+    seq: int
+
+
 class SparkMessage(TypedDict):
     """What is wrong with the Spark session now; "": nothing any more."""
 
@@ -365,6 +373,7 @@ FromChild = (
     | ProgressMessage
     | FetchMessage
     | TableMessage
+    | HistoryMessage
     | SparkMessage
     | ProbedMessage
     | ChunkMessage
