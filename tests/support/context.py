@@ -43,7 +43,7 @@ def presented(certificate: Any) -> str:
     return op
 
 
-def _named(arg: Any) -> Any:
+def named(arg: Any) -> Any:
     """An argument in which a certificate stands where its operation is to be named."""
     if not isinstance(arg, dict):
         return arg
@@ -125,7 +125,7 @@ def run_operation(
     """Plan (the jobs of these names), run every job (in so many batches), complete: what executors and coordinator do,
     in one thread.
     """
-    argument = behavior.Arg.model_validate(_named(arg))
+    argument = behavior.Arg.model_validate(named(arg))
     made = context
 
     def context(table: TableRecord) -> FakeContext:  # type: ignore[no-redef]

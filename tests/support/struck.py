@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
+from distop.worker.context import Context
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.applying import Applying
 from distop_behaviors.apply.catalog import CatalogTarget
 from distop_behaviors.apply.hadoop import HadoopTarget
 from distop_behaviors.apply.publishing import Narrowing
-from tests.support.striking import hang_on
+from tests.support.striking import STRIKES, hang_on
 
 
 class StruckApply(Apply):
@@ -17,6 +21,16 @@ class StruckApply(Apply):
 
     type_name = "struck-apply"
 
+
+def _history_record(self: Context, op: str) -> dict[str, Any]:
+    """Of a validation that the test has run without daemons (``Strikes.present``)."""
+    path = Path(os.environ[STRIKES]) / f"{op.replace('/', '.')}.history"
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+if STRIKES in os.environ:
+    Context.history_record = _history_record  # type: ignore[method-assign]
 
 STEPS: list[tuple[Any, str]] = [
     *((Applying, name) for name in ("load", "judge", "commit", "settle")),
