@@ -14,6 +14,7 @@ from distop.claims.types import declaration
 from distop.core.codec import dumps
 from distop.core.declaration import Declaration
 from distop.errors import InvalidArgument, UnreadableRecord
+from distop.parameters import parameters
 from distop.schema import check_argument
 from distop.schema_bounds import DIALECT, MAX_BYTES, MAX_DEPTH
 
@@ -161,3 +162,17 @@ def test_properties_may_have_the_names_of_keywords() -> None:
 
 def test_a_pattern_meets_a_lone_surrogate() -> None:
     check_argument("t", {"properties": {"a": {"pattern": "^a"}}}, rb'{"a": "a\ud800"}')
+
+
+@pytest.mark.timeout(20)
+def test_hole_7_parameters_of_a_hostile_schema_are_told_in_bounded_time() -> None:
+    both = {f"s{n}": {"type": "string", "anyOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
+    schema = {"properties": {"a": {"$ref": "#/$defs/s0"}}, "$defs": {**both, "s60": {"type": "string", "enum": []}}}
+    assert [one.name for one in parameters(schema)] == ["a"]
+    loop = {
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {"type": "string", "anyOf": [{"$ref": "#/$defs/a"}]}},
+    }
+    assert [one.name for one in parameters(loop)] == ["a"]
+    for wrong in ({"properties": []}, {"properties": {"a": {"$ref": "http://127.0.0.1:9/"}}}):
+        assert parameters(wrong) == ()
