@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 448 * 1024
 """Of a certificate with the report that it is in: both must fit where reports do, and it into an argument."""
 
-_TYPE = "validate"
+TYPES = ("validate",)
+"""Operation types whose reports have certificates: of any other, the caller may choose what is in its report."""
 ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
 """Checks that look at each row by itself: what held for some rows holds whatever comes beside them."""
 
@@ -112,7 +113,7 @@ class Certificate(BaseModel):
 def certificate_of(operation: str, ctx: JobContext) -> Certificate:
     """The certificate of a validation, from its history record. Raises InvalidArgument where it has none."""
     record = ctx.history_record(operation)
-    if not re.fullmatch(rf"[^/]+/{_TYPE}/[0-9]+", operation) or record.get("op") != operation:
+    if not re.fullmatch(rf"[^/]+/({'|'.join(TYPES)})/[0-9]+", operation) or record.get("op") != operation:
         raise InvalidArgument(f"{operation!r} is no validation: name one, such as table/validate/7")
     report = record.get("report")
     found = report.get("certificate") if isinstance(report, dict) else None

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
 
 
-certificate._TYPE = "struck-validate"
-"""Whose certificates are gone on from."""
+certificate.TYPES = (*certificate.TYPES, "struck-validate")
 
 
 class _Now(threading.local):
